@@ -11,6 +11,7 @@ from ..patches.token_downsampling import report
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
 from .advanced import advanced
 from .aliases import aliases
+from .refusals import refusal
 
 
 class ApplyToDo(io.ComfyNode):
@@ -140,6 +141,10 @@ class ApplyToDo(io.ComfyNode):
             ],
             outputs=[io.Model.Output(display_name="MODEL"), io.String.Output(display_name="report")],
         )
+
+    @classmethod
+    def validate_inputs(cls, start_percent=None, end_percent=None) -> bool | str:
+        return refusal(cls, ToDoSettings.parse, start_percent=start_percent, end_percent=end_percent)
 
     @classmethod
     def execute(

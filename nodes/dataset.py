@@ -233,6 +233,21 @@ class GraftDataset(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, folder=None) -> bool | str:
+        """Refuses a folder that is not there or has no pictures before anything runs. A name that comes through a link
+        (None here) is known only to `execute`.
+        """
+        from ..training.data.folder_reader import pictures_in
+
+        if folder is None:
+            return True
+        try:
+            pictures_in(Path(host.folders.input_folder(folder)))
+        except (ValueError, FileNotFoundError) as error:
+            return str(error)
+        return True
+
+    @classmethod
     def fingerprint_inputs(cls, folder="", **_) -> str:
         """Changes when a file in the folder changes. A folder name that comes through a link is known only to
         `execute`.

@@ -377,7 +377,7 @@ class TrainStep(io.ComfyNode):
         log.info("%s", report)
         panel = {
             "text": [report],
-            "graft_run": [{"run": result.run, "key": result.key}],
+            "graft_run": [{"run": result.run, "key": result.key, "until": call.until}],
             "graft_previews": call.pictures,
         }
         losses = {"loss": list(result.history.loss)}

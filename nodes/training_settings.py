@@ -12,6 +12,7 @@ from ..training.optimizers.registry import OPTIMIZERS
 from ..training.trainable.settings import TARGETS, AdapterSettings
 from .advanced import advanced
 from .aliases import aliases
+from .refusals import refusal
 from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
 
 
@@ -150,6 +151,10 @@ class GraftAdapter(io.ComfyNode):
             ],
             outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
         )
+
+    @classmethod
+    def validate_inputs(cls, pattern=None) -> bool | str:
+        return refusal(cls, AdapterSettings, pattern=pattern)
 
     @classmethod
     def execute(
@@ -409,6 +414,11 @@ class GraftOptimizer(io.ComfyNode):
             ],
             outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
         )
+
+    @classmethod
+    def validate_inputs(cls, fused_backward=None, clip_norm=None, accumulation=None) -> bool | str:
+        settings = {"fused_backward": fused_backward, "clip_norm": clip_norm, "accumulation": accumulation}
+        return refusal(cls, optimizers.OptimizerSettings, **settings)
 
     @classmethod
     def execute(cls, **settings) -> io.NodeOutput:
@@ -673,6 +683,10 @@ class GraftObjective(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, min_timestep=None, max_timestep=None) -> bool | str:
+        return refusal(cls, objectives.ObjectiveSettings, min_timestep=min_timestep, max_timestep=max_timestep)
+
+    @classmethod
     def execute(cls, **settings) -> io.NodeOutput:
         return io.NodeOutput(objectives.ObjectiveSettings(**settings))
 
@@ -808,6 +822,10 @@ class GraftEMA(io.ComfyNode):
             ],
             outputs=[EMA.Output(display_name="GRAFT_EMA")],
         )
+
+    @classmethod
+    def validate_inputs(cls, interval=None, snapshots=None, switch_every=None) -> bool | str:
+        return refusal(cls, averages.EMASettings, interval=interval, snapshots=snapshots, switch_every=switch_every)
 
     @classmethod
     def execute(cls, widths="0.05 0.10", **settings) -> io.NodeOutput:

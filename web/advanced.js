@@ -1,24 +1,40 @@
-/** Advanced settings that a workflow has set stay in sight: the editor folds only those that are as on a new node. */
-import { chain } from './editor.js'
+/**
+ * Advanced settings are folded away until someone asks for them. Nodes 2.0 does that by itself; the classic canvas does
+ * it here, with the same switch (the node's `showAdvanced`, in its menu).
+ */
+import { app, chain, fit } from './editor.js'
 
-/** Unfold the advanced settings of a node that is loaded with some set, unless the workflow says how it was left. */
-export function showWhatIsSet(node) {
+/** Fold a node's advanced settings; those that a loaded workflow has set or linked stay in sight. */
+export function foldAdvanced(node) {
+  const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
+  if (!folded.length) return
+  for (const widget of folded) {
+    widget.advanced = true // the canvas's menu offers to show them
+    Object.defineProperty(widget, 'hidden', { get: () => isClassic() && !isOpen(node), configurable: true })
+  }
+  fit(node, true) // it was made with room for all of them
   chain(node, 'onConfigure', (saved) => {
-    if (saved.showAdvanced === undefined && node.widgets?.some((widget) => isSet(node, widget)))
-      node.showAdvanced = true
+    const untold = saved.showAdvanced === undefined // as a person left it, if it says so
+    if (untold && folded.some((widget) => isSet(node, widget) || isLinked(saved, widget))) node.showAdvanced = true
   })
 }
 
-/** Whether a widget is advanced and differs from what a new node has. */
+const isClassic = () => !window.LiteGraph?.vueNodesMode
+
+const isOpen = (node) =>
+  node.showAdvanced || app.extensionManager?.setting?.get('Comfy.Node.AlwaysShowAdvancedWidgets') === true
+
+/** Whether a widget differs from what a new node has. */
 function isSet(node, widget) {
-  const [kind, options] = declared(node, widget.name) ?? []
-  if (!options?.advanced) return false
-  const first = Array.isArray(kind) ? kind[0] : options.options?.[0]
-  return widget.value !== (options.default ?? first)
+  const { default: declared, options } = optionsOf(node, widget)
+  return widget.value !== (declared ?? options?.[0])
 }
 
-/** What the host says of an input: [type or choices, options]; undefined for none of the node's own. */
-function declared(node, name) {
+const isLinked = (saved, widget) =>
+  (saved.inputs ?? []).some((input) => input.widget?.name === widget.name && (input.link ?? null) !== null)
+
+/** What the host says of a widget's input; nothing for one that is not the node's own. */
+function optionsOf(node, widget) {
   const { required, optional } = node.constructor.nodeData?.input ?? {}
-  return required?.[name] ?? optional?.[name]
+  return (required?.[widget.name] ?? optional?.[widget.name])?.[1] ?? {}
 }

@@ -55,6 +55,8 @@ export const CHINESE = {
   '{step} of {until}': '{step} / {until}',
   'learning rate': '学习率',
   'stopped by an error': '因错误停止',
+  'stopped at {step} of {until}, kept; Run continues': '停在第 {step} / {until} 步，已保留；再次运行即可继续',
+  'step {step} is kept, Run continues from there': '第 {step} 步已保留，再次运行将从那里继续',
   average: '平均权重',
   interrupted: '已中断',
   'it/s': '步/秒',

@@ -2,6 +2,7 @@
 import { api } from '../../scripts/api.js'
 import { app } from '../../scripts/app.js'
 import { el } from './dom.js'
+import { problemBox } from './problem_box.js'
 
 export { api, app }
 
@@ -73,12 +74,13 @@ export function whenWide(element, act) {
 
 /** Add a panel as tall as its content. It holds no value: it is not saved in the workflow and not sent in the prompt. */
 export function addPanel(node, name, content) {
-  const element = el('div', { class: `graft graft-panel graft-${name}` }, content)
+  const all = el('div', { class: 'graft-content' }, problemBox(node), content)
+  const element = el('div', { class: `graft graft-panel graft-${name}` }, all)
   const widget = node.addDOMWidget(name, `graft_${name}`, element, {
     serialize: false,
     hideOnZoom: false,
     hideInPanel: true, // the editor's side panel would draw it there, in the panel's width
-    getMinHeight: () => roomOf(content),
+    getMinHeight: () => roomOf(all),
     getValue: () => '',
     setValue: () => {},
   })

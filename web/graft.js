@@ -1,10 +1,11 @@
 /** Graft in the editor: which widget belongs to which node. Uses ComfyUI's public extension API only. */
-import { showWhatIsSet } from './advanced.js'
+import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import { addDatasetPanel } from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
+import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
 import * as todo from './todo.js'
 import * as training from './training.js'
@@ -22,6 +23,7 @@ app.registerExtension({
   settings: SETTINGS,
   setup() {
     addStyle()
+    problems.listen()
     training.listen()
     todo.listen()
   },
@@ -33,7 +35,7 @@ app.registerExtension({
   },
   nodeCreated(node) {
     CREATED[node.comfyClass]?.(node)
-    if (node.constructor.nodeData?.category?.startsWith('Graft/')) showWhatIsSet(node)
+    if (node.constructor.nodeData?.category?.startsWith('Graft/')) foldAdvanced(node)
   },
   refreshComboInNodes: refresh,
 })

@@ -69,8 +69,8 @@ function source(node, name) {
 
 /** The link that ends at a node's input, by place: the graph knows it in every version of the editor. */
 function linkInto(graph, id, slot) {
-  for (const link of graph.links.values()) if (link.target_id === id && link.target_slot === slot) return link
-  return null
+  const ends = (link) => String(link.target_id) === String(id) && link.target_slot === slot
+  return [...graph.links.values()].find(ends)
 }
 
 function origin(graph, link) {

@@ -3,6 +3,7 @@ import { api, changing, fit, heightOf } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
 import { close, pick } from './lora_picker.js'
+import { problemBox } from './problem_box.js'
 import { moved, parse, plain, row as newRow, write } from './rows.js'
 import { setting } from './settings.js'
 import { t } from './texts.js'
@@ -68,6 +69,7 @@ class Rows {
     this.content = el(
       'div',
       { class: 'graft-content' },
+      problemBox(node),
       this.problem,
       this.raw,
       this.list,

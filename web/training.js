@@ -105,6 +105,7 @@ class Panel {
   step(data) {
     if (this.run !== data.run) this.clear()
     else if (data.step <= this.said.step) this.forget(data.step)
+    if (this.said.state !== 'running') this.first = data.step
     this.run = data.run
     this.drawnKey = undefined
     this.add(data)
@@ -185,34 +186,51 @@ class Panel {
     const result = output?.graft_run?.[0]
     this.said.state = 'done'
     if (result) {
-      this.node.properties[PROPERTY] = { run: result.run, key: result.key }
+      this.node.properties[PROPERTY] = { run: result.run, key: result.key, until: result.until }
       this.restore()
     }
     this.changed()
   }
 
-  ended(how) {
+  /** An error or the editor's own Cancel ended the run: say what is kept of it. */
+  async ended(how) {
     this.said.state = how
+    this.said.kept = undefined
+    this.changed()
+    const { run, said } = this
+    if (said.step === undefined) return
+    let states
+    try {
+      ;({ states } = await asked(`/graft/runs/${encodeURIComponent(run)}`))
+    } catch {
+      return // nothing of the run is stored
+    }
+    if (this.said !== said) return // the next run began meanwhile
+    const newest = states.reduce((last, state) => (last && last.changed > state.changed ? last : state), null)
+    if (newest?.step > said.step || newest?.step < this.first) return // of an earlier run of this name
+    this.said.kept = newest?.step
     this.changed()
   }
 
   /** Draw a stored run again: after a reload of the page, or when a saved workflow is opened. */
   async restore() {
-    const known = this.node.properties?.[PROPERTY]
-    if (!known?.run || !known?.key || known.key === this.drawnKey) return
+    const { run, key, until } = this.node.properties?.[PROPERTY] ?? {}
+    const shown = `${key} ${until}`
+    if (!run || !key || shown === this.drawnKey) return
     const live = this.drawnKey === undefined // no other state of the store is drawn: the pictures came while it ran
-    this.drawnKey = known.key
+    this.drawnKey = shown
     let stored
     try {
-      stored = await asked(`/graft/runs/${encodeURIComponent(known.run)}/${encodeURIComponent(known.key)}`)
+      stored = await asked(`/graft/runs/${encodeURIComponent(run)}/${encodeURIComponent(key)}`)
     } catch (error) {
       this.drawnKey = undefined
-      if (!this.loss.steps.length) this.sayGone(known.run, error)
+      if (!this.loss.steps.length) this.sayGone(run, error)
       this.refit()
       return
     }
-    if (this.drawnKey !== known.key) return // the next run began meanwhile
-    this.showStored(known.run, stored, live ? this.pictures : [])
+    if (this.drawnKey !== shown) return // the next run began meanwhile
+    this.showStored(run, stored, live ? this.pictures : [])
+    if (until > stored.step) this.said = { ...this.said, until, state: 'stopped' }
   }
 
   /** Say that a run is not in the store any more. */
@@ -273,6 +291,7 @@ class Panel {
     const { step, until, loss, rate, validation, average, speed, left, memory, state } = this.said
     if (step === undefined) return
     const running = state === 'running'
+    const ending = this.ending()
     const facts = [
       [t('step'), running ? t('{step} of {until}', { step, until }) : String(step)],
       [t('loss'), short(this.smooth.last.value ?? loss)],
@@ -282,9 +301,9 @@ class Panel {
       [t('it/s'), running ? short(speed) : null],
       [t('left'), running ? duration(left) : null],
       [t('memory'), Number.isFinite(memory) && running ? size(memory) : null],
-      [{ interrupted: t('interrupted'), error: t('stopped by an error') }[state], ''],
-    ].filter(([name, value]) => name && value !== null)
+    ].filter(([, value]) => value !== null)
     this.status.replaceChildren(...facts.map(([name, value]) => el('span', {}, `${name} `, el('b', {}, value))))
+    if (ending) this.status.append(el('span', { class: 'graft-ending' }, ending))
     this.stop.hidden = !running
     if (!running) {
       this.stop.disabled = false
@@ -292,6 +311,15 @@ class Panel {
     }
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
     this.switches.average.hidden = !this.average.steps.length
+  }
+
+  /** How the run ended before its last step, what is kept and what to do next; empty when it did not. */
+  ending() {
+    const { step, until, state, kept } = this.said
+    if (state === 'stopped') return t('stopped at {step} of {until}, kept; Run continues', { step, until })
+    const how = { interrupted: t('interrupted'), error: t('stopped by an error') }[state]
+    if (!how || kept === undefined) return how ?? ''
+    return `${how}; ${t('step {step} is kept, Run continues from there', { step: kept })}`
   }
 
   redraw() {

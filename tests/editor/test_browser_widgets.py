@@ -1,5 +1,6 @@
-"""Graft's widgets beside what the editor does with them: its side panel, advanced settings, subgraphs; on each front end
-(GRAFT_TEST_FRONT_END).
+"""Graft's widgets beside what the editor does with them: its side panel, advanced settings, subgraphs.
+
+GRAFT_TEST_FRONT_END names another front end to open them in.
 """
 
 import pytest
@@ -94,6 +95,7 @@ def test_a_step_inside_a_subgraph_is_as_wide_as_its_node_after_the_subgraph_was_
     editor.enter("group")
     inner = editor.do("() => app.canvas.graph.nodes.find((one) => one.type === 'TrainStep').id")
     assert editor.do(f"([id, name]) => {WIDGET}.width ?? null", [inner, "training"]) is None
+    editor.do("() => { app.canvas.ds.scale = 1 }")  # entering it has fitted the view
     widen(editor, inner, 600)
     assert 500 < shown_width(editor, ".graft-training") <= 600
 
@@ -128,5 +130,3 @@ def test_advanced_settings_are_folded_unless_the_workflow_has_set_one(editor):
     editor.screenshot("advanced-set")
     assert not opened(editor, with_decay, False), "folded by hand, and left so"
     assert next(iter(editor.prompt().values()))["inputs"]["weight_decay"] == 0.1
-
-

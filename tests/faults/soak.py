@@ -257,8 +257,10 @@ class User:
     def wrong(self) -> None:
         """Workflows that are refused, and one that fails."""
         assert self.editor.queue({"1": {"class_type": "Nobody", "inputs": {}}}).status == 400
-        failing = trains("one", 1, 0, 1e-3)
-        failing["2"]["inputs"]["folder"] = "nowhere"
+        lost = trains("one", 1, 0, 1e-3)
+        lost["2"]["inputs"]["folder"] = "nowhere"
+        assert self.editor.queue(lost).status == 400
+        failing = trains("../out", 1, 0, 1e-3)  # a run's name is read when it begins
         assert not self.editor.done(failing)["status"]["completed"]
 
     def pages(self) -> None:

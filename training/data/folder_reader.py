@@ -55,6 +55,17 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
     )
 
 
+def pictures_in(folder: Path) -> list[Path]:
+    """Every picture file below a folder. Raises ValueError when there are none."""
+    paths = images.find_images(folder)
+    if not paths:
+        raise ValueError(
+            f"Dataset: folder {folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)}). Put some there,"
+            " or choose another folder."
+        )
+    return paths
+
+
 def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
     if not share:
         return set()
@@ -135,11 +146,7 @@ class _FolderReader:
 
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
-        paths = images.find_images(self.folder)
-        if not paths:
-            raise ValueError(
-                f"Dataset: folder {self.folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)})."
-            )
+        paths = pictures_in(self.folder)
         listed: set[Path] = set()
         for _, reader in self._readers:
             listed |= reader.listed_images or set()
