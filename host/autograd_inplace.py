@@ -1,6 +1,6 @@
 """Makes ComfyUI models trainable that change activations in place, which the backward pass may still need.
 
-`x += y` and `out=` make new tensors instead.
+`x += y` and `out=` make new tensors instead. For calls such as `x.addcmul_(y, z)`, what is needed is copied first.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
@@ -58,6 +59,28 @@ class AvoidInplaceOps(TorchFunctionMode):
         if _needs_gradient(target, other) and _is_augmented_assignment(sys._getframe(1)):
             return out_of_place(target, other).to(target.dtype)
         return func(*args)
+
+
+def changes_by_calls(network: torch.nn.Module) -> bool:
+    """Whether a block of a network says `x.addcmul_(y, z)`, as LTX-Video's in ComfyUI 0.33.0 and Chroma's in
+    0.3.64 do.
+
+    So ComfyUI changes what gradients need by calls, which AvoidInplaceOps leaves alone.
+    """
+    for kind in {type(part) for part in network.modules()}:
+        code = getattr(kind.forward, "__code__", None)
+        if code is not None and "addcmul_" in code.co_names:
+            return True
+    return False
+
+
+def copied_where_needed(network: torch.nn.Module) -> AbstractContextManager[None]:
+    """A context in which what gradients need is copied before the network changes it by a call; nothing for others."""
+    if not changes_by_calls(network):
+        return nullcontext()
+    from ..training.memory.saved_tensors import copied_before_changes
+
+    return copied_before_changes()
 
 
 def _needs_gradient(*values: Any) -> bool:

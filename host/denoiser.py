@@ -13,7 +13,7 @@ from ..patches.models import registry
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
-from .autograd_inplace import AvoidInplaceOps
+from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
 from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
 from .plain_kernels import PlainKernels
@@ -187,7 +187,7 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[N
     if isinstance(module, UNetModel) and not text_encoder:
         yield
         return
-    with PlainKernels(), AvoidInplaceOps():
+    with PlainKernels(), AvoidInplaceOps(), copied_where_needed(module):
         yield
 
 

@@ -49,6 +49,18 @@ FLUX = {
     "qkv_bias": True,
     "guidance_embed": True,
 }
+CHROMA = {
+    "image_model": "chroma",
+    **{key: value for key, value in FLUX.items() if key not in ("vec_in_dim", "guidance_embed")},
+    "in_channels": 64,
+    "out_channels": 64,
+    "in_dim": 64,
+    "out_dim": 32,
+    "hidden_dim": 16,
+    "n_layers": 1,
+    "vec_in_dim": None,
+    "txt_ids_dims": [],
+}
 LUMINA = {
     "patch_size": 2,
     "in_channels": 16,
@@ -192,18 +204,7 @@ FAMILIES = {
 OTHERS = {
     "chroma": Family(
         "Chroma",
-        {
-            "image_model": "chroma",
-            **{key: value for key, value in FLUX.items() if key not in ("vec_in_dim", "guidance_embed")},
-            "in_channels": 64,
-            "out_channels": 64,
-            "in_dim": 64,
-            "out_dim": 32,
-            "hidden_dim": 16,
-            "n_layers": 1,
-            "vec_in_dim": None,
-            "txt_ids_dims": [],
-        },
+        CHROMA,
         (16, 8, 10),
         {"pooled_output": (1, 8)},
     ),
@@ -304,6 +305,41 @@ OTHERS = {
         },
         (128, 8, 10),
     ),
+    "ltx": Family(
+        "LTXV",
+        {
+            "image_model": "ltxv",
+            "in_channels": 16,
+            "cross_attention_dim": 32,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "caption_channels": 12,
+            "num_layers": 2,
+        },
+        (16, 1, 8, 10),
+        {"attention_mask": "mask"},
+    ),
+    "radiance": Family(
+        "ChromaRadiance",
+        {
+            **CHROMA,
+            "image_model": "chroma_radiance",
+            "in_channels": 3,
+            "out_channels": 3,
+            "patch_size": 16,
+            "nerf_hidden_size": 8,
+            "nerf_mlp_ratio": 2,
+            "nerf_depth": 2,
+            "nerf_max_freqs": 2,
+            "nerf_tile_size": 0,
+            "nerf_final_head_type": "conv",
+            "nerf_embedder_dtype": None,
+            "use_x0": False,
+            "use_sequential_txt_ids": False,
+        },
+        (3, 64, 80),
+        {"pooled_output": (1, 8)},
+    ),
 }
 EVERY = FAMILIES | OTHERS
 
@@ -316,6 +352,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def _accepted(config: dict[str, Any]) -> dict[str, Any]:
     """Some settings are newer than some versions."""
     import comfy.ldm.chroma.model
+    import comfy.ldm.chroma_radiance.model
     import comfy.ldm.flux.model
     import comfy.ldm.hunyuan_video.model
 
@@ -324,6 +361,7 @@ def _accepted(config: dict[str, Any]) -> dict[str, Any]:
         return config | {"txt_ids_dims": []}
     classes = {
         "chroma": comfy.ldm.chroma.model.ChromaParams,
+        "chroma_radiance": comfy.ldm.chroma_radiance.model.ChromaRadianceParams,
         "hunyuan_video": comfy.ldm.hunyuan_video.model.HunyuanVideoParams,
     }
     known = classes.get(config.get("image_model", ""))

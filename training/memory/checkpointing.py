@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode_stack
+
+from .saved_tensors import KeptTensor, active_mode, entered
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -35,38 +37,137 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def _as_it_is(value: Any) -> Any:
-    """Copy a dictionary argument of a block, for the second run of the block.
+    """An argument of a block as it is now, for the second run of the block.
 
     A host tells all blocks in one dictionary which of them runs, and has changed it by the time they run again. Values
     that count calls have `as_it_is`, a copy that goes on from here.
     """
+    if isinstance(value, Tensor):
+        return KeptTensor(value, is_argument=True)
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_it_is, value))
     if isinstance(value, dict):
         return {key: item.as_it_is() if hasattr(item, "as_it_is") else item for key, item in value.items()}
     return value
 
 
-def _in(modes: Sequence[TorchFunctionMode], call: Callable[[], Any]) -> Any:
-    """Repeats a call in its original function modes, because the backward pass runs outside of them."""
-    with ExitStack() as stack:
-        for mode in modes[len(_get_current_function_mode_stack()) :]:
-            stack.enter_context(mode)
-        return call()
+def _again(value: Any) -> Any:
+    """The argument for the second run."""
+    if isinstance(value, KeptTensor):
+        return value.argument()
+    if type(value) in (list, tuple):
+        return type(value)(map(_again, value))
+    return value
 
 
-def _watched(name: str, call: Callable[[], Any], given: Sequence[Any]) -> Any:
-    """Run a block's forward; raises RuntimeError if it changes its input in place.
+def _kept_tensors(value: Any) -> Iterator[KeptTensor]:
+    if isinstance(value, KeptTensor):
+        yield value
+    elif type(value) in (list, tuple):
+        for item in value:
+            yield from _kept_tensors(item)
 
-    It would run again with the changed input.
+
+def _autocasts(tensors: Iterable[Tensor]) -> list[torch.autocast]:
+    """The autocast settings of now, for the devices of some tensors."""
+    settings = []
+    for kind in sorted({"cpu", *(tensor.device.type for tensor in tensors)}):
+        if torch.amp.is_autocast_available(kind):
+            dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            settings.append(torch.autocast(kind, dtype, enabled, torch.is_autocast_cache_enabled()))
+    return settings
+
+
+class _Enough(Exception):
+    """Stops the second run of a block when everything is there that the backward pass needs."""
+
+
+class _Place:
+    """What autograd gets instead of a tensor of a block: the place where it will be when the block has run again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.kind = _kind(tensor)
+        self.kept: KeptTensor | None = None
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+class _Call:
+    """One call of a block that is checkpointed.
+
+    The first tensor of it that the backward pass asks for makes it run again, in the function modes and with the
+    autocast of the first run. The second run is watched as autograd watches the first of a block without checkpointing:
+    a tensor that it keeps and then changes is refused, or copied where `copied_before_changes` is active.
     """
-    tensors = [value for value in given if isinstance(value, torch.Tensor) and not value.is_inference()]
-    versions = [value._version for value in tensors]
-    output = call()
-    if [value._version for value in tensors] != versions:
-        raise RuntimeError(
-            f"{name} changes its input in place: with gradient checkpointing its gradients would be wrong. Switch"
-            " gradient checkpointing off."
-        )
-    return output
+
+    def __init__(self, name: str, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._name, self._forward = name, forward
+        self._args = _as_it_is(tuple(args))
+        self._kwargs = {key: _as_it_is(value) for key, value in kwargs.items()}
+        self._function_modes = list(_get_current_function_mode_stack())
+        self._copying = active_mode()
+        given = (*args, *kwargs.values())
+        self._autocasts = _autocasts(value for value in given if isinstance(value, Tensor))
+        self._places: list[ReferenceType[_Place]] = []
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The first run."""
+        with saved_tensors_hooks(self._reserve, self._fetch):
+            output = self._forward(*args, **kwargs)
+        if any(kept.is_changed for kept in _kept_tensors((self._args, *self._kwargs.values()))):
+            raise RuntimeError(
+                f"{self._name} changes its input in place: with gradient checkpointing its gradients would be wrong."
+                " Switch gradient checkpointing off."
+            )
+        return output
+
+    def _reserve(self, tensor: Tensor) -> _Place:
+        place = _Place(tensor)
+        self._places.append(ref(place))
+        return place
+
+    def _fetch(self, place: _Place) -> Tensor:
+        if place.kept is None:
+            self._run_again()
+        kept, place.kept = place.kept, None
+        assert kept is not None
+        return kept.value()
+
+    def _run_again(self) -> None:
+        count = 0
+
+        def keep(tensor: Tensor) -> KeptTensor:
+            nonlocal count
+            self._check(count < len(self._places))
+            kept, place = KeptTensor(tensor.detach()), self._places[count]()
+            if place is not None:
+                self._check(place.kind == _kind(tensor))
+                place.kept = kept
+            count += 1
+            if count == len(self._places):
+                raise _Enough
+            return kept
+
+        with ExitStack() as stack:
+            for mode in self._function_modes[len(_get_current_function_mode_stack()) :]:
+                stack.enter_context(mode)
+            for autocast in self._autocasts:
+                stack.enter_context(autocast)
+            for context in (torch.enable_grad(), entered(self._copying), suppress(_Enough)):
+                stack.enter_context(context)
+            args, kwargs = _again(self._args), {key: _again(value) for key, value in self._kwargs.items()}
+            with saved_tensors_hooks(keep, KeptTensor.value):
+                self._forward(*args, **kwargs)
+            self._check(False)
+
+    def _check(self, is_same: bool) -> None:
+        if not is_same:
+            raise RuntimeError(
+                f"{self._name} computes something else when it runs again: with gradient checkpointing its gradients"
+                " would be wrong. Switch gradient checkpointing off."
+            )
 
 
 @contextmanager
@@ -80,16 +181,7 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            recompute = partial(
-                forward, *map(_as_it_is, args), **{name: _as_it_is(value) for name, value in kwargs.items()}
-            )
-            recompute = partial(_in, _get_current_function_mode_stack(), recompute)
-            first = partial(_watched, name, partial(forward, *args, **kwargs), [*args, *kwargs.values()])
-            runs = iter((first,))
-            # The arguments are passed so that checkpoint() knows their device.
-            return checkpoint(
-                lambda *_, **__: next(runs, recompute)(), *args, use_reentrant=False, preserve_rng_state=False, **kwargs
-            )
+            return _Call(name, forward, args, kwargs).run(args, kwargs)
 
         return run
 

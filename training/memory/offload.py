@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .checkpointing import blocks
+from .saved_tensors import KeptTensor
 
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
 
@@ -85,12 +86,12 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
             weight_storages.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
         size = tensor.numel() * tensor.element_size()
         if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in weight_storages:
-            return tensor.detach()
+            return KeptTensor(tensor.detach())
         return tensor.device, empty_on_host(tensor).copy_(tensor, non_blocking=True)
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
+        if isinstance(packed, KeptTensor):
+            return packed.value()
         device, host = packed
         return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 

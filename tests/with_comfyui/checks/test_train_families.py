@@ -4,13 +4,15 @@ mode.
 
 import contextlib
 import importlib
-import inspect
+import importlib.util
 import json
 import os
 import random as python_random
+import re
 import shutil
+import sys
+from pathlib import Path
 
-import comfy.ldm.chroma.layers
 import comfy.lora
 import comfy.model_management
 import comfy.model_sampling
@@ -138,13 +140,7 @@ def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
     return result["captured"]
 
 
-def _calls_in_place():
-    return "img.addcmul_(" in inspect.getsource(comfy.ldm.chroma.layers)
-
-
 def available(name):
-    if name == "chroma" and _calls_in_place():
-        pytest.skip("this ComfyUI's Chroma changes activations by calls, which autograd refuses")
     if not hasattr(comfy.supported_models, EVERY[name].supported):
         pytest.skip(f"this ComfyUI has no {EVERY[name].supported}")
 
@@ -170,7 +166,7 @@ def test_a_run_through_the_executor(host, name):
         assert 0.01 < loss < 20  # an objective of the model's own scale
 
 
-@pytest.mark.parametrize("name", ["anima", "cosmos", "ernie"])
+@pytest.mark.parametrize("name", ["anima", "cosmos", "ernie", "ltx", "chroma", "radiance"])
 def test_other_families_through_the_executor(host, name):
     """With and without checkpointing the same bytes; the base is as it was."""
     available(name)
@@ -601,3 +597,120 @@ def test_one_step_is_a_loop_written_by_hand():
 def _residual(patcher, picture, x, sigma):
     clean = patcher.model.process_latent_in(picture.latent[None])
     return (x - (1 - sigma.view(-1, 1, 1, 1)) * clean) / sigma.view(-1, 1, 1, 1)
+
+
+# --- networks that change tensors by calls ----------------------------------------------------------------------------
+
+CALLS = {
+    "ltx": "comfy.ldm.lightricks.model",
+    "chroma": "comfy.ldm.chroma.layers",
+    "radiance": "comfy.ldm.chroma.layers",
+}
+IN_PLACE = re.compile(r"^( +)(\w+)\.(addcmul|add)_\(", re.MULTILINE)
+
+
+def with_new_tensors(module, folder):
+    """A copy of a module of ComfyUI's in which `x.addcmul_(…)` is `x = x.addcmul(…)`."""
+    copy = folder / "copy_with_new_tensors.py"
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    copy.write_text(IN_PLACE.sub(r"\1\2 = \2.\3(", source), encoding="utf-8")
+    name = f"{module.__package__}.copy_with_new_tensors"
+    spec = importlib.util.spec_from_file_location(name, copy)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
+    try:
+        spec.loader.exec_module(made)
+    finally:
+        del sys.modules[name]
+    return made
+
+
+def use_new_tensors(monkeypatch, module, folder):
+    made = with_new_tensors(module, folder)
+    for name, kind in vars(made).items():
+        if isinstance(kind, type) and kind.__module__ == made.__name__ and "forward" in vars(kind):
+            monkeypatch.setattr(getattr(module, name), "forward", kind.forward)
+
+
+class Called:
+    """A tiny network in float64 with adapters, and the inputs that ComfyUI calls it with."""
+
+    def __init__(self, name):
+        self.name, self.settings = name, AdapterSettings("lora", rank=2, targets="all")
+        self.patcher = build(name, torch.float64)
+        for part in (*self.patcher.model.parameters(), *self.patcher.model.buffers()):
+            if part.is_floating_point():
+                part.data = part.data.double()
+        for part in self.patcher.model.modules():
+            if type(part).__name__ == "EmbedND":  # attention would compute in float32, as it says
+                part.register_forward_hook(lambda part, args, rotation: rotation.double())
+        self.trained = {key: t.double().requires_grad_() for key, t in moved(self.patcher, self.settings).items()}
+        self.inputs = None
+
+    def loss(self, trained):
+        """A sum over the output; its gradients too, where they are on."""
+        module = self.patcher.model.diffusion_model
+        with attached(module, self.settings, trained, still):
+            if self.inputs is None:
+                self._watch(module)
+            args, kwargs = self.inputs
+            out = module(*args, **kwargs)
+            loss = (out * random(*out.shape, seed=5).double()).sum()
+            if torch.is_grad_enabled():
+                loss.backward()
+        return loss.detach()
+
+    def _watch(self, module):
+        def seen(part, args, kwargs):
+            self.inputs = args, kwargs
+
+        x, (context, extras) = random(1, *EVERY[self.name].latent, seed=4), conditions(self.name, 3)
+        hook = module.register_forward_pre_hook(seen, with_kwargs=True)
+        with torch.no_grad():
+            denoiser = wall.denoiser.Denoiser(self.patcher)
+            denoiser.denoise(x, torch.tensor([0.6]), [Conditioning(context, extras)], {})
+        hook.remove()
+
+    def gradients(self, forgetful=False):
+        for t in self.trained.values():
+            t.grad = None
+        with wall.denoiser.denoiser(self.patcher), contextlib.ExitStack() as stack:
+            if forgetful:
+                stack.enter_context(checkpointed(self.patcher.model.diffusion_model))
+            self.loss(self.trained)
+        return {key: t.grad for key, t in self.trained.items()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_of_networks_that_change_tensors_by_calls(name, tmp_path, monkeypatch):
+    """In float64: those of the same code with new tensors and, along a random direction of all trained tensors, those
+    of finite differences; with checkpointing the same bytes.
+    """
+    available(name)
+    if hasattr(comfy.model_management, "in_training"):  # its kernels know no float64
+        monkeypatch.setattr(comfy.model_management, "in_training", True)
+    network = Called(name)
+    found, forgetful = network.gradients(), network.gradients(forgetful=True)
+    assert all(t is not None and bool(t.any()) for t in found.values())
+    assert all(torch.equal(t, forgetful[key]) for key, t in found.items())
+    direction = {key: random(*t.shape, seed=number).double() for number, (key, t) in enumerate(found.items())}
+    step, values = 1e-5, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            values.append(
+                network.loss({key: t + sign * step * direction[key] for key, t in network.trained.items()}).item()
+            )
+    along = sum(float((t * direction[key]).sum()) for key, t in found.items())
+    assert along == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-6)
+    use_new_tensors(monkeypatch, importlib.import_module(CALLS[name]), tmp_path)
+    assert not wall.autograd_inplace.changes_by_calls(network.patcher.model.diffusion_model)
+    anew = network.gradients()
+    assert all(torch.allclose(t, anew[key], rtol=1e-10, atol=1e-12) for key, t in found.items())
+
+
+def test_only_networks_that_change_tensors_by_calls_pay_for_it():
+    there = [name for name, family in EVERY.items() if hasattr(comfy.supported_models, family.supported)]
+    networks = {name: build(name).model.diffusion_model for name in there}
+    needing = {name for name, network in networks.items() if wall.autograd_inplace.changes_by_calls(network)}
+    sources = {name: Path(importlib.import_module(path).__file__).read_text() for name, path in CALLS.items()}
+    assert needing == {name for name, source in sources.items() if ".addcmul_(" in source}

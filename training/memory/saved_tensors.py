@@ -1,0 +1,198 @@
+"""Tensors that the backward pass will ask for: a model that changes one of them in place must never get a wrong
+gradient.
+
+Autograd refuses such a change for the tensors that it keeps itself. For those that a hook keeps (checkpointing and
+offload have such hooks) it looks no more, so `KeptTensor` does. For models that cannot do without,
+`copied_before_changes` makes a copy of what is needed before it changes.
+
+`torch.autograd.graph.allow_mutation_on_saved_tensors` is meant for the same, but finds a tensor by its first element
+alone: the gradient is wrong where a slice was kept and the whole changes. It also takes a new tensor for an old one
+that had its place in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PLAIN = (Tensor, nn.Parameter)
+_here = threading.local()  # the modes that a thread is in
+
+
+class KeptTensor:
+    """A tensor whose values of now are wanted later.
+
+    `is_argument` says that it is wanted to run a block again. Then any change is followed by a copy; else only one that
+    autograd records is, since the gradient would be wrong after the others.
+    """
+
+    def __init__(self, tensor: Tensor, is_argument: bool = False) -> None:
+        self.is_argument, self.is_copy = is_argument, False
+        self._tensor, self._is_spoiled = tensor, False
+        self._version = _version(tensor)
+        self._memory: _Memory | None = None
+        mode = active_mode()
+        if mode is not None:
+            self._memory = mode.memory(tensor)
+        if self._memory is not None:
+            self._memory.kept.add(self)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the values are lost."""
+        return self._is_spoiled or _version(self._tensor) != self._version
+
+    def value(self) -> Tensor:
+        """The tensor with its values of then; raises RuntimeError when they are lost."""
+        if self.is_changed:
+            raise RuntimeError(
+                f"A tensor of shape {tuple(self._tensor.shape)} that a gradient needs has been modified by an inplace"
+                " operation."
+            )
+        return self._tensor
+
+    def argument(self) -> Tensor:
+        """The same for a block that may change it again."""
+        if self.is_copy:
+            return self.value().clone()
+        return self.value()
+
+    def before_change(self, is_recorded: bool) -> None:
+        """Its memory will change now; `is_recorded` says whether autograd knows it."""
+        self._memory = None
+        if not (is_recorded or self.is_argument):
+            self._is_spoiled = True
+        if self.is_changed:
+            return
+        needs_gradient = self._tensor.requires_grad
+        self._tensor = self._tensor.detach().clone().requires_grad_(needs_gradient)
+        self._version, self.is_copy = _version(self._tensor), True
+
+
+class _Memory:
+    """What is kept in one piece of memory."""
+
+    def __init__(self) -> None:
+        self.kept: WeakSet[KeptTensor] = WeakSet()
+
+
+class CopyBeforeChange(TorchDispatchMode):
+    """While it is entered, a KeptTensor gets a copy before anything changes its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A KeptTensor holds its _Memory and its tensor; so an address here is of memory that is still in use.
+        self._memories: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        _modes().append(self)
+        return entered
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _modes().pop()
+        super().__exit__(kind, error, trace)
+
+    def memory(self, tensor: Tensor) -> _Memory | None:
+        """Where what is kept in a tensor's memory is listed; None for tensors without memory of their own."""
+        address = _address(tensor)
+        if not address:
+            return None
+        memory = self._memories.get(address)
+        if memory is None:
+            memory = self._memories[address] = _Memory()
+        return memory
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        values = kwargs or {}
+        for index, name in _written_arguments(func):
+            written = values.get(name)
+            if index < len(args):
+                written = args[index]
+            for tensor in _tensors(written):
+                self._before_change(tensor)
+        return func(*args, **values)
+
+    def _before_change(self, tensor: Tensor) -> None:
+        memory = self._memories.get(_address(tensor))
+        if memory is None:
+            return
+        for kept in list(memory.kept):
+            kept.before_change(is_recorded=torch.is_grad_enabled() and tensor.requires_grad)
+
+
+def active_mode() -> CopyBeforeChange | None:
+    """The innermost CopyBeforeChange that this thread is in."""
+    modes = _modes()
+    if not modes:
+        return None
+    return modes[-1]
+
+
+def _modes() -> list[CopyBeforeChange]:
+    if not hasattr(_here, "modes"):
+        _here.modes = []
+    modes: list[CopyBeforeChange] = _here.modes
+    return modes
+
+
+def entered(mode: CopyBeforeChange | None) -> AbstractContextManager[Any]:
+    """A context in which a mode is active, which may be so already; backward passes have threads of their own."""
+    if mode is None or mode in _modes():
+        return nullcontext()
+    return mode
+
+
+@contextmanager
+def copied_before_changes() -> Iterator[None]:
+    """A context for forward and backward passes in which the model may change tensors that its gradients need.
+
+    Every operation passes through Python here: only for models that need it.
+    """
+    with CopyBeforeChange(), saved_tensors_hooks(KeptTensor, KeptTensor.value):
+        yield
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; those of inference mode do not count it."""
+    if tensor.is_inference():
+        return 0
+    return tensor._version
+
+
+def _address(tensor: Tensor) -> int:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [item for item in value if isinstance(item, Tensor)]
+    return []
+
+
+@lru_cache(maxsize=4096)
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names of an operator's arguments that it writes to."""
+    written = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append((index, argument.name))
+    return tuple(written)
