@@ -4,6 +4,7 @@ import os
 
 import pytest
 from graft_nodes.storage import atomic
+from graft_nodes.tests.faults.disk import Disk
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -57,3 +58,31 @@ def test_new_folders_are_listed_and_a_failing_one_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         atomic.make_folders(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_is_whole_on_the_disk_before_it_gets_its_name(tmp_path, shared):
+    synced = []
+
+    def note_size(request, path, half):
+        synced.append((request, os.path.getsize(path)))
+
+    with Disk(tmp_path, at=4, answer=note_size).installed() as disk:
+        atomic.write_whole(tmp_path / "file", [b"one", b"two"], shared)
+    assert [request.split()[0] for request in disk.asked] == ["open", "write", "write", "fsync", "replace"]
+    assert synced == [("fsync", 6)], "a buffer that is written after fsync can be lost"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot sync folders")
+def test_new_folders_are_on_the_disk_from_the_outermost(tmp_path):
+    with Disk(tmp_path).installed() as disk:
+        atomic.make_folders(tmp_path / "a" / "b")
+    assert disk.asked == ["mkdir a", "fsync .", "mkdir a/b", "fsync a"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts open files as Linux lists them")
+def test_no_file_stays_open(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(10):
+        atomic.make_folders(tmp_path / str(number))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,5 +1,7 @@
 """Half precision for keeping: what float16 can hold comes back, with a scale where its range is too small."""
 
+import math
+
 import pytest
 import torch
 from graft_nodes.storage.float16 import SCALE_PREFIX, from_float16, to_float16
@@ -28,3 +30,28 @@ def test_single_numbers_and_counts_are_kept_as_they_are():
 def test_values_that_are_not_finite_stay_so():
     kept = to_float16({"x": torch.tensor([1e30, float("inf"), float("nan")])})
     assert kept.keys() == {"x"} and kept["x"].isinf()[1] and kept["x"].isnan()[2]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "packed"),
+    [
+        (torch.tensor(0.5), False),
+        (torch.tensor([0.5]), False),
+        (torch.tensor([0.5, 0.25]), True),
+        (torch.ones(3, 3, dtype=torch.bfloat16), True),
+        (torch.ones(3, dtype=torch.float64), True),
+        (torch.ones(3, dtype=torch.int32), False),
+        (torch.ones(3, dtype=torch.bool), False),
+    ],
+)
+def test_floating_tensors_of_two_or_more_numbers_are_packed(tensor, packed):
+    kept = to_float16({"x": tensor})["x"]
+    assert kept.dtype == (torch.float16 if packed else tensor.dtype)
+    assert torch.equal(kept.double(), tensor.double())
+
+
+@pytest.mark.parametrize("largest", [1e-20, 3e-5, 65536.0, 1e20])
+def test_the_scale_is_a_power_of_two_and_leaves_room_on_both_sides(largest):
+    kept = to_float16({"x": torch.tensor([largest, largest / 1000])})
+    assert 1024 <= float(kept["x"].abs().max()) <= 2048
+    assert math.frexp(float(kept[SCALE_PREFIX + "x"]))[0] == 0.5

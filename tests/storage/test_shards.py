@@ -63,3 +63,47 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         shards.save(tensors(), tmp_path, "average", 5000)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_and_its_shards_hold_the_same_tensors(tmp_path):
+    files = shards.save(tensors(), tmp_path, "average", 2000)
+    path = files[-1]
+    whole = json.loads(path.read_text())
+    listed = whole["weight_map"]
+    path.write_text(json.dumps({**whole, "weight_map": {**listed, "absent": files[0].name}}))
+    with pytest.raises(ValueError, match=f"absent: listed in {files[0].name}, missing there"):
+        shards.load(tmp_path, "average")
+    path.write_text(json.dumps({**whole, "weight_map": {name: file for name, file in listed.items() if name != "t0"}}))
+    with pytest.raises(ValueError, match="t0: not listed"):
+        shards.load(tmp_path, "average")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "expected .*weight_map"),
+        ('{"weight_map": 3}', "expected .*weight_map"),
+        ('{"weight_map": {"t": ""}}', "expected .*weight_map"),
+        ('{"weight_map": {"t": "a\\u0000b"}}', "expected .*weight_map"),
+        ('{"weight_map": {"t": "' + "x" * 201 + '"}}', "expected .*weight_map"),
+        ('{"weight_map": {"t": "../one.safetensors"}}', "leaves the folder"),
+        ("{", "cannot be read as JSON"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(tmp_path, text, said):
+    shards.save(tensors(), tmp_path, "one")
+    (tmp_path / "average.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        shards.load(tmp_path, "average")
+
+
+def test_a_failed_second_saving_keeps_what_was_there(tmp_path, monkeypatch):
+    first = shards.save(tensors(), tmp_path, "average", 5000)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards, "write_whole", full)
+    with pytest.raises(OSError, match="No space"):
+        shards.save(tensors(), tmp_path, "average", 5000)
+    assert all(path.is_file() for path in first) and shards.load(tmp_path, "average").keys() == tensors().keys()

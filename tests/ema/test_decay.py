@@ -1,0 +1,124 @@
+"""Decays against the formulas of diffusers and of Karras 2024 written out; settings that cannot be are all named."""
+
+import math
+
+import pytest
+import torch
+from graft_nodes.ema.decay import (
+    EMASettings,
+    check_horizon,
+    decay_at,
+    decay_over,
+    gamma_of_width,
+    parse_widths,
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"schedule": "linear"}, "schedule is 'linear', expected one of constant, ramp, warmup, power"),
+        ({"decay": 1.0}, "decay is 1.0"),
+        ({"decay": -0.1}, "decay is -0.1"),
+        ({"inv_gamma": 0.0}, "are 0.0 and"),
+        ({"power": 0.0}, "are 1.0 and 0.0"),
+        ({"target": 0.0}, "start share at the end is 0.0"),
+        ({"target": 1.0}, "start share at the end is 1.0"),
+        ({"interval": 0}, "update every N steps is 0, expected 1 or more"),
+        ({"snapshots": -1}, "are -1 and 0, expected 0 (never) or more"),
+        ({"switch_every": -1}, "are 0 and -1, expected 0 (never) or more"),
+        ({"snapshots": 1, "widths": (0.1,)}, "two or more different snapshot widths"),
+        ({"snapshots": 1, "widths": (0.1, 0.2, 0.1)}, "two or more different snapshot widths"),
+        ({"interval": 2, "snapshots": 3}, "must be multiples of update every N steps, which is 2"),
+        ({"interval": 2, "switch_every": 3}, "must be multiples of update every N steps, which is 2"),
+        ({"device": "cuda"}, "store average on is 'cuda', expected same or host"),
+        ({"widths": ()}, "expected one or more above 0 and below 0.28"),
+        ({"widths": (0.28,)}, "expected one or more above 0 and below 0.28"),
+        ({"widths": (0.1, 0.0)}, "expected one or more above 0 and below 0.28"),
+    ],
+)
+def test_settings_that_cannot_be(wrong, said):
+    with pytest.raises(ValueError) as raised:
+        EMASettings(**wrong)
+    assert str(raised.value).startswith("EMA Settings: ") and said in str(raised.value)
+
+
+def test_everything_wrong_is_named_at_once():
+    with pytest.raises(ValueError, match=r"schedule is .*decay is .*update every N steps is"):
+        EMASettings("linear", decay=2.0, interval=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decay": 0.0},
+        {"interval": 1, "snapshots": 3, "switch_every": 5},
+        {"interval": 2, "snapshots": 4, "switch_every": 6},
+        {"widths": (0.279,)},
+        {"device": "host"},
+    ],
+)
+def test_settings_at_their_bounds(settings):
+    EMASettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("interval", "update every N steps"),
+        ("snapshots", "snapshot every N steps"),
+        ("switch_every", "reset to average every N steps"),
+    ],
+)
+def test_an_average_that_would_never_begin_is_refused(name, label):
+    check_horizon(EMASettings(**{name: 5}), 5)
+    with pytest.raises(ValueError, match=f"{label} is 6, longer than the run"):
+        check_horizon(EMASettings(**{name: 6}), 5)
+
+
+def test_widths_are_read_with_spaces_and_commas():
+    assert parse_widths(" 0.05, 0.1 .2") == (0.05, 0.1, 0.2) and parse_widths("") == ()
+    with pytest.raises(ValueError, match="widths has '1x'"):
+        parse_widths("0,1x")
+
+
+@pytest.mark.parametrize("width", [0.01, 0.05, 0.1, 0.25])
+def test_gamma_has_the_width_of_its_density(width):
+    """The standard deviation of a density in proportion to t**gamma on 0..1, summed up in float64."""
+    t = torch.linspace(0, 1, 2_000_001, dtype=torch.float64)
+    weights = t ** gamma_of_width(width)
+    weights /= weights.sum()
+    mean = (weights * t).sum()
+    assert float(((t - mean) ** 2 * weights).sum().sqrt()) == pytest.approx(width, rel=1e-4)
+
+
+@pytest.mark.parametrize("width", [0.0, 12**-0.5, 1.0])
+def test_a_width_that_no_power_has_is_refused(width):
+    with pytest.raises(ValueError, match=r"relative width above 0 and below 0\.2887"):
+        gamma_of_width(width)
+
+
+def test_each_schedule_is_its_formula():
+    plain = {
+        "constant": lambda step: 0.9,
+        "ramp": lambda step: min(0.9, step / (9 + step)) if step > 1 else 0.0,
+        "warmup": lambda step: min(0.9, 1 - (1 + (step - 1) / 2.0) ** -0.75) if step > 1 else 0.0,
+        "power": lambda step: (1 - 1 / step) ** (gamma_of_width(0.2) + 1),
+        "target": lambda step: 0.3 ** (1 / 50),
+    }
+    for schedule, formula in plain.items():
+        settings = EMASettings(schedule, 0.9, inv_gamma=2.0, power=0.75, target=0.3, widths=(0.2, 0.1))
+        for step in (1, 2, 3, 10, 200):
+            assert decay_at(settings, step, 50) == pytest.approx(formula(step), abs=1e-12), schedule
+    assert decay_at(EMASettings("target", target=0.3), 1, 0) == 0.3
+    with pytest.raises(ValueError, match="the first step is 1, got 0"):
+        decay_at(EMASettings(), 0, 10)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "ramp", "warmup", "power", "target"])
+def test_an_update_over_several_steps_has_the_product_of_their_decays(schedule):
+    settings = EMASettings(schedule, 0.9, interval=3)
+    for step in (1, 2, 3, 6, 30):
+        steps = [past for past in (step - 2, step - 1, step) if past >= 1]
+        expected = math.prod(decay_at(EMASettings(schedule, 0.9), past, 40) for past in steps)
+        assert decay_over(settings, step, 40) == pytest.approx(expected, rel=1e-12)
