@@ -8,15 +8,7 @@ import { latentOf, valueOf } from './latent_size.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft tokens'
-const SETTINGS = [
-  'factor',
-  'max_depth',
-  'depth_factors',
-  'phase',
-  'start_percent',
-  'end_percent',
-  'disable_after',
-]
+const SETTINGS = ['factor', 'max_depth', 'depth_factors', 'phase', 'start_percent', 'end_percent', 'disable_after']
 const panels = new WeakMap()
 
 /** Give an ApplyToDo node its panel. */
