@@ -11,10 +11,12 @@ python dev.py long                      run the long tests: kill -9 in many plac
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
 python dev.py mutate [--count N] [--seed S] [PATH …]  change the code at random places; which changes fail no test?
 python dev.py soak [--minutes N]        use the editor's server for two hours, or N minutes: nothing may grow
+python dev.py gpu [PART …]              check and measure on a GPU in less than 9 minutes; --help lists the parts
 python dev.py lock                      write requirements/*.txt again from pyproject.toml and constraints.txt
 
-Each command makes `.venv` beside this file and installs what it needs: packages by their hash in requirements/*.txt,
-then torch by its version in constraints.txt (its build depends on the machine), then Graft itself.
+`gpu` runs in the Python that starts it and installs nothing. Every other command makes `.venv` beside this file and
+installs what it needs: packages by their hash in requirements/*.txt, then torch by its version in constraints.txt (its
+build depends on the machine), then Graft itself.
 """
 
 from __future__ import annotations
@@ -129,6 +131,13 @@ def long() -> None:
     run("-m", "pytest", "-m", "long", "--ignore=tests/with_comfyui")
     sequences = {"GRAFT_TEST_SEQUENCES": "1000"}
     run("-m", "pytest", "tests/nodes/test_ledger.py", "-k", "random_sequences", environment=sequences)
+
+
+def gpu(arguments: list[str]) -> None:
+    """Run what a GPU can check and measure, in this Python: on a GPU machine torch is there already."""
+    status = subprocess.call([sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *arguments], cwd=ROOT)
+    if status:
+        sys.exit(status)
 
 
 def long_run(name: str, arguments: list[str]) -> None:
@@ -251,7 +260,7 @@ def main(arguments: list[str]) -> None:
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
     alone = {"demo": demo, "check": check, "long": long, "lock": lock}
-    with_arguments = {"test": test, "host": host}
+    with_arguments = {"test": test, "host": host, "gpu": gpu}
     name, *rest = arguments or [""]
     if name in with_arguments:
         with_arguments[name](rest)

@@ -5,13 +5,14 @@ python benchmarks/ema.py [--json FILE] [--parameters MILLIONS] [--rounds N] [--t
 
 Every update is checked against decay * shadow + (1 - decay) * weights before it is timed. Rounds go through all
 contestants in turn and the least time of each counts, so that other work on the machine falls on all alike. Needs
-diffusers and ema-pytorch (extra `test`).
+diffusers and ema-pytorch (extra `test`), and leaves out one that is not installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from device_timer import Timer
 from graft_nodes.ema.update import average_
 from torch import Tensor, nn
 
@@ -44,10 +46,10 @@ def shapes(count: int) -> list[tuple[int, ...]]:
 class Weights(nn.Module):
     """Parameters without a forward."""
 
-    def __init__(self, sizes: list[tuple[int, ...]], seed: int) -> None:
+    def __init__(self, sizes: list[tuple[int, ...]], seed: int, device: torch.device) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        row = torch.randn(1 << 20, generator=draw)
+        row = torch.randn(1 << 20, generator=draw).to(device)
         self.all = nn.ParameterList([nn.Parameter(self._filled(size, row)) for size in sizes])
 
     @staticmethod
@@ -56,10 +58,16 @@ class Weights(nn.Module):
         return row.repeat(count // row.numel() + 1)[:count].reshape(size).contiguous()
 
 
+LIBRARIES = ("diffusers", "ema_pytorch")
+
+
+def missing() -> list[str]:
+    """Libraries to compare with that are not installed."""
+    return [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+
+
 def contestants(model: Weights, shadow: Weights) -> dict[str, Callable[[], None]]:
-    """One update each, all of the same weights into the same shadow."""
-    from diffusers.training_utils import EMAModel
-    from ema_pytorch import EMA
+    """One update each, all of the same weights into the same shadow; of the libraries that are installed."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     live, kept = list(model.parameters()), [p.detach() for p in shadow.parameters()]
@@ -68,10 +76,32 @@ def contestants(model: Weights, shadow: Weights) -> dict[str, Callable[[], None]
         {name: p.detach() for name, p in shadow.named_parameters()},
     )
 
-    def theirs(foreach: bool) -> Callable[[], None]:
-        average = EMAModel([live[0]], decay=DECAY, min_decay=DECAY, foreach=foreach)
-        average.shadow_params, average.optimization_step = kept, 10
-        return lambda: average.step(live)
+    averaged = AveragedModel(nn.Identity(), multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    averaged.module = shadow
+    averaged.n_averaged.fill_(1)
+    runs = {"Graft": lambda: average_(names[1], names[0], DECAY)}
+    if "diffusers" not in missing():
+        runs["diffusers, loop"] = diffusers_update(live, kept, False)
+        runs["diffusers, foreach"] = diffusers_update(live, kept, True)
+    if "ema_pytorch" not in missing():
+        runs["ema-pytorch"] = ema_pytorch_update(model, shadow)
+    runs["torch.optim.swa_utils"] = lambda: averaged.update_parameters(model)
+    runs["plain foreach copy"] = lambda: torch._foreach_copy_(kept, [p.detach() for p in live])
+    return runs
+
+
+def diffusers_update(live: list[nn.Parameter], kept: list[Tensor], foreach: bool) -> Callable[[], None]:
+    """diffusers' update of `kept`."""
+    from diffusers.training_utils import EMAModel
+
+    average = EMAModel([live[0]], decay=DECAY, min_decay=DECAY, foreach=foreach)
+    average.shadow_params, average.optimization_step = kept, 10
+    return lambda: average.step(live)
+
+
+def ema_pytorch_update(model: Weights, shadow: Weights) -> Callable[[], None]:
+    """ema-pytorch's update of `shadow`."""
+    from ema_pytorch import EMA
 
     hare = EMA(
         model,
@@ -84,17 +114,7 @@ def contestants(model: Weights, shadow: Weights) -> dict[str, Callable[[], None]
     )
     hare.initted.data.copy_(torch.tensor(True))
     hare.step.data.fill_(10_000_000)
-    averaged = AveragedModel(nn.Identity(), multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    averaged.module = shadow
-    averaged.n_averaged.fill_(1)
-    return {
-        "Graft": lambda: average_(names[1], names[0], DECAY),
-        "diffusers, loop": theirs(False),
-        "diffusers, foreach": theirs(True),
-        "ema-pytorch": hare.update,
-        "torch.optim.swa_utils": lambda: averaged.update_parameters(model),
-        "plain foreach copy": lambda: torch._foreach_copy_(kept, [p.detach() for p in live]),
-    }
+    return hare.update
 
 
 @torch.no_grad()
@@ -105,7 +125,8 @@ def check(name: str, update: Callable[[], None], model: Weights, shadow: Weights
     update()
     decay = 0.0 if "copy" in name else DECAY
     for number in {0, len(model.all) // 2, len(model.all) - 1}:
-        expected = decay * torch.full((64,), 0.5) + (1 - decay) * model.all[number].flatten()[:64]
+        first = model.all[number].flatten()[:64]
+        expected = decay * torch.full_like(first, 0.5) + (1 - decay) * first
         torch.testing.assert_close(
             shadow.all[number].flatten()[:64], expected, rtol=1e-5, atol=1e-6, msg=lambda text: f"{name}: {text}"
         )
@@ -130,10 +151,10 @@ def extra_memory(update: Callable[[], None]) -> int | None:
     return min(found)
 
 
-def updates(count: int, rounds: int) -> list[dict]:
+def updates(count: int, rounds: int, device: torch.device) -> list[dict]:
     """Rows of the update's part."""
-    sizes = shapes(count)
-    model, shadow = Weights(sizes, 1), Weights(sizes, 2)
+    sizes, timer = shapes(count), Timer(device)
+    model, shadow = Weights(sizes, 1, device), Weights(sizes, 2, device)
     size = sum(p.numel() for p in model.parameters())
     runs = contestants(model, shadow)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -141,20 +162,19 @@ def updates(count: int, rounds: int) -> list[dict]:
         check(name, update, model, shadow)
     for _ in range(rounds):
         for name, update in runs.items():
-            start = time.perf_counter()
-            update()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(timer.device_seconds(update))
     best = {name: min(of) for name, of in times.items()}
     graft, copy = best["Graft"], best["plain foreach copy"]
     rows = [{"name": f"update: {name}", "value": of, "unit": "s", "ratio": of / graft} for name, of in best.items()]
-    for name, of in (
-        ("vs_diffusers_foreach", best["diffusers, foreach"]),
-        ("vs_diffusers_loop", best["diffusers, loop"]),
-    ):
-        rows.append({"name": name, "value": of, "unit": "s", "ratio": of / graft})
+    for name in ("diffusers, foreach", "diffusers, loop"):
+        if name in best:
+            label = "vs_" + name.replace(", ", "_")
+            rows.append({"name": label, "value": best[name], "unit": "s", "ratio": best[name] / graft})
     rows.append({"name": "vs_copy", "value": copy, "unit": "s", "ratio": graft / copy})
     for name in ("Graft", "diffusers, foreach"):
-        more = extra_memory(runs[name])
+        more = None
+        if name in runs and device.type == "cpu":
+            more = extra_memory(runs[name])
         if more is not None:
             rows.append(
                 {"name": f"extra memory: {name}", "value": more / 1e6, "unit": "MB", "ratio": more / (4 * size)}
@@ -258,7 +278,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows = updates(int(options.parameters * 1e6), options.rounds)
+    rows = updates(int(options.parameters * 1e6), options.rounds, torch.device("cpu"))
     if options.steps:
         rows += training(options.steps)
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} threads, torch {torch.__version__}"

@@ -30,11 +30,12 @@ import statistics
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from device_timer import Timer
 from todo import SHAPES, WEIGHTS, build, free_bytes, open_host
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,13 +63,8 @@ def lora(model: nn.Module, rank: int, seed: int, change: float = 0.01) -> dict[s
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-clock = CLOCKS["wall"]
-
-
-def seconds(work: Callable[[], Any]) -> float:
-    start = clock()
-    work()
-    return clock() - start
+# (relative, absolute) of a merged weight against float64: a rounding to the nearest, in fp8 to one of both neighbours.
+TOLERANCES = {torch.float8_e4m3fn: (2**-3, 2**-9), torch.bfloat16: (2**-7, 1e-5), torch.float32: (2**-20, 1e-6)}
 
 
 def load(patcher: Any) -> None:
@@ -106,10 +102,13 @@ class Peak(TorchDispatchMode):
 class Bench:
     """One model and the LoRAs for it."""
 
-    def __init__(self, name: str, dtype: torch.dtype, rank: int, count: int, change: float):
+    def __init__(
+        self, name: str, dtype: torch.dtype, rank: int, count: int, change: float, timer: Timer, compute: Any = None
+    ):
         from graft_nodes.host import lora as host
 
-        self.host, self.base, self.rank = host, build(name, torch.device("cpu"), dtype), rank
+        self.host, self.base, self.rank = host, build(name, timer.device, dtype, compute), rank
+        self.seconds, self.device, self.side = timer.seconds, timer.device, 64
         self.states = [lora(self.base.model, rank, seed, change) for seed in range(count)]
         self.touched = [key.removesuffix(".alpha") + ".weight" for key in self.states[0] if key.endswith(".alpha")]
 
@@ -132,7 +131,7 @@ class Bench:
 
     def check(self, count: int) -> float:
         """Both ways give the same weights, and the base comes back; our mean error against float64 over the host's."""
-        some, strengths = self.touched[:: len(self.touched) // 12], [0.5] * count
+        some, strengths = self.some(), [0.5] * count
         load(self.base)
         before = [self.weight(name) for name in some]
         found = []
@@ -145,35 +144,65 @@ class Bench:
             assert torch.equal(self.weight(name), base), name
         errors = [0.0, 0.0]
         for name, ours, theirs, base in zip(some, *found, before, strict=True):
-            plain, exact = name.removesuffix(".weight"), base.double()
-            for state in self.states[:count]:
-                up, down = (state[f"{plain}.lora_{side}.weight"].double().flatten(1) for side in ("up", "down"))
-                exact += 0.5 * (up @ down).view(exact.shape)
+            exact = self.exact(name, base, count)
             errors = [
                 sum_ + float((one.double() - exact).abs().sum())
                 for sum_, one in zip(errors, (ours, theirs), strict=True)
             ]
         return errors[0] / errors[1]
 
-    def round(self, count: int) -> dict[str, float]:
+    def some(self) -> list[str]:
+        """About a dozen of the touched weights."""
+        return self.touched[:: max(1, len(self.touched) // 12)]
+
+    def exact(self, name: str, base: Tensor, count: int) -> Tensor:
+        """A weight with so many LoRAs at strength 0.5, in float64."""
+        plain, exact = name.removesuffix(".weight"), base.double()
+        for state in self.states[:count]:
+            pair = [state[f"{plain}.lora_{side}.weight"].to(base.device).double().flatten(1) for side in ("up", "down")]
+            exact += 0.5 * (pair[0] @ pair[1]).view(exact.shape)
+        return exact
+
+    def check_exact(self, count: int) -> None:
+        """A merged stack gives the weights of float64, rounded, and the base comes back byte for byte."""
+        load(self.base)
+        kept = {name: self.base.model.get_parameter(name).detach().clone() for name in self.some()}
+        patcher = self.ours([0.5] * count)  # a patcher that nobody holds takes its stack along
+        load(patcher)
+        for name, base in kept.items():
+            merged = self.base.model.get_parameter(name).detach()
+            relative, absolute = TOLERANCES[merged.dtype]
+            exact = self.exact(name, base.float(), count)
+            far = (merged.double() - exact).abs() - (absolute + relative * exact.abs())
+            assert float(far.max()) <= 0, f"{name}: up to {float(far.max()):.1e} beyond what rounding allows"
+            assert not torch.equal(merged.float(), base.float()), f"{name}: the stack changed nothing"
+        load(self.base)
+        for name, base in kept.items():
+            assert torch.equal(self.base.model.get_parameter(name).float(), base.float()), (
+                f"{name}: another base came back"
+            )
+
+    def round(self, count: int, ways: Sequence[str] = ("ours", "core")) -> dict[str, float]:
         """Seconds of everything once: first application, change of one strength, removal, by both ways, and a copy of
         the touched bytes.
         """
         strengths, out = [0.5] * count, {}
         changed = [*strengths[:-1], 0.25]
         out["ours first"] = self.first(strengths)
-        for way in (self.ours, self.core):
+        for name in ways:
             load(self.base)
+            way = getattr(self, name)
             first, second = way(strengths), way(changed)
-            name = way.__name__
-            out[f"{name} apply"] = seconds(lambda first=first: load(first))
-            out[f"{name} again"] = seconds(lambda first=first: load(first))
-            out[f"{name} strength"] = seconds(lambda second=second: load(second))
-            out[f"{name} remove"] = seconds(lambda: load(self.base))
+            out[f"{name} apply"] = self.seconds(lambda first=first: load(first))
+            out[f"{name} again"] = self.seconds(lambda first=first: load(first))
+            out[f"{name} strength"] = self.seconds(lambda second=second: load(second))
+            out[f"{name} remove"] = self.seconds(lambda: load(self.base))
         weights = [self.base.model.get_parameter(name).detach() for name in self.touched]
         copies = [torch.empty_like(weight) for weight in weights]
         for _ in range(2):  # the first touches the memory
-            out["copy"] = seconds(lambda: [copy.copy_(weight) for copy, weight in zip(copies, weights, strict=True)])
+            out["copy"] = self.seconds(
+                lambda: [copy.copy_(weight) for copy, weight in zip(copies, weights, strict=True)]
+            )
         return out
 
     def first(self, strengths: Sequence[float]) -> float:
@@ -183,7 +212,7 @@ class Bench:
         load(self.base)
         ledger.forget(self.base.model)
         patched = self.ours(strengths)
-        return seconds(lambda: load(patched))
+        return self.seconds(lambda: load(patched))
 
     def memory(self, count: int) -> float:
         """Bytes that are alive at the worst moment of two applications after one another, over those of the touched
@@ -220,8 +249,8 @@ class Bench:
         names = [f"a{number}" for number in range(count)]
         for name in names:
             model.add_adapter(config, adapter_name=name)
-        fuse = seconds(lambda: model.fuse_lora(lora_scale=0.5, adapter_names=names))
-        return {"diffusers apply": fuse, "diffusers remove": seconds(model.unfuse_lora)}
+        fuse = self.seconds(lambda: model.fuse_lora(lora_scale=0.5, adapter_names=names))
+        return {"diffusers apply": fuse, "diffusers remove": self.seconds(model.unfuse_lora)}
 
     def _layers(self) -> nn.ModuleList:
         weights = [self.base.model.get_parameter(name).detach() for name in self.touched]
@@ -244,26 +273,28 @@ class Bench:
             peft.inject_adapter_in_model(config, layers, adapter_name=f"a{number}")
         tuned = [layer for layer in layers if hasattr(layer, "merge")]
         names = [f"a{number}" for number in range(count)]
-        merge = seconds(lambda: [layer.merge(adapter_names=names) for layer in tuned])
-        return {"peft apply": merge, "peft remove": seconds(lambda: [layer.unmerge() for layer in tuned])}
+        merge = self.seconds(lambda: [layer.merge(adapter_names=names) for layer in tuned])
+        return {"peft apply": merge, "peft remove": self.seconds(lambda: [layer.unmerge() for layer in tuned])}
 
     def forward(self, patcher: Any, context: int) -> float:
-        """Seconds of one forward at 64x64 latents."""
+        """Seconds of one forward at latents of 64x64, or another side."""
         load(patcher)
-        x, text = torch.zeros(1, 4, 64, 64), torch.zeros(1, 77, context)
-        extra = {"y": torch.zeros(1, 2816)} if context == 2048 else {}
-        options = {**patcher.model_options.get("transformer_options", {}), "sigmas": torch.ones(1)}
+        x, text, sigma = (
+            torch.zeros(*size, device=self.device) for size in ((1, 4, self.side, self.side), (1, 77, context), (1,))
+        )
+        sigma += 1
+        extra = {"y": torch.zeros(1, 2816, device=self.device)} if context == 2048 else {}
+        options = {**patcher.model_options.get("transformer_options", {}), "sigmas": sigma}
         with torch.inference_mode():
-            return seconds(
-                lambda: patcher.model.apply_model(
-                    x, torch.ones(1), c_crossattn=text, transformer_options=options, **extra
-                )
+            return self.seconds(
+                lambda: patcher.model.apply_model(x, sigma, c_crossattn=text, transformer_options=options, **extra)
             )
 
 
 def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """The rows of one case after the other."""
     counts = [int(count) for count in args.counts.split(",")]
+    timer = Timer(torch.device("cpu"), CLOCKS[args.clock])
     for name, dtype, rank in itertools.product(
         args.models.split(","), args.dtypes.split(","), map(int, args.ranks.split(","))
     ):
@@ -272,7 +303,7 @@ def measure(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         if need > free:
             print(f"{label}: skipped, it needs about {need / 1e9:.0f} GB and {free / 1e9:.0f} are free", flush=True)
             continue
-        bench, rows = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change), list[dict[str, Any]]()
+        bench, rows = Bench(name, DTYPES[dtype], rank, max(*counts, 4), args.change, timer), list[dict[str, Any]]()
         if args.checks:
             rows += checks(bench, label, sorted({1, max(counts)}))
         times: dict[int, dict[str, float]] = {}
@@ -404,7 +435,6 @@ def main() -> None:
     parser.add_argument("--no-checks", dest="checks", action="store_false")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()
-    globals()["clock"] = CLOCKS[args.clock]
     sys.argv = sys.argv[:1]
     torch.set_num_threads(args.threads)
     machine = platform.processor() or platform.machine()

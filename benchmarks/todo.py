@@ -37,6 +37,7 @@ from typing import Any
 import todo_ways
 import torch
 import torch.nn.functional as F
+from device_timer import Timer, wait
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,6 +77,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "use_linear_in_transformer": True,
         "adm_in_channels": 2816,
         "num_classes": "sequential",
+    },
+    "66M": {  # compiled within the time of dev.py gpu
+        **COMMON,
+        "model_channels": 128,
+        "num_res_blocks": [1] * 3,
+        "channel_mult": [1, 2, 4],
+        "transformer_depth": [1] * 3,
+        "transformer_depth_output": [1] * 6,
+        "transformer_depth_middle": 1,
+        "context_dim": 128,
+        "num_heads": 8,
+        "num_head_channels": -1,
+        "use_linear_in_transformer": False,
+        "adm_in_channels": None,
     },
     "tiny": {  # to try this script: its figures say nothing
         **COMMON,
@@ -136,8 +151,8 @@ def open_host(kernel: str, cpu: bool) -> str:
     return f"{name} ({attention.optimized_attention.__name__})"
 
 
-def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
-    """A ModelPatcher of a UNet in this shape, random weights."""
+def build(name: str, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None) -> Any:
+    """A ModelPatcher of a UNet in this shape, random weights; `compute` is the type it computes in if in another."""
     import comfy.latent_formats
     import comfy.model_base
     import comfy.model_patcher
@@ -149,25 +164,23 @@ def build(name: str, device: torch.device, dtype: torch.dtype) -> Any:
         latent_format = comfy.latent_formats.SD15
 
     config = Config(dict(SHAPES[name]))
-    config.set_inference_dtype(dtype, None)
+    config.set_inference_dtype(dtype, compute)
     model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device=device)
-    for parameter in model.diffusion_model.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-        else:
-            nn.init.ones_(parameter)
-    model.to(device)
     model.diffusion_model.requires_grad_(False)
+    for parameter in model.diffusion_model.parameters():
+        values = torch.ones(parameter.shape, device=parameter.device)  # in float32: nothing is drawn in fp8
+        if parameter.ndim > 1:
+            nn.init.normal_(values, std=parameter[0].numel() ** -0.5)
+        parameter.copy_(values)
+    model.to(device)
     return comfy.model_patcher.ModelPatcher(model, load_device=device, offload_device=device)
 
 
 class Runner:
     """One model at one size: `seconds(options, train)` measures one forward or one training step of a LoRA."""
 
-    def __init__(
-        self, patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, clock: Callable[[], float]
-    ):
-        self.model, self.device, self.clock = patcher.model, device, clock
+    def __init__(self, patcher: Any, name: str, size: int, device: torch.device, dtype: torch.dtype, timer: Timer):
+        self.model, self.device, self.timer = patcher.model, device, timer
         self.lora: torch.optim.Optimizer | None = None
         side, shape = size // 8, SHAPES[name]
         generator = torch.Generator().manual_seed(0)
@@ -186,8 +199,10 @@ class Runner:
         return self.model.apply_model(self.x, self.sigma, transformer_options=options, **self.conditions)
 
     def seconds(self, options: dict, train: bool) -> float:
-        self._wait()
-        start = self.clock()
+        return self.timer.seconds(functools.partial(self.work, options, train))
+
+    def work(self, options: dict, train: bool) -> None:
+        """One forward, or one training step."""
         if train:
             assert self.lora is not None
             self.run(options, True).float().square().mean().backward()
@@ -196,12 +211,6 @@ class Runner:
         else:
             with torch.inference_mode():
                 self.run(options, False)
-        self._wait()
-        return self.clock() - start
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
@@ -315,7 +324,7 @@ def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) ->
     """
     from graft_nodes.patches.token_downsampling.tokens import target_grid, thin
 
-    side, clock = size // 8 // LEVELS[name][0], runner.clock
+    side = size // 8 // LEVELS[name][0]
     block = ("input", 4 if name == "sdxl" else 1)
     attention = patcher.model.diffusion_model.input_blocks[block[1]][1].transformer_blocks[0].attn1
     tokens = torch.randn(1, side * side, attention.to_q.in_features).to(runner.x)
@@ -338,11 +347,9 @@ def overhead(runner: Runner, patcher: Any, name: str, size: int, rounds: int) ->
                 for kind, function in (
                     (("patched", patched), ("ideal", ideal)) if number % 2 else (("ideal", ideal), ("patched", patched))
                 ):
-                    start = clock()
-                    function()
-                    runner._wait()
+                    taken = runner.timer.seconds(function)
                     if number >= 2:
-                        times[kind].append(clock() - start)
+                        times[kind].append(taken)
         ratio = statistics.median(one / two for one, two in zip(times["patched"], times["ideal"], strict=True))
         rows.append(
             {"name": f"overhead_vs_ideal_{name}_{size}_{key}", "value": ratio - 1, "unit": "share", "ratio": ratio}
@@ -375,12 +382,12 @@ def timed(unet: nn.Module, runner: Runner) -> Iterator[dict[str, float]]:
         starts: list[float] = []
 
         def before(*_: Any) -> None:
-            runner._wait()
-            starts.append(runner.clock())
+            wait(runner.device)
+            starts.append(runner.timer.clock())
 
         def after(*_: Any) -> None:
-            runner._wait()
-            parts[part] += runner.clock() - starts.pop()
+            wait(runner.device)
+            parts[part] += runner.timer.clock() - starts.pop()
 
         hooks.extend((module.register_forward_pre_hook(before), module.register_forward_hook(after)))
 
@@ -529,7 +536,7 @@ def measure_(
         return
     patcher = build(name, device, options.dtype)
     for size in (size for size in SIZES[name] if size in options.sizes):
-        runner = Runner(patcher, name, size, device, options.dtype, options.clock)
+        runner = Runner(patcher, name, size, device, options.dtype, Timer(device, options.clock))
         if "profile" in options.what:
             found, table = profile(runner, patcher, name, size, options.rounds)
             print(table, flush=True)
@@ -597,7 +604,7 @@ def parsed() -> argparse.Namespace:
     if options.quick:
         options.models, options.sizes, options.ways, options.rounds = ["sd15"], [512], list(QUICK), 1
     known = [*WAYS, *(f"f42 {peer}" for peer in ("comfy-todo", "kohya", "ideal"))]
-    for given, allowed, name in ((options.ways, known, "ways"), (options.models, SHAPES, "models")):
+    for given, allowed, name in ((options.ways, known, "ways"), (options.models, SIZES, "models")):
         if unknown := [word for word in given if word not in allowed]:
             parser.error(f"--{name}: {', '.join(unknown)} is none of {', '.join(allowed)}")
     if options.kernel != "default" and not os.environ.get("COMFYUI_PATH"):

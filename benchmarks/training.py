@@ -16,6 +16,7 @@ everything runs. Needs diffusers and peft (extra `test`).
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import json
 import math
@@ -31,23 +32,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_timer import peak_mb, reset_peak, wait
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = {  # channels, context width, groups of latents
     "66M": {"channels": 128, "context": 128},
     "small": {"channels": 32, "context": 32},
+    "400M": {"channels": 320, "context": 768},  # for a GPU, which 66M would leave idle
 }
 MULT, HEADS, SIDE, BATCH, RANK, PICTURES, TOKENS = (1, 2, 4), 8, 32, 2, 16, 8, 16
+CPU = torch.device("cpu")
 
 
-def peak() -> float:
-    """The most memory that this process has had, in MB."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def open_host(checkout: str) -> str:
+@functools.cache
+def open_host(checkout: str, device: torch.device) -> str:
     """Open a ComfyUI checkout, or the embedded host when there is none; says which."""
     if not checkout:
         from graft_nodes import comfyui_api_stubs
@@ -57,14 +55,14 @@ def open_host(checkout: str) -> str:
     sys.path.insert(0, str(ROOT / "tests" / "with_comfyui"))
     import open_comfyui
 
-    open_comfyui.open_checkout(checkout)
+    open_comfyui.open_checkout(checkout, cpu=device == CPU)
     import comfyui_version
 
     return f"ComfyUI {comfyui_version.__version__}"
 
 
-def unet(size: str) -> Any:
-    """A ModelPatcher around a UNet with random weights, of the open host's own classes."""
+def unet(size: str, device: torch.device) -> Any:
+    """A ModelPatcher, loaded on the device, around a UNet with random weights, of the open host's own classes."""
     import comfy.latent_formats
     import comfy.model_base
     import comfy.model_patcher
@@ -98,7 +96,7 @@ def unet(size: str) -> Any:
     config = Config(shape)
     config.unet_config = {**shape, "dtype": torch.float32}
     config.manual_cast_dtype = None
-    model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device="cpu")
+    model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device=device)
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.diffusion_model.named_parameters():
@@ -106,11 +104,16 @@ def unet(size: str) -> Any:
                 p.copy_(torch.randn(p.shape, generator=draws) * p[0].numel() ** -0.5)
             else:
                 p.fill_(1.0 if name.endswith("weight") else 0.0)
-    cpu = torch.device("cpu")
-    patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    patcher = comfy.model_patcher.ModelPatcher(model.to(device), load_device=device, offload_device=device)
     if hasattr(patcher, "cached_patcher_init"):
-        patcher.cached_patcher_init = (lambda size, **_: unet(size), (size,))
+        patcher.cached_patcher_init = (lambda size, **_: unet(size, device), (size,))
     return patcher
+
+
+def memory_before(device: torch.device) -> float:
+    """The memory in MB that the peak is compared with."""
+    reset_peak(device)
+    return peak_mb(device)
 
 
 @contextmanager
@@ -121,11 +124,17 @@ def stopwatch(into: list[float]) -> Iterator[None]:
     into.append(time.perf_counter() - begun)
 
 
-def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
+def mark(marks: list[float], device: torch.device, *_: Any) -> None:
+    """After a step: note the time when the device has done it."""
+    wait(device)
+    marks.append(time.perf_counter())
+
+
+def graft(size: str, steps: int, checkout: str, device: torch.device = CPU) -> dict[str, Any]:
     """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first
     few steps took.
     """
-    where = open_host(checkout)
+    where = open_host(checkout, device)
     import torch.nn.functional as F
     from comfy.ldm.modules.attention import attention_pytorch
     from graft_nodes import host
@@ -138,7 +147,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     from graft_nodes.training.trainable import install
     from graft_nodes.training.trainable.settings import AdapterSettings
 
-    patcher, draws = unet(size), torch.Generator().manual_seed(0)
+    patcher, draws = unet(size, device), torch.Generator().manual_seed(0)
     conditionings = {
         name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")
     }
@@ -148,18 +157,19 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=BATCH, precision="float32"))
     adapter = AdapterSettings("locon", rank=RANK, targets="all")
     module = patcher.model.diffusion_model
-    before = peak()
+    before = memory_before(device)
     state = begin(module, Start("random", data.digest, adapter), settings)
     ours: list[float] = []
     bare: list[float] = []
 
     with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
         state = train(state, denoiser, data, 2)  # warm-up
-        took = peak() - before
-        trained = {name: tensor.clone().requires_grad_() for name, tensor in state.trained.items()}
+        took = peak_mb(device) - before
+        trained = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in state.trained.items()}
         optimizer = torch.optim.AdamW(trained.values(), lr=1e-4, fused=True)
-        x, noise = (torch.randn(BATCH, 4, SIDE, SIDE, generator=draws) for _ in range(2))
-        context, level = conditionings["a"].context.expand(BATCH, -1, -1), torch.tensor([300.0] * BATCH)
+        x, noise = (torch.randn(BATCH, 4, SIDE, SIDE, generator=draws).to(device) for _ in range(2))
+        context = conditionings["a"].context.to(device).expand(BATCH, -1, -1)
+        level = torch.full((BATCH,), 300.0, device=device)
 
         options = {OVERRIDE: TrainingKernel(attention_pytorch)}
 
@@ -173,9 +183,7 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
 
         for turn in range(max(1, steps // 2) + 1):
             marks: list[float] = []
-            state = train(
-                state, denoiser, data, 3, Callbacks(lambda *_, marks=marks: marks.append(time.perf_counter()))
-            )
+            state = train(state, denoiser, data, 3, Callbacks(functools.partial(mark, marks, device)))
             if turn:
                 ours += [marks[1] - marks[0], marks[2] - marks[1]]
             with install.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
@@ -192,14 +200,14 @@ def graft(size: str, steps: int, checkout: str) -> dict[str, Any]:
     }
 
 
-def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
+def core(size: str, steps: int, checkout: str, mode: str, device: torch.device = CPU) -> dict[str, Any]:
     """Seconds a step of core's TrainLoraNode: of a longer call less a call of two steps, so that what it does once is
     not counted.
     """
-    where = open_host(checkout)
+    where = open_host(checkout, device)
     import comfy_extras.nodes_train as nodes
 
-    patcher, draws = unet(size), torch.Generator().manual_seed(0)
+    patcher, draws = unet(size, device), torch.Generator().manual_seed(0)
     latents = {"samples": torch.randn(PICTURES, 4, SIDE, SIDE, generator=draws)}
     positive = [[torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws), {}] for _ in range(PICTURES)]
     given: dict[str, Any] = {
@@ -229,14 +237,14 @@ def core(size: str, steps: int, checkout: str, mode: str) -> dict[str, Any]:
             nodes.TrainLoraNode().train(model=patcher, latents=latents, positive=positive, steps=count, **given)
         return time.perf_counter() - begun
 
-    before = peak()
+    before = memory_before(device)
     short = call(2)
-    took = peak() - before
+    took = peak_mb(device) - before
     short = min(short, call(2))
     return {"seconds": [max(1e-9, (call(2 + steps) - short) / steps)], "memory": took, "where": where}
 
 
-def peft(size: str, steps: int) -> dict[str, Any]:
+def peft(size: str, steps: int, device: torch.device = CPU) -> dict[str, Any]:
     """Seconds a step of a plain loop over diffusers' UNet of the same shape with PEFT's LoRA on every Linear and
     Conv2d.
     """
@@ -256,29 +264,29 @@ def peft(size: str, steps: int) -> dict[str, Any]:
         down_block_types=("CrossAttnDownBlock2D",) * 3,
         up_block_types=("CrossAttnUpBlock2D",) * 3,
     )
-    model.requires_grad_(False)
+    model.to(device).requires_grad_(False)
     count = sum(p.numel() for p in model.parameters())
     names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
-    before = peak()
+    before = memory_before(device)
     model.add_adapter(library.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=names))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     scheduler = diffusers.DDPMScheduler()
-    latents = torch.randn(PICTURES, 4, SIDE, SIDE)
-    context = torch.randn(BATCH, TOKENS, width)
+    latents = torch.randn(PICTURES, 4, SIDE, SIDE).to(device)
+    context = torch.randn(BATCH, TOKENS, width).to(device)
     spent: list[float] = []
     took = 0.0
     for step in range(steps + 2):
         with stopwatch(spent):
-            clean = latents[torch.randint(PICTURES, (BATCH,))]
-            noise, level = torch.randn_like(clean), torch.randint(1000, (BATCH,))
+            clean = latents[torch.randint(PICTURES, (BATCH,)).to(device)]
+            noise, level = torch.randn_like(clean), torch.randint(1000, (BATCH,)).to(device)
             loss = F.mse_loss(model(scheduler.add_noise(clean, noise, level), level, context).sample, noise)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             float(loss.detach())
-        took = peak() - before if step == 1 else took
+        took = peak_mb(device) - before if step == 1 else took
     where = f"diffusers {diffusers.__version__}, PEFT {library.__version__}"
     return {"seconds": spent[2:], "memory": took, "where": where, "parameters": count}
 
