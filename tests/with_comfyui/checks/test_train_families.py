@@ -714,3 +714,12 @@ def test_only_networks_that_change_tensors_by_calls_pay_for_it():
     needing = {name for name, network in networks.items() if wall.autograd_inplace.changes_by_calls(network)}
     sources = {name: Path(importlib.import_module(path).__file__).read_text() for name, path in CALLS.items()}
     assert needing == {name for name, source in sources.items() if ".addcmul_(" in source}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_settings_change_no_byte_of_networks_that_change_tensors_by_calls(host, name):
+    available(name)
+    plain = train(host, name, {"kind": "lora"})["state"]
+    for setting in ({"offload": "activations"}, {"offload": "layers"}, {"offload": "optimizer"}):
+        found = train(host, name, {"kind": "lora"}, setting)["state"]
+        assert all(torch.equal(t, found.trained[key]) for key, t in plain.trained.items())
