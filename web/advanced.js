@@ -8,16 +8,25 @@ import { app, chain, fit } from './editor.js'
 export function foldAdvanced(node) {
   const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
   if (!folded.length) return
-  for (const widget of folded) {
-    widget.advanced = true // the canvas's menu offers to show them
-    Object.defineProperty(widget, 'hidden', { get: () => isClassic() && !isOpen(node), configurable: true })
-  }
+  for (const widget of folded) hide(widget, () => isClassic() && !isOpen(node))
   fit(node, true) // it was made with room for all of them
   chain(node, 'onConfigure', (saved) => {
     const untold = saved.showAdvanced === undefined // as a person left it, if it says so
     if (untold && folded.some((widget) => isSet(node, widget) || isLinked(saved, widget))) node.showAdvanced = true
   })
 }
+
+/** Hide a widget on the classic canvas, without a gap where it was, as long as `isFolded()`. */
+function hide(widget, isFolded) {
+  const { computeSize } = widget
+  widget.advanced = true // the canvas's menu offers to show it
+  Object.defineProperties(widget, {
+    hidden: { get: isFolded, configurable: true },
+    computeSize: { get: () => (isFolded() ? noSize : computeSize), configurable: true },
+  })
+}
+
+const noSize = () => [0, -4] // front end 1.27 lays hidden widgets out too, 4 pixels apart
 
 const isClassic = () => !window.LiteGraph?.vueNodesMode
 

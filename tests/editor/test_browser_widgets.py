@@ -100,6 +100,20 @@ def test_a_step_inside_a_subgraph_is_as_wide_as_its_node_after_the_subgraph_was_
     assert 500 < shown_width(editor, ".graft-training") <= 600
 
 
+def test_a_panel_begins_right_below_the_open_settings(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 120, 120)
+    editor.page.wait_for_timeout(500)
+    where = f"([id, name]) => {WIDGET}.y"
+    if not editor.modern:
+        gap = editor.do(where, [node, "training"]) - editor.do(where, [node, "preview_every"])
+        assert 20 <= gap < 40
+    editor.do("(id) => { app.graph.getNodeById(id).showAdvanced = true; app.canvas.setDirty(true, true) }", node)
+    editor.page.wait_for_timeout(500)
+    if not editor.modern:
+        assert editor.do(where, [node, "training"]) - editor.do(where, [node, "preview_every"]) > 90
+
+
 def opened(editor, saved, shown):
     """Load a workflow of one node with its `showAdvanced` as given (None: as workflows of before have it); whether the
     node shows its advanced settings.
