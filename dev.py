@@ -6,6 +6,8 @@ python dev.py test --quick              run the quick tests (3 minutes on two co
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
+python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
+                                        needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
                                         the demo with and without its average, training in a subgraph of the editor
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
@@ -123,6 +125,15 @@ def host(arguments: list[str]) -> None:
     """Run the tests that a real ComfyUI can run, on the checkout that COMFYUI_PATH or ~/ComfyUI names."""
     install("develop")
     run("-m", "pytest", "tests/with_comfyui", "-s", *arguments)
+
+
+def second_device(arguments: list[str]) -> None:
+    """Run tests with models on the second device, tests/second_device/device.py: those named, or every node test."""
+    install("develop")
+    parallel = ("-n", str(cores()), "--dist", "loadfile")
+    environment = {"GRAFT_TEST_DEVICE": "second", "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
+    named = arguments or [*parallel, "tests/second_device/checks", "tests/nodes"]
+    run("-m", "pytest", *named, environment=environment)
 
 
 def long() -> None:
@@ -260,7 +271,7 @@ def main(arguments: list[str]) -> None:
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
     alone = {"demo": demo, "check": check, "long": long, "lock": lock}
-    with_arguments = {"test": test, "host": host, "gpu": gpu}
+    with_arguments = {"test": test, "host": host, "second-device": second_device, "gpu": gpu}
     name, *rest = arguments or [""]
     if name in with_arguments:
         with_arguments[name](rest)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -41,20 +41,21 @@ class CudaLane:
         self.staging = {
             name: torch.empty_like(w, device="cpu", pin_memory=True, requires_grad=False) for name, w in weights.items()
         }
-        self.side = torch.cuda.Stream(device)
-        self.event = torch.cuda.Event()
+        self.streams: Any = getattr(torch, device.type)
+        self.side = self.streams.Stream(device)
+        self.event = self.streams.Event()
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
         """See Lane."""
-        self.side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.no_grad(), torch.cuda.stream(self.side):
+        self.side.wait_stream(self.streams.current_stream(self.device))
+        with torch.no_grad(), self.streams.stream(self.side):
             for name, tensor in self.staging.items():
                 tensor.copy_(weights[name], non_blocking=True)
             self.event.record(self.side)
 
     def protect(self) -> None:
         """See Lane."""
-        torch.cuda.current_stream(self.device).wait_event(self.event)
+        self.streams.current_stream(self.device).wait_event(self.event)
 
     def landed(self) -> None:
         """See Lane."""
@@ -81,11 +82,16 @@ class PlainLane:
         """The copy was done when `fetch` returned."""
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether a device copies to pinned memory while it computes, in streams as CUDA's."""
+    return device.type != "cpu" and hasattr(getattr(torch, device.type, None), "Stream")
+
+
 def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
     """The lane from `device` to the host; None if the weights are already in host memory."""
     if device.type == "cpu":
         return None
-    if device.type == "cuda":
+    if has_streams(device):
         return CudaLane(weights, device)
     return PlainLane(weights, device)
 
@@ -95,7 +101,7 @@ def note_on(device: torch.device) -> str:
 
     It is empty if the average is updated in parallel with the steps.
     """
-    if device.type == "cuda":
+    if has_streams(device):
         return ""
     if device.type == "cpu":
         return "the average is in host memory, as the weights are: device host changes nothing on a CPU"

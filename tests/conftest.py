@@ -1,5 +1,5 @@
 """Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded
-host.
+host. With GRAFT_TEST_DEVICE=second models compute on the second device (tests/second_device).
 """
 
 import importlib.util
@@ -22,6 +22,14 @@ else:
     from graft_nodes import comfyui_api_stubs
 
     comfyui_api_stubs.install()
+
+if os.environ.get("GRAFT_TEST_DEVICE") == "second":
+    from graft_nodes.tests.second_device import comfyui, device, not_there
+
+    comfyui.put_models_on(device.DEVICE)
+    NOT_THERE = not_there.TESTS
+else:
+    NOT_THERE = {}
 
 
 # Files and folders of which every test is slow: they open browsers and servers, start processes, or run workflows.
@@ -61,6 +69,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.relative_to(config.rootpath).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+        for name, reason in NOT_THERE.items():
+            if item.nodeid.startswith(name):
+                item.add_marker(pytest.mark.skip(reason=f"not on the second device: {reason}"))
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ..model_device import DEVICES, LOAD
 from ..sampling_options import sampling_options
 
 
@@ -59,8 +60,7 @@ def build_unet(
             parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
         )
         parameter.data.copy_(drawn + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0))
-    cpu = torch.device("cpu")
-    patcher = comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    patcher = comfy.model_patcher.ModelPatcher(model, **DEVICES)
     if hasattr(patcher, "cached_patcher_init"):
         patcher.cached_patcher_init = (
             lambda *arguments, **_: build_unet(*arguments),
@@ -109,9 +109,11 @@ def predict(patcher: Any, size: tuple[int, int] = (8, 8), seed: int = 0, sigma: 
     """The same of a model as it is loaded now."""
     generator = torch.Generator().manual_seed(seed)
     x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
-    options = {**sampling_options(patcher), "sigmas": torch.full((2,), sigma)}
+    options = {**sampling_options(patcher), "sigmas": torch.full((2,), sigma, device=LOAD)}
     with torch.inference_mode():
-        return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options).float()
+        x, level, context = x.to(LOAD), torch.ones(2, device=LOAD), context.to(LOAD)
+        prediction = patcher.model.apply_model(x, level, c_crossattn=context, transformer_options=options)
+    return prediction.float().cpu()
 
 
 class Snapshot:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..model_device import DEVICES
+
 WIDTH, CONTEXT, PATCH = 16, 24, 2
 
 
@@ -90,5 +92,4 @@ def build_model(seed: int = 0) -> Any:
     for parameter in model.diffusion_model.parameters():
         drawn = torch.randn(parameter.shape, generator=generator)
         parameter.data.copy_(drawn * parameter.shape[-1] ** -0.5)
-    cpu = torch.device("cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    return comfy.model_patcher.ModelPatcher(model, **DEVICES)

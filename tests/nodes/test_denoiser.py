@@ -12,6 +12,8 @@ from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 
+from ..model_device import DEVICES
+
 CONFIG = {
     "image_size": 32,
     "in_channels": 4,
@@ -57,8 +59,7 @@ def _model(kind, sdxl=False, dtype=torch.float32):
                 torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
                 + (p.ndim == 1)
             )
-    cpu = torch.device("cpu")
-    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+    return comfy.model_patcher.ModelPatcher(model, **DEVICES)
 
 
 def _random(*shape, seed=0):

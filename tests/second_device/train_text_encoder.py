@@ -16,25 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from graft_nodes import comfyui_api_stubs
+from graft_nodes.tests.second_device.comfyui import put_models_on
 from graft_nodes.tests.second_device.device import CPU, DEVICE
 from PIL import Image
 
 comfyui_api_stubs.install()
 
-import comfy.model_management as management  # noqa: E402  (of the host that was just installed)
 from graft_nodes.tests.host_fixture import Host  # noqa: E402
 
 STEPS = 2
-
-
-def put_model_on(device: torch.device) -> None:
-    """The model computes on a device; everything else of ComfyUI stays on the CPU."""
-    management.get_torch_device = lambda: device
-    for name in ("should_use_fp16", "should_use_bf16"):
-        setattr(management, name, lambda *_, **__: False)
-    for name in ("unet_offload_device", "text_encoder_device", "text_encoder_offload_device", "intermediate_device"):
-        setattr(management, name, lambda: CPU)
-    management.get_free_memory = lambda *_, **__: 8e9
 
 
 def write_pictures(folder: str) -> None:
@@ -68,7 +58,7 @@ def workflow(host: Host, adapter: str, optimizer: str) -> dict[str, Any]:
 
 def main(folder: str, model_device: str, adapter: str, optimizer: str) -> None:
     """Train, and say what came out."""
-    put_model_on({"second": DEVICE, "cpu": CPU}[model_device])
+    put_models_on({"second": DEVICE, "cpu": CPU}[model_device])
     write_pictures(os.path.join(folder, "input", "few"))
     host = Host(folder)
     stepper = host.module("training.optimizers.stepper").OptimizerStepper

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...ema.host_offload import has_streams
 from .checkpointing import blocks
 from .saved_tensors import KeptTensor
 
@@ -23,12 +24,13 @@ def on_device(tensor: Tensor) -> bool:
 
 def empty_on_host(like: Tensor) -> Tensor:
     """Host memory for a tensor, pinned where copies from the device then need not be waited for."""
-    return torch.empty_like(like, device="cpu", pin_memory=like.device.type == "cuda")
+    return torch.empty_like(like, device="cpu", pin_memory=has_streams(like.device))
 
 
-def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor from host memory on `device`; to CUDA through pinned memory, without waiting for the copy."""
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    dtype = dtype or tensor.dtype
+    if has_streams(device) and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True).to(dtype)
     return tensor.to(device, dtype)
 
@@ -69,8 +71,8 @@ class Parking:
     def wait(self) -> None:
         """Waits until every copy to host memory is done."""
         for device in self._waiting:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if has_streams(device):
+                getattr(torch, device.type).synchronize(device)
         self._waiting.clear()
 
 

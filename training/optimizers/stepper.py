@@ -293,31 +293,36 @@ class OptimizerStepper:
 
     def norm(self) -> float:
         """The norm of the whole gradient; also clips the gradients to clip_norm."""
+        norm, *_ = self.norm_and([])
+        return norm
+
+    def norm_and(self, losses: Sequence[Tensor]) -> list[float]:
+        """The same, and then these losses as numbers: all are read from the device together."""
         gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
         if self.early or self.half:
-            return self._norm_in_pieces(list(gradients.values()))
+            return self._norm_in_pieces(list(gradients.values()), losses)
         tensors = [self.trained[name] for name in gradients]
         largest = self.settings.clip_norm or math.inf
         if self._norm is None:
-            return float(nn.utils.clip_grad_norm_(tensors, largest))
+            return _read_together([nn.utils.clip_grad_norm_(tensors, largest), *losses])
         total = self._norm(gradients)
         nn.utils.clip_grads_with_norm_(tensors, largest, total)
-        return float(total)
+        return _read_together([total, *losses])
 
-    def _norm_in_pieces(self, gradients: list[Tensor]) -> float:
+    def _norm_in_pieces(self, gradients: list[Tensor], losses: Sequence[Tensor]) -> list[float]:
         """The norm of bf16 gradients and of those that are freed already, summed in float64."""
         squares = [*self._squares, *map(_square, gradients)]
         if squares:
             total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
         else:
             total = torch.zeros((), dtype=torch.float64)
-        norm = float(total.sqrt())
+        norm, *numbers = _read_together([total.sqrt(), *losses])
         if gradients and self.settings.clip_norm and math.isfinite(norm):
             factor = min(
                 1.0, self.settings.clip_norm / (norm + 1e-6)
             )  # as clip_grad_norm_ does, with the norm in float32
             torch._foreach_mul_(gradients, factor)
-        return norm
+        return [norm, *numbers]
 
     def step_(self) -> None:
         """Finish the step: update every tensor that has not been updated yet."""
@@ -380,6 +385,14 @@ def _slots_by_name(saved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -
 def _square(gradient: Tensor) -> Tensor:
     """The square of a gradient's norm, float64."""
     return torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).double().square()
+
+
+def _read_together(numbers: Sequence[Tensor]) -> list[float]:
+    """Tensors without dimensions as numbers; the device of the first is waited for once."""
+    dtype = numbers[0].dtype
+    for number in numbers:
+        dtype = torch.promote_types(dtype, number.dtype)
+    return torch.stack([number.to(numbers[0].device, dtype) for number in numbers]).tolist()
 
 
 def _placeholder(tensor: Tensor) -> nn.Parameter:

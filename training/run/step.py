@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,13 +32,13 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     denoiser, objective = work.denoiser, work.start_state.settings.objective
     clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
     tokens = tokens_of(clean.shape[-2], clean.shape[-1])
-    sigma = draw_timesteps(objective, clean.shape[0], generator, tokens).to(denoiser.device)
+    sigma = to_device(draw_timesteps(objective, clean.shape[0], generator, tokens), denoiser.device)
     if not gives_levels(objective):
         sigma = denoiser.sigma(sigma)
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
     target = clean
     if objective.ip_noise:
-        extra = objective.ip_noise * torch.randn(clean.shape, generator=generator).to(clean.device)
+        extra = objective.ip_noise * to_device(torch.randn(clean.shape, generator=generator), clean.device)
         target = clean + perturbation(denoiser.prediction, sigma).view(-1, *[1] * (clean.ndim - 1)) * extra
         noise = noise + extra
     x = denoiser.noisy(clean, noise, sigma)
@@ -47,7 +48,7 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
         denoised = denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
     mask = None
     if batch.mask is not None:
-        mask = batch.mask.to(denoiser.device)
+        mask = to_device(batch.mask, denoiser.device)
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
 
 
@@ -59,7 +60,7 @@ def _base_predictions(
     """
     rows = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
-    rows = rows.to(x.device)
+    rows = to_device(rows, x.device)
     with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
         base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
@@ -78,7 +79,9 @@ def backward_(work: Workspace) -> float:
         local_part = first + work.gradients.rank
         local_loss = 0.0
         if local_part < parts:
-            local_loss = _backward_part(work, local_part)
+            reader = _ReadAtOnce(work)
+            _backward_part(work, local_part, reader)
+            local_loss = reader.total
         for loss in work.gradients.finish_round(min(ranks, parts - first), local_loss):
             total += loss
             if not math.isfinite(total):
@@ -87,40 +90,64 @@ def backward_(work: Workspace) -> float:
     return total
 
 
-def _backward_part(work: Workspace, part: int) -> float:
-    """The loss of one micro-batch of the next step, with its gradients on their way to `work.gradients`."""
+def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], bool]) -> None:
+    """Compute one micro-batch of the next step, with its gradients on their way to `work.gradients`.
+
+    Each loss goes to `take_loss`, which says whether to go backward.
+    """
     settings = work.start_state.settings
     options = {"graft_training": {"step": work.step, "total_steps": settings.optimizer.total_steps}}
     work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)
     images = sum(len(batch.conditionings) for batch in groups)
     generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
-    total = 0.0
     for batch in groups:
         per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
         loss = per_image.sum() / (images * settings.optimizer.accumulation)
-        total += float(loss.detach())
-        if not _may_go_backward(work, total):  # before fused_backward updates anything
-            if math.isfinite(total):
-                return math.nan  # another rank's is not finite
-            return total
+        if not take_loss(loss.detach()):  # before fused_backward updates anything
+            return
         is_last = batch is groups[-1]
         stepping: AbstractContextManager[None] = nullcontext()
         if is_last and part == settings.optimizer.accumulation - 1:
             stepping = work.stepper.last_backward()
         with stepping, work.gradients.backward(batch is groups[0], is_last):
             _backward(work, loss)
-    return total
+
+
+class _ReadAtOnce:
+    """Adds up the losses of a micro-batch, and waits for each: the backward pass needs to know that it is finite."""
+
+    def __init__(self, work: Workspace) -> None:
+        self.work, self.total = work, 0.0
+
+    def __call__(self, loss: Tensor) -> bool:
+        self.total += float(loss)
+        if _may_go_backward(self.work, self.total):
+            return True
+        if math.isfinite(self.total):
+            self.total = math.nan  # another rank's is not finite
+        return False
+
+
+class _ReadLater:
+    """Keeps the losses of a micro-batch on the device, to be read together with the norm."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+
+    def __call__(self, loss: Tensor) -> bool:
+        self.losses.append(loss)
+        return True
 
 
 def _weighted(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
     """Losses (B,) times the weights of their images and of the prior."""
     objective = work.start_state.settings.objective
     if batch.weights is not None:
-        per_image = per_image * batch.weights.to(per_image.device)
+        per_image = per_image * to_device(batch.weights, per_image.device)
     if objective.prior == "none":
         return per_image
-    regularisation = batch.is_regularisation.to(per_image.device)
+    regularisation = to_device(batch.is_regularisation, per_image.device)
     return torch.where(regularisation, per_image * objective.prior_weight, per_image)
 
 
@@ -189,6 +216,8 @@ def _gradients(work: Workspace) -> tuple[float, float]:
 
     In fp16 a step that overflows is computed again with half the loss scale.
     """
+    if _reads_later(work):
+        return _gradients_read_together(work)
     loss = backward_(work)
     while work.loss_scale is not None and math.isfinite(loss) and not work.loss_scale.unscale_(work.trained):
         work.stepper.drop_gradients()
@@ -196,6 +225,32 @@ def _gradients(work: Workspace) -> tuple[float, float]:
             raise Diverged(f"Step {work.step + 1} overflows in fp16 however the loss is scaled: use bf16 or float32.")
         loss = backward_(work)
     return loss, work.stepper.norm()
+
+
+def _reads_later(work: Workspace) -> bool:
+    """Whether nothing depends on the loss before the gradients are complete, so that the step waits only once."""
+    is_alone = not isinstance(work.group, process_group.ProcessGroup)
+    return is_alone and not work.stepper.early and work.loss_scale is None
+
+
+def _gradients_read_together(work: Workspace) -> tuple[float, float]:
+    """The same for one process: the device is waited for once, at the end."""
+    parts = work.start_state.settings.optimizer.accumulation
+    readers = []
+    work.gradients.begin_step(work.step, parts)
+    for part in range(parts):
+        reader = _ReadLater()
+        _backward_part(work, part, reader)
+        work.gradients.finish_round(1, 0.0)
+        readers.append(reader)
+    work.purpose = ""
+    norm, *numbers = work.stepper.norm_and([loss for reader in readers for loss in reader.losses])
+    total = 0.0
+    for reader in readers:  # added in the order of `backward_`
+        count = len(reader.losses)
+        total += sum(numbers[:count], 0.0)
+        del numbers[:count]
+    return total, norm
 
 
 def _average_(work: Workspace) -> None:

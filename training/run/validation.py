@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..data.batches import with_size_conditioning
 from ..data.dataset import DatasetImage
+from ..memory.offload import to_device
 from ..objective.loss import losses
 from ..optimizers.precision import autocast
 from ..random_draws import generator as seeded_generator
@@ -46,10 +47,10 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
     denoiser, state = work.denoiser, work.start_state
     generator = seeded_generator(state.start.seed, number, "validation")
     latents = image.latent[None].expand(NOISE_LEVELS, *image.latent.shape)
-    clean = denoiser.process_in(latents.to(denoiser.device, torch.float32))
+    clean = denoiser.process_in(to_device(latents, denoiser.device, torch.float32))
     timesteps = (torch.arange(NOISE_LEVELS) + torch.rand((), generator=generator)) / NOISE_LEVELS
-    sigma = denoiser.sigma(timesteps.to(denoiser.device))
-    noise = torch.randn(clean.shape, generator=generator).to(denoiser.device)
+    sigma = denoiser.sigma(to_device(timesteps, denoiser.device))
+    noise = to_device(torch.randn(clean.shape, generator=generator), denoiser.device)
     with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
         stored = with_size_conditioning(work.dataset.conditionings[image.caption], image.framing)
         (conditioning,) = work.encoded([image.caption], [stored])
@@ -58,5 +59,5 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
         )
     mask = None
     if image.mask is not None:
-        mask = image.mask[None].to(denoiser.device)
+        mask = to_device(image.mask[None], denoiser.device)
     return losses(state.settings.objective, denoiser.prediction, denoised, clean, sigma, mask)

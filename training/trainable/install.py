@@ -248,19 +248,20 @@ def from_lora(
 
 
 @torch.no_grad()
-def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> int:
-    """Maximum weight norm: scale down in place each change whose norm is above `max_norm`; returns how many.
+def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Tensor:
+    """Maximum weight norm: scale down in place each change whose norm is above `max_norm`; returns how many, as a
+    tensor, because reading it waits for the device.
 
     It is kohya's scale_weight_norms. The norm of a rotation is that of its blocks.
     """
     if not settings.max_norm:
-        return 0
+        return torch.tensor(0)
     adapter, exceeded = settings.adapter, []
     for path, tensors in by_module(trained).items():
         norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
         exceeded.append(norm > settings.max_norm)
         adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
-    return int(torch.stack([one.to(exceeded[0].device) for one in exceeded]).sum())
+    return torch.stack([one.to(exceeded[0].device) for one in exceeded]).sum()
 
 
 # --- installing -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,261 @@
+"""The second device's kernels: any operation is computed by the CPU's kernel on the same memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .memory import CPU, NAME, block_of, is_on_device, is_pinned, on_device, on_host, pin
+from .meter import meter
+from .streams import begin_download, begin_upload, current_stream, host_waits, settle
+from .torch_module import SecondModule, device_of
+
+_aten = torch.ops.aten
+_CPU_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # of operations that do not touch memory
+
+# CUDA's kernels of these tell the host something, usually a size: the host waits.
+_WAITING = {
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::equal",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::repeat_interleave",
+}
+_TAKES_CPU_INDICES = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+
+
+class MixedDevices(RuntimeError):
+    """An operation was given tensors of both devices."""
+
+
+# --- any operation ----------------------------------------------------------------------------------------------------
+
+
+def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """An operation on the tensors' numbers; its results are on the device."""
+    name = op._schema.name
+    leaves = tree_leaves((args, kwargs))
+    _refuse_mixed(op, leaves)
+    kwargs = _with_generator(op, kwargs, leaves)
+    if name in _WAITING:
+        meter.waited(name)
+        host_waits(current_stream().position())
+    if name == "aten::_index_put_impl_":
+        _note_indices(args[1])
+    sources: dict[int, Tensor] = {}  # the device's tensors by the id of the CPU tensors that stand for them
+
+    def lowered(value: Any) -> Any:
+        if is_on_device(value):
+            host = on_host(value)
+            sources[id(host)] = value
+            return host
+        if isinstance(value, torch.device):
+            return CPU
+        return value
+
+    host_args, host_kwargs = tree_map(lowered, (args, kwargs))
+    host_kwargs.pop("pin_memory", None)
+    _note_uses(op, args, kwargs)
+    result = op(*host_args, **host_kwargs)
+    inputs = tree_leaves((host_args, host_kwargs))  # they keep their ids
+    return tree_map(lambda value: _raised(op, value, sources, inputs), result)
+
+
+def _raised(op: Any, value: Any, sources: dict[int, Tensor], inputs: list[Any]) -> Any:
+    """A result on the device: the input that was written, a view of an input, or a new tensor."""
+    if not isinstance(value, Tensor):
+        return value
+    if id(value) in sources:
+        source = sources[id(value)]
+        if source.shape != value.shape:
+            _replace_memory(op, source, value)
+        return source
+    for host in inputs:
+        if id(host) in sources and _share_memory(host, value):
+            return _view(sources[id(host)], value)
+    return on_device(value)
+
+
+def _replace_memory(op: Any, tensor: Tensor, host: Tensor) -> None:
+    """Give an empty tensor, which was passed as `out`, the memory of a result."""
+    if tensor.numel():
+        raise NotImplementedError(f"{op} changes the size of its input, which the second device cannot")
+    storage = on_device(host).untyped_storage()
+    _aten.set_.source_Storage_storage_offset.redispatch(_CPU_KERNELS, tensor, storage, 0, host.shape, host.stride())
+
+
+def _share_memory(tensor: Tensor, other: Tensor) -> bool:
+    return bool(other.numel()) and tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _view(source: Tensor, host: Tensor) -> Tensor:
+    """The view of a tensor's memory that a CPU tensor is."""
+    offset = host.storage_offset() - block_of(source).first // host.element_size()
+    return _aten.as_strided.default.redispatch(_CPU_KERNELS, source, host.shape, host.stride(), offset)
+
+
+def _refuse_mixed(op: Any, leaves: list[Any]) -> None:
+    if op._schema.name in _TAKES_CPU_INDICES:
+        return
+    foreign = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.device == CPU and leaf.dim()]
+    if foreign:
+        shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in foreign)
+        raise MixedDevices(f"{op}: {shapes} of the CPU among tensors of the second device")
+
+
+def _with_generator(op: Any, kwargs: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+    """Random operations draw from the device's own generator, unless they are given one; one of the CPU is refused."""
+    given = [leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)]
+    for generator in given:
+        device = device_of(generator)
+        if device.type != NAME:
+            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{device.type}'")
+    if given or not any(argument.name == "generator" for argument in op._schema.arguments):
+        return kwargs
+    return {**kwargs, "generator": SecondModule.default_generators[0]}
+
+
+def _note_indices(indices: Any) -> None:
+    """What CUDA does with indices: those of the CPU are copied over, and masks become numbers, whose count is read."""
+    for index in indices:
+        if isinstance(index, Tensor) and not is_on_device(index):
+            _upload(index, False)
+        elif isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+            meter.waited("boolean indexing")
+            host_waits(current_stream().position())
+
+
+def _note_uses(op: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Check the order in which streams use the memory of an operation's tensors."""
+    mark = current_stream().queue()
+    named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
+    named.update(kwargs)
+    for argument in op._schema.arguments:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tree_leaves(named.get(argument.name)):
+            if is_on_device(tensor) and tensor.untyped_storage().nbytes():
+                uses = block_of(tensor).uses
+                if is_written:
+                    uses.wrote(mark, str(op))
+                else:
+                    uses.read(mark, str(op))
+
+
+# --- memory, and what crosses -----------------------------------------------------------------------------------------
+
+
+def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    return on_device(torch.empty(tuple(size), dtype=dtype, memory_format=memory_format or torch.contiguous_format))
+
+
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Tensor:
+    return on_device(torch.empty_strided(tuple(size), tuple(stride), dtype=dtype or torch.get_default_dtype()))
+
+
+def _empty_like(tensor: Tensor, *, device: Any = None, pin_memory: Any = None, **options: Any) -> Tensor:
+    if pin_memory:
+        return pin(_aten.empty_like.default(on_host(tensor), **options))
+    return _aten.empty_like.default.redispatch(_CPU_KERNELS, tensor, device=device, **options)
+
+
+def _to_copy(tensor: Tensor, *, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+    """As torch's own, which pins the memory of a copy to the host that is not waited for."""
+    if non_blocking and device is not None and torch.device(device) == CPU:
+        options.pop("pin_memory", None)
+        target = pin(torch.empty(tensor.shape, dtype=options.get("dtype") or tensor.dtype))
+        return target.copy_(tensor, non_blocking=True)
+    options |= {"device": device, "non_blocking": non_blocking}
+    return _aten._to_copy.default.redispatch(_CPU_KERNELS, tensor, **options)
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Every copy into, out of and within the device."""
+    mark = current_stream().queue()
+    for tensor, is_written in ((source, False), (target, True)):
+        if is_on_device(tensor) and tensor.untyped_storage().nbytes():
+            uses = block_of(tensor).uses
+            if is_written:
+                uses.wrote(mark, "a copy")
+            else:
+                uses.read(mark, "a copy")
+    if not is_on_device(target):
+        _download(source, target, non_blocking)
+        return target
+    if not is_on_device(source):
+        _upload(source, non_blocking)
+        on_host(target).copy_(source)
+    else:
+        on_host(target).copy_(on_host(source))
+    return target
+
+
+def _download(source: Tensor, target: Tensor, non_blocking: bool) -> None:
+    meter.downloaded += source.numel() * source.element_size()
+    contents = on_host(source).to(target.dtype).expand(target.shape)
+    if non_blocking and is_pinned(target):
+        begin_download(target, contents)
+        return
+    meter.waited("copy to the host")
+    host_waits(current_stream().position())
+    target.copy_(contents)
+
+
+def _upload(source: Tensor, non_blocking: bool) -> None:
+    meter.uploaded += source.numel() * source.element_size()
+    if is_pinned(source):
+        settle(source)
+        if non_blocking:
+            begin_upload(source)
+    if not non_blocking:
+        meter.blocked("copy to the device")
+        host_waits(current_stream().position())
+
+
+def _local_scalar_dense(tensor: Tensor) -> Any:
+    meter.waited("item")
+    block_of(tensor).uses.read(current_stream().queue(), "item")
+    host_waits(current_stream().position())
+    return on_host(tensor).item()
+
+
+def _set(tensor: Tensor, source: Any, *where: Any) -> Tensor:
+    """Let a tensor be a view of a storage."""
+    overload = _aten.set_.source_Storage_storage_offset if where else _aten.set_.source_Storage
+    return overload.redispatch(_CPU_KERNELS, tensor, source, *where)
+
+
+# --- making it known --------------------------------------------------------------------------------------------------
+
+_OWN = {
+    "empty.memory_format": _empty,
+    "empty_strided": _empty_strided,
+    "empty_like": _empty_like,
+    "_to_copy": _to_copy,
+    "_copy_from": _copy_from,
+    "_local_scalar_dense": _local_scalar_dense,
+    "set_.source_Storage": _set,
+    "set_.source_Storage_storage_offset": _set,
+}
+# Torch's own way from these to smaller operations ends in kernels that an extension has to bring.
+_WHOLE = ("convolution", "convolution_backward", "native_group_norm", "native_layer_norm")
+
+
+def register() -> list[Any]:
+    """Make the device and its kernels known to torch; they last as long as the libraries that this returns."""
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=SecondModule())
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(compute, "PrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    for name, kernel in _OWN.items():
+        aten.impl(name, kernel, "PrivateUse1")
+    for name in _WHOLE:
+        aten.impl(name, partial(compute, getattr(_aten, name).default), "PrivateUse1")
+    return [everything, aten]

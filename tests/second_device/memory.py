@@ -1,0 +1,161 @@
+"""Tensors of the second device: plain torch tensors with storages of their own, which lie in the CPU's memory.
+
+They are made through DLPack, which can name a pointer of any device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+from weakref import WeakValueDictionary, finalize
+
+import torch
+from torch import Tensor
+
+from .meter import meter
+from .streams import Uses
+
+NAME = "second"
+CPU = torch.device("cpu")
+
+# --- DLPack's structures ----------------------------------------------------------------------------------------------
+
+_EXTENSION = 12  # kDLExtDev, which torch reads as the device of an extension
+_CODES = {
+    torch.bool: 6,
+    torch.uint8: 1,
+    torch.int8: 0,
+    torch.int16: 0,
+    torch.int32: 0,
+    torch.int64: 0,
+    torch.float16: 2,
+    torch.float32: 2,
+    torch.float64: 2,
+    torch.bfloat16: 4,
+    torch.complex64: 5,
+    torch.complex128: 5,
+}
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _DLManagedTensor(ctypes.Structure):
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_CAPSULE_NAME = ctypes.c_char_p(b"dltensor")
+_allocate = ctypes.pythonapi.PyMem_RawMalloc
+_allocate.restype = ctypes.c_void_p
+_allocate.argtypes = [ctypes.c_size_t]
+_FREE = ctypes.cast(ctypes.pythonapi.PyMem_RawFree, ctypes.c_void_p)  # torch frees the structure, at any time
+
+
+def _tensor_at(owner: Tensor, code: int) -> Tensor:
+    """A tensor of the device at the address of a CPU tensor."""
+    lengths = ctypes.c_int64 * owner.dim()
+    address = _allocate(ctypes.sizeof(_DLManagedTensor))
+    structure = _DLManagedTensor.from_address(address)
+    structure.context, structure.deleter = None, _FREE
+    structure.tensor = _DLTensor(
+        data=owner.data_ptr(),
+        device_type=_EXTENSION,
+        device_id=0,
+        ndim=owner.dim(),
+        code=code,
+        bits=owner.element_size() * 8,
+        lanes=1,
+        shape=lengths(*owner.shape),
+        strides=lengths(*owner.stride()),
+        byte_offset=0,
+    )
+    return torch._C._from_dlpack(_new_capsule(address, _CAPSULE_NAME, None))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Block:
+    """One piece of the device's memory: the CPU tensor that owns it, and how it is used."""
+
+    def __init__(self, owner: Tensor) -> None:
+        self.owner = owner
+        self.first = owner.storage_offset() * owner.element_size()
+        self.size = owner.untyped_storage().nbytes()
+        self.uses = Uses()
+        meter.take(self.size)
+
+
+_block_at: dict[int, Block] = {}  # by the address of their memory
+
+
+def _freed(address: int, block: Block) -> None:
+    """Torch has freed the storage."""
+    if _block_at.get(address) is block:
+        del _block_at[address]
+    meter.give_back(block.size)
+
+
+def on_device(owner: Tensor) -> Tensor:
+    """A tensor of the device over the memory of a CPU tensor, which nothing else may use from now on."""
+    code = _CODES.get(owner.dtype)
+    if code is None:  # types that DLPack does not know
+        return on_device(owner.view(torch.uint8)).view(owner.dtype)
+    block = Block(owner)
+    tensor = _tensor_at(owner, code)
+    _block_at[owner.data_ptr()] = block
+    finalize(tensor.untyped_storage(), _freed, owner.data_ptr(), block).atexit = False
+    return tensor
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether a value is a tensor of the second device."""
+    return isinstance(value, Tensor) and value.device.type == NAME
+
+
+def block_of(tensor: Tensor) -> Block:
+    """The memory of a tensor of the device."""
+    return _block_at[tensor.untyped_storage().data_ptr()]
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The CPU tensor over the memory of a tensor of the device."""
+    if not tensor.untyped_storage().nbytes():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    block = block_of(tensor)
+    offset = block.first // tensor.element_size() + tensor.storage_offset()
+    view = torch.empty(0, dtype=tensor.dtype)
+    return view.set_(block.owner.untyped_storage(), offset, tensor.shape, tensor.stride())
+
+
+# --- pinned memory ----------------------------------------------------------------------------------------------------
+
+_pinned: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """Call the memory of a CPU tensor pinned."""
+    if tensor.numel():
+        storage = tensor.untyped_storage()
+        _pinned[storage.data_ptr()] = storage
+    return tensor
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether a CPU tensor is in pinned memory."""
+    return tensor.device == CPU and tensor.untyped_storage().data_ptr() in _pinned
