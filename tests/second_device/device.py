@@ -10,7 +10,8 @@ the CPU's memory, and:
 - pinned memory, streams and events keep their order (streams.py);
 - generators belong to a device, and `torch.autocast("second", …)` works (torch_module.py, autocast.py).
 
-It computes at once, so it says nothing about speed.
+It computes at once, so it says nothing about speed. Autocast knows few operations: bf16 and fp16 training do not run on
+it yet.
 """
 
 from __future__ import annotations
