@@ -14,7 +14,7 @@ from functools import partial
 from .case import ROOT, Case, CutShort, Row, Setting, need, row
 
 TESTS = ("tests/nodes",)
-TINY_TESTS = ("tests/nodes/test_plot.py", "tests/nodes/test_processes.py")
+TINY_TESTS = ("tests/nodes/test_plot.py",)
 SECONDS_LEFT = 5.0  # for reading what pytest said
 MOST_PROCESSES = 8  # that share the device
 NAMED = 20  # failed tests in the table; the log has all

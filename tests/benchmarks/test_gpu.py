@@ -1,0 +1,87 @@
+"""`python dev.py gpu`, tried on the CPU at tiny sizes: every part runs its code, and both files say what came out."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_parts.registry import PARTS
+
+ROOT = Path(__file__).resolve().parents[2]
+ON_A_GPU = {"compile": "bypass", "stack": "fp8, 8 LoRAs", "todo": "tiny 128 px, train"}  # a case of some parts
+NOT_HERE = {  # what the CPU and the embedded host cannot do
+    "training with sharded weights (FSDP2)": (
+        "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU"
+    ),
+    "ComfyUI's own trainer": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
+    "ComfyUI's own trainer, bypass": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
+}
+
+
+def gpu(*arguments, **environment):
+    """The command, ended."""
+    command = [sys.executable, str(ROOT / "dev.py"), "gpu", *arguments]
+    known = {**os.environ, "COMFYUI_PATH": "", "HOME": "/nonexistent", "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    """(what the command printed, gpu.json, gpu.md)."""
+    folder = tmp_path_factory.mktemp("gpu")
+    done = gpu("--device", "cpu", "--tiny", "--minutes", "30", "--out", str(folder))
+    found = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    failed = [case for part in found["parts"] for case in part["cases"] if case["status"] not in ("done", "x")]
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:], [case["error"] for case in failed])
+    return done.stdout, found, (folder / "gpu.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_every_part_runs(tried):
+    _, found, _ = tried
+    assert [part["name"] for part in found["parts"]] == [part.name for part in PARTS]
+    missing = {}
+    for part in found["parts"]:
+        for case in part["cases"]:
+            if case["status"] != "done":
+                missing[case["name"]] = case["reason"]
+            rows = case["rows"]
+            assert rows or case["status"] != "done", case
+            assert all(math.isfinite(row["value"]) and row["name"] for row in rows), case
+    assert missing == NOT_HERE
+    cases = {part["name"]: [case["name"] for case in part["cases"]] for part in found["parts"]}
+    assert all(name in cases[part] for part, name in ON_A_GPU.items()), cases
+
+
+@pytest.mark.slow
+def test_the_files_say_what_ran_where(tried):
+    printed, found, table = tried
+    assert found["device"] == "cpu" and found["python"] == sys.executable and "not run yet" not in found
+    assert sys.executable in printed and "gpu.md" in printed
+    assert table.startswith("# Graft on cpu\n") and "the numbers say nothing" in table
+    assert all(f"(`{part.name}`)" in table for part in PARTS)
+    assert "| not on this device | training: ComfyUI's own trainer | there is no ComfyUI checkout" in table
+
+
+@pytest.mark.slow
+def test_one_part_alone(tmp_path):
+    done = gpu("lane", "--device", "cpu", "--tiny", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert [part["name"] for part in found["parts"]] == ["lane"]
+
+
+@pytest.mark.slow
+def test_without_a_gpu_it_says_so(tmp_path):
+    done = gpu("--out", str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and "sees no CUDA device" in done.stderr and "--device cpu --tiny" in done.stderr
+
+
+def test_a_part_that_is_not_there_and_a_wrong_checkout(tmp_path):
+    done = gpu("stak")
+    assert done.returncode == 2 and "stak: no such part; the parts are lane, resume, nccl" in done.stderr
+    done = gpu("lane", "--comfyui", str(tmp_path), "--out", str(tmp_path))
+    assert done.returncode == 1 and "is not a ComfyUI checkout" in done.stderr
