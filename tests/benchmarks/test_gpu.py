@@ -39,7 +39,7 @@ def tried(tmp_path_factory):
     return done.stdout, found, (folder / "gpu.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_part_runs(tried):
     _, found, _ = tried
     assert [part["name"] for part in found["parts"]] == [part.name for part in PARTS]
@@ -56,7 +56,7 @@ def test_every_part_runs(tried):
     assert all(name in cases[part] for part, name in ON_A_GPU.items()), cases
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_files_say_what_ran_where(tried):
     printed, found, table = tried
     assert found["device"] == "cpu" and found["python"] == sys.executable and "not run yet" not in found
