@@ -38,7 +38,7 @@ TODO = (
 @pytest.mark.parametrize(
     ("script", "options", "promised"),
     [
-        ("lora.py", ("--counts", "1,4,8", "--ranks", "4", "--no-libraries"), LORA),
+        pytest.param("lora.py", ("--counts", "1,4,8", "--ranks", "4", "--no-libraries"), LORA, marks=pytest.mark.long),
         ("todo.py", ("--sizes", "128"), TODO),
     ],
 )

@@ -134,7 +134,8 @@ def stop_after_a_preview(editor, node):
     return trained(editor, node)
 
 
-@pytest.mark.parametrize("place", ["top level", pytest.param("subgraph", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["top level", "subgraph"])
 def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor, place):
     steps = 40
     ids = build(editor, steps, previews=8, run=f"{place} {'nodes2' if editor.modern else 'classic'}")

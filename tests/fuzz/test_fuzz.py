@@ -25,6 +25,7 @@ def reports():
     return {report["target"]: report for report in json.loads(done.stdout.splitlines()[-1])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_but_use_and_refusals(reports, target):
     report = reports[target]

@@ -26,15 +26,15 @@ def _trained(folder, *arguments):
     return json.loads(places.removeprefix("PLACES")), load_file(folder / "state.safetensors")
 
 
-SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
     ("adapter", "optimizer", "nearly"),
     [
         ("lora", "adamw", 1e-3),  # a step is 1e-2 long, in the direction of a gradient that may be nearly zero
-        pytest.param("full", "sgd", 1e-5, marks=SLOW),
-        pytest.param("loha", "sgd", 1e-5, marks=SLOW),
+        pytest.param("full", "sgd", 1e-5, marks=LONG),
+        pytest.param("loha", "sgd", 1e-5, marks=LONG),
     ],
 )
 def test_the_factors_lie_with_the_text_encoder_and_the_numbers_are_the_same(tmp_path, adapter, optimizer, nearly):

@@ -50,7 +50,7 @@ def test_each_case_ends_in_its_own_way_and_the_others_go_on(options):
     assert 0 < result.seconds < 120 and all(case.peak_mb > 0 for case in result.cases if case.status == DONE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_case_that_never_ends_is_stopped_and_the_rest_is_named(options):
     begun = time.monotonic()
     result = run_part(Part("hanging", "Hanging", "hanging_part", 10.0), options, 25.0)

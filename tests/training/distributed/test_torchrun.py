@@ -150,6 +150,7 @@ def results(place):
     return found
 
 
+@pytest.mark.long
 def test_two_ranks_of_which_one_is_killed_give_what_twice_the_accumulation_gives(tmp_path, pictures, alone):
     status, said, errors = run(tmp_path, pictures, workflow(), 2, kill="0:1:3:inside", restarts=3)
     assert status == 0, errors
