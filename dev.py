@@ -1,7 +1,7 @@
 """Graft's developer commands. They need Python 3.11 or newer and nothing else:
 
 python dev.py demo                      train, average, apply and sample with the bundled tiny model
-python dev.py test                      run the tests (12 minutes on two cores)
+python dev.py test                      run the tests (15 to 20 minutes on two cores)
 python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
