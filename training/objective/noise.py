@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..memory.offload import to_device
-
 # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
 LAST_SIGNAL = 4.8973451890853435e-08
 
@@ -27,7 +25,7 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.
         noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=generator)
     if pyramid:
         noise = _pyramid(noise.reshape(shape[0], -1, *shape[-2:]), pyramid, generator).reshape(shape)
-    return to_device(noise, latents.device)
+    return noise
 
 
 def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tensor:

@@ -36,6 +36,7 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     if not gives_levels(objective):
         sigma = denoiser.sigma(sigma)
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
+    noise = to_device(noise, clean.device)
     target = clean
     if objective.ip_noise:
         extra = objective.ip_noise * to_device(torch.randn(clean.shape, generator=generator), clean.device)
