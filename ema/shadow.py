@@ -112,8 +112,7 @@ class Shadow:
                 if live.dtype == tensor.dtype:
                     average = tensor.clone()
                     half_exchanged = True
-                    tensor.copy_(live)
-                    live.copy_(average)
+                    _exchange_(tensor, live, average)
                     exchanged.append(name)
                     half_exchanged = False
                     del average
@@ -124,10 +123,7 @@ class Shadow:
         finally:
             for name in exchanged:
                 tensor, live = self.tensors[name], weights[name].detach()
-                average = live.clone()
-                live.copy_(tensor)
-                tensor.copy_(average)
-                del average
+                _exchange_(live, tensor, live.clone())
             for name, saved in waiting.items():
                 weights[name].detach().copy_(saved)
             self._out = half_exchanged
@@ -136,3 +132,9 @@ class Shadow:
     def is_swapped(self) -> bool:
         """Whether the average is swapped in, or a broken exchange has left average and weights mixed."""
         return self._out
+
+
+def _exchange_(left: Tensor, right: Tensor, copy_of_left: Tensor) -> None:
+    """Each takes the other's values; `copy_of_left` was made before anything changes, as memory may not suffice."""
+    left.copy_(right)
+    right.copy_(copy_of_left)
