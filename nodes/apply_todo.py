@@ -9,9 +9,8 @@ from ..patches.models import registry
 from ..patches.models.token_layout import TokenLayout, UNetLayout
 from ..patches.token_downsampling import report
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
-from .advanced import advanced
-from .aliases import aliases
 from .refusals import refusal
+from .schema import advanced, aliases
 
 
 class ApplyToDo(io.ComfyNode):

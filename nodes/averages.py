@@ -17,9 +17,7 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
-from .advanced import advanced
-from .aliases import aliases
-from .sockets import LoraModel, LoraStack, Snapshots, TrainState
+from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
 from .training import opened
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")

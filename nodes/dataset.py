@@ -11,9 +11,7 @@ from comfy_api.latest import io
 from .. import host
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
-from .advanced import advanced
-from .aliases import aliases
-from .sockets import Dataset
+from .schema import Dataset, advanced, aliases
 
 
 class GraftDataset(io.ComfyNode):

@@ -20,9 +20,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
-from .advanced import advanced
-from .aliases import aliases
-from .sockets import LoraModel, LoraStack, TrainState
+from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
 
 log = logging.getLogger(__name__)
 

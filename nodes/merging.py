@@ -12,9 +12,8 @@ from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.stack_rows import rows_of
 from ..patches.patching.plan import scheduled_weights
-from .aliases import aliases
 from .lora import lora_entries
-from .sockets import LoraModel, LoraStack
+from .schema import LoraModel, LoraStack, aliases
 
 
 def _report(merged: merge.MergedLora, source: str) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from .aliases import aliases
-from .sockets import LossMap
+from .schema import LossMap, aliases
 
 
 class GraftLossPlot(io.ComfyNode):

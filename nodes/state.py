@@ -8,9 +8,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
-from .advanced import advanced
-from .aliases import aliases
-from .sockets import Dataset, TrainState
+from .schema import Dataset, TrainState, advanced, aliases
 from .training import Subject
 
 

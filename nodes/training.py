@@ -17,9 +17,7 @@ from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.names import KEEPS
 from ..training.trainable.settings import AdapterSettings
-from .advanced import advanced
-from .aliases import aliases
-from .sockets import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState
+from .schema import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState, advanced, aliases
 
 log = logging.getLogger(__name__)
 

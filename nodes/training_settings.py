@@ -10,10 +10,8 @@ from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
 from ..training.trainable.settings import TARGETS, AdapterSettings
-from .advanced import advanced
-from .aliases import aliases
 from .refusals import refusal
-from .sockets import EMA, Adapter, LoraModel, Objective, Optimizer
+from .schema import EMA, Adapter, LoraModel, Objective, Optimizer, advanced, aliases
 
 
 class GraftAdapter(io.ComfyNode):
