@@ -1,9 +1,7 @@
 """An adapter kind that is registered by one file of its own is offered, trained, saved, loaded and applied."""
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from ..file_as_module import file_as_module
+
 FILE = Path(__file__).resolve().parents[1] / "patches" / "adapters" / "made_up_kind.py"
 
 
@@ -19,16 +19,8 @@ FILE = Path(__file__).resolve().parents[1] / "patches" / "adapters" / "made_up_k
 def gains(host):
     """The kind, in the pack as the host has loaded it, as if its file lay beside the others."""
     registry = host.module("patches.adapters.registry")
-    name = f"{registry.__package__}.made_up_kind"
-    spec = importlib.util.spec_from_file_location(name, FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-        with registry.KINDS.registered(module.KIND):
-            yield module
-    finally:
-        del sys.modules[name]
+    with file_as_module(FILE, registry.__package__) as module, registry.KINDS.registered(module.KIND):
+        yield module
 
 
 @pytest.fixture

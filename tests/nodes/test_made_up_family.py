@@ -2,16 +2,15 @@
 block weights, training targets, saving and token downsampling.
 """
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..file_as_module import file_as_module
 from .made_up_model import PATCH, RowanTransformer, build_model
 
 FILE = Path(__file__).resolve().parents[1] / "patches" / "models" / "made_up_family.py"
@@ -22,16 +21,8 @@ D = "diffusion_model."
 def rowan(host):
     """The family, in the pack as the host has loaded it, as if its file lay beside the others."""
     registry = host.module("patches.models.registry")
-    name = f"{registry.__package__}.made_up_family"
-    spec = importlib.util.spec_from_file_location(name, FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-        with registry.FAMILIES.registered(module.FAMILY):
-            yield module.FAMILY
-    finally:
-        del sys.modules[name]
+    with file_as_module(FILE, registry.__package__) as module, registry.FAMILIES.registered(module.FAMILY):
+        yield module.FAMILY
 
 
 @pytest.fixture

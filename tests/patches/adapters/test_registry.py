@@ -1,8 +1,6 @@
 """The contract of the adapter registry: every kind says everything, its names are its own, and its forms agree."""
 
 import dataclasses
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,8 @@ from graft_nodes.patches.lora_files.save import to_key_format
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped
 from graft_nodes.patches.patching.fuse import Patch, patched
 from torch import nn
+
+from ...file_as_module import file_as_module
 
 KINDS = tuple(registry.KINDS)
 ADAPTERS = [kind for kind in registry.trainable_kinds() if not kind.full_weights]
@@ -214,15 +214,8 @@ def test_every_layer_is_the_same_at_the_activations(name, strength):
 @pytest.fixture
 def made_up():
     """The made-up kind of `made_up_kind.py`, as if its file lay beside the others."""
-    name = f"{registry.__package__}.made_up_kind"
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("made_up_kind.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
+    with file_as_module(Path(__file__).with_name("made_up_kind.py"), registry.__package__) as module:
         yield module.KIND
-    finally:
-        del sys.modules[name]
 
 
 def test_a_made_up_kind_is_on_the_list_for_a_block(made_up):

@@ -4,13 +4,11 @@ mode.
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import random as python_random
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import comfy.lora
@@ -35,6 +33,8 @@ from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
+
+from ...file_as_module import file_as_module
 
 NAMES = list(FAMILIES)
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
@@ -614,15 +614,8 @@ def with_new_tensors(module, folder):
     copy = folder / "copy_with_new_tensors.py"
     source = Path(module.__file__).read_text(encoding="utf-8")
     copy.write_text(IN_PLACE.sub(r"\1\2 = \2.\3(", source), encoding="utf-8")
-    name = f"{module.__package__}.copy_with_new_tensors"
-    spec = importlib.util.spec_from_file_location(name, copy)
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[name] = made
-    try:
-        spec.loader.exec_module(made)
-    finally:
-        del sys.modules[name]
-    return made
+    with file_as_module(copy, module.__package__) as made:
+        return made
 
 
 def use_new_tensors(monkeypatch, module, folder):
