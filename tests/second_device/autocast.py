@@ -41,13 +41,15 @@ _FLOAT32 = (
 _WIDEST = ("cat", "stack", "addcmul", "addcdiv", "bilinear", "dot")
 
 
-def register() -> Any:
-    """Register the casts; they last as long as the library that this returns."""
+def register() -> list[Any]:
+    """Register the casts; they last as long as the libraries that this returns."""
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, _KEY)  # other operations take their tensors as they are
     aten = torch.library.Library("aten", "IMPL")
     for names, dtype_for in ((_LOWER, _lower), (_FLOAT32, _float32), (_WIDEST, _widest)):
         for name in names:
             aten.impl(name, _cast_kernel(_overload(name), dtype_for), _KEY)
-    return aten
+    return [everything, aten]
 
 
 def _overload(name: str) -> Any:

@@ -10,8 +10,7 @@ the CPU's memory, and:
 - pinned memory, streams and events keep their order (streams.py);
 - generators belong to a device, and `torch.autocast("second", …)` works (torch_module.py, autocast.py).
 
-It computes at once, so it says nothing about speed. Autocast knows few operations: bf16 and fp16 training do not run on
-it yet.
+It computes at once, so it says nothing about speed.
 """
 
 from __future__ import annotations
@@ -26,6 +25,6 @@ from .streams import OutOfOrder
 
 __all__ = ["CPU", "DEVICE", "NAME", "MixedDevices", "OutOfOrder", "meter"]
 
-_libraries = [*kernels.register(), autocast.register()]  # torch forgets the kernels of a library that is gone
+_libraries = [*kernels.register(), *autocast.register()]  # torch forgets the kernels of a library that is gone
 torch_changes.apply()
 DEVICE = torch.device(NAME, 0)

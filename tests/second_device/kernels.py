@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .memory import CPU, NAME, block_of, is_on_device, is_pinned, on_device, on_host, pin
 from .meter import meter
@@ -38,49 +37,109 @@ class MixedDevices(RuntimeError):
 # --- any operation ----------------------------------------------------------------------------------------------------
 
 
+class _Signature:
+    """What an operation's schema says."""
+
+    def __init__(self, op: Any) -> None:
+        arguments = op._schema.arguments
+        self.name = op._schema.name
+        self.waits = self.name in _WAITING
+        self.takes_cpu_indices = self.name in _TAKES_CPU_INDICES
+        self.draws = any(argument.name == "generator" for argument in arguments)
+        self.writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
+        self.writes_named = dict(zip((argument.name for argument in arguments), self.writes, strict=True))
+
+
+_signature = cache(_Signature)
+
+
 def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     """An operation on the tensors' numbers; its results are on the device."""
-    name = op._schema.name
-    leaves = tree_leaves((args, kwargs))
-    _refuse_mixed(op, leaves)
-    kwargs = _with_generator(op, kwargs, leaves)
-    if name in _WAITING:
-        meter.waited(name)
+    signature = _signature(op)
+    if signature.draws:
+        kwargs = _with_generator(args, kwargs)
+    operands = _Operands(op)
+    host_args = [
+        operands.lowered(value, writes) for value, writes in zip(args, signature.writes[: len(args)], strict=True)
+    ]
+    host_kwargs = {name: operands.lowered(value, signature.writes_named[name]) for name, value in kwargs.items()}
+    host_kwargs.pop("pin_memory", None)
+    if not signature.takes_cpu_indices:
+        operands.refuse_mixed()
+    if signature.waits:
+        meter.waited(signature.name)
         host_waits(current_stream().position())
-    if name == "aten::_index_put_impl_":
+    if signature.name == "aten::_index_put_impl_":
         _note_indices(args[1])
-    sources: dict[int, Tensor] = {}  # the device's tensors by the id of the CPU tensors that stand for them
+    operands.note_uses()
+    return operands.raised(op(*host_args, **host_kwargs))
 
-    def lowered(value: Any) -> Any:
-        if is_on_device(value):
-            host = on_host(value)
-            sources[id(host)] = value
-            return host
+
+class _Operands:
+    """The tensors that an operation was given, and the CPU tensors over the same memory that stand for them."""
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.sources: dict[int, tuple[Tensor, Tensor]] = {}  # (CPU tensor, the device's) by the id of the first
+        self.foreign: list[Tensor] = []
+        self.uses: list[tuple[Tensor, bool]] = []
+
+    def lowered(self, value: Any, is_written: bool) -> Any:
+        """What the CPU's kernel gets for an argument."""
+        if isinstance(value, Tensor):
+            return self._lowered_tensor(value, is_written)
+        if isinstance(value, (list, tuple)):
+            return [self.lowered(part, is_written) for part in value]
         if isinstance(value, torch.device):
             return CPU
         return value
 
-    host_args, host_kwargs = tree_map(lowered, (args, kwargs))
-    host_kwargs.pop("pin_memory", None)
-    _note_uses(op, args, kwargs)
-    result = op(*host_args, **host_kwargs)
-    inputs = tree_leaves((host_args, host_kwargs))  # they keep their ids
-    return tree_map(lambda value: _raised(op, value, sources, inputs), result)
+    def _lowered_tensor(self, tensor: Tensor, is_written: bool) -> Tensor:
+        if tensor.device.type == NAME:
+            host = on_host(tensor)
+            self.sources[id(host)] = host, tensor
+            self.uses.append((tensor, is_written))
+            return host
+        if tensor.device.type == "cpu" and tensor.dim():
+            self.foreign.append(tensor)
+        return tensor
+
+    def refuse_mixed(self) -> None:
+        if self.foreign:
+            shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in self.foreign)
+            raise MixedDevices(f"{self.op}: {shapes} of the CPU among tensors of the second device")
+
+    def note_uses(self) -> None:
+        """Check the order in which streams use the memory of the tensors."""
+        mark = current_stream().queue()
+        for tensor, is_written in self.uses:
+            _note_use(mark, tensor, is_written, self.op)
+
+    def raised(self, value: Any) -> Any:
+        """A result on the device: the input that was written, a view of an input, or a new tensor."""
+        if isinstance(value, (list, tuple)):
+            return type(value)([self.raised(part) for part in value])
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) in self.sources:
+            source = self.sources[id(value)][1]
+            if source.shape != value.shape:
+                _replace_memory(self.op, source, value)
+            return source
+        for host, source in self.sources.values():
+            if _share_memory(host, value):
+                return _view(source, value)
+        return on_device(value)
 
 
-def _raised(op: Any, value: Any, sources: dict[int, Tensor], inputs: list[Any]) -> Any:
-    """A result on the device: the input that was written, a view of an input, or a new tensor."""
-    if not isinstance(value, Tensor):
-        return value
-    if id(value) in sources:
-        source = sources[id(value)]
-        if source.shape != value.shape:
-            _replace_memory(op, source, value)
-        return source
-    for host in inputs:
-        if id(host) in sources and _share_memory(host, value):
-            return _view(sources[id(host)], value)
-    return on_device(value)
+def _note_use(mark: Any, tensor: Tensor, is_written: bool, what: object) -> None:
+    if not tensor.untyped_storage().nbytes():
+        return
+    uses = block_of(tensor).uses
+    if is_written:
+        uses.wrote(mark, what)
+    else:
+        uses.read(mark, what)
 
 
 def _replace_memory(op: Any, tensor: Tensor, host: Tensor) -> None:
@@ -101,23 +160,14 @@ def _view(source: Tensor, host: Tensor) -> Tensor:
     return _aten.as_strided.default.redispatch(_CPU_KERNELS, source, host.shape, host.stride(), offset)
 
 
-def _refuse_mixed(op: Any, leaves: list[Any]) -> None:
-    if op._schema.name in _TAKES_CPU_INDICES:
-        return
-    foreign = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.device == CPU and leaf.dim()]
-    if foreign:
-        shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in foreign)
-        raise MixedDevices(f"{op}: {shapes} of the CPU among tensors of the second device")
-
-
-def _with_generator(op: Any, kwargs: dict[str, Any], leaves: list[Any]) -> dict[str, Any]:
+def _with_generator(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Random operations draw from the device's own generator, unless they are given one; one of the CPU is refused."""
-    given = [leaf for leaf in leaves if isinstance(leaf, torch._C.Generator)]
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, torch._C.Generator)]
     for generator in given:
         device = device_of(generator)
         if device.type != NAME:
             raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{device.type}'")
-    if given or not any(argument.name == "generator" for argument in op._schema.arguments):
+    if given:
         return kwargs
     return {**kwargs, "generator": SecondModule.default_generators[0]}
 
@@ -130,22 +180,6 @@ def _note_indices(indices: Any) -> None:
         elif isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
             meter.waited("boolean indexing")
             host_waits(current_stream().position())
-
-
-def _note_uses(op: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Check the order in which streams use the memory of an operation's tensors."""
-    mark = current_stream().queue()
-    named = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
-    named.update(kwargs)
-    for argument in op._schema.arguments:
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in tree_leaves(named.get(argument.name)):
-            if is_on_device(tensor) and tensor.untyped_storage().nbytes():
-                uses = block_of(tensor).uses
-                if is_written:
-                    uses.wrote(mark, str(op))
-                else:
-                    uses.read(mark, str(op))
 
 
 # --- memory, and what crosses -----------------------------------------------------------------------------------------
@@ -180,12 +214,8 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     """Every copy into, out of and within the device."""
     mark = current_stream().queue()
     for tensor, is_written in ((source, False), (target, True)):
-        if is_on_device(tensor) and tensor.untyped_storage().nbytes():
-            uses = block_of(tensor).uses
-            if is_written:
-                uses.wrote(mark, "a copy")
-            else:
-                uses.read(mark, "a copy")
+        if is_on_device(tensor):
+            _note_use(mark, tensor, is_written, "a copy")
     if not is_on_device(target):
         _download(source, target, non_blocking)
         return target

@@ -91,12 +91,12 @@ def _tensor_at(owner: Tensor, code: int) -> Tensor:
 
 
 class Block:
-    """One piece of the device's memory: the CPU tensor that owns it, and how it is used."""
+    """One piece of the device's memory: the CPU's storage that owns it, and how it is used."""
 
     def __init__(self, owner: Tensor) -> None:
-        self.owner = owner
+        self.storage = owner.untyped_storage()
         self.first = owner.storage_offset() * owner.element_size()
-        self.size = owner.untyped_storage().nbytes()
+        self.size = self.storage.nbytes()
         self.uses = Uses()
         meter.take(self.size)
 
@@ -135,12 +135,13 @@ def block_of(tensor: Tensor) -> Block:
 
 def on_host(tensor: Tensor) -> Tensor:
     """The CPU tensor over the memory of a tensor of the device."""
-    if not tensor.untyped_storage().nbytes():
+    storage = tensor.untyped_storage()
+    if not storage.nbytes():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    block = block_of(tensor)
+    block = _block_at[storage.data_ptr()]
     offset = block.first // tensor.element_size() + tensor.storage_offset()
     view = torch.empty(0, dtype=tensor.dtype)
-    return view.set_(block.owner.untyped_storage(), offset, tensor.shape, tensor.stride())
+    return view.set_(block.storage, offset, tensor.shape, tensor.stride())
 
 
 # --- pinned memory ----------------------------------------------------------------------------------------------------

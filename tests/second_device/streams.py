@@ -135,13 +135,13 @@ class Uses:
         self.write: Mark | None = None
         self.reads: dict[Stream, int] = {}
 
-    def read(self, mark: Mark, what: str) -> None:
+    def read(self, mark: Mark, what: object) -> None:
         """Note a read; raises OutOfOrder if the last write may not be done by then."""
         if self.write is not None and not _before(self.write, mark.stream):
             raise OutOfOrder(f"{what} reads memory that another stream may still be writing")
         self.reads[mark.stream] = mark.number
 
-    def wrote(self, mark: Mark, what: str) -> None:
+    def wrote(self, mark: Mark, what: object) -> None:
         """Note a write; raises OutOfOrder if earlier uses may not be done by then."""
         if self.write is not None and not _before(self.write, mark.stream):
             raise OutOfOrder(f"{what} writes memory that another stream may still be writing")

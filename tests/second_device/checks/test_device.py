@@ -158,6 +158,27 @@ def test_autocast_computes_in_the_lower_type():
     assert layer.weight.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_operations_that_autocast_does_not_cast_run_in_it(dtype):
+    """As on CUDA: they keep the type of their input, also where torch hands them on as several smaller ones."""
+    x = torch.randn(2, 4, device=DEVICE, requires_grad=True)
+    layer = nn.Linear(4, 6).to(DEVICE)
+    with torch.autocast("second", dtype):
+        gate, value = nn.functional.silu(layer(x).view(2, 3, 2).transpose(1, 2)).flatten(1).chunk(2, dim=-1)
+        kept = x.reshape(4, 2).clamp(min=-1.0) * 2
+    assert gate.dtype == value.dtype == dtype and kept.dtype == torch.float32
+    with torch.autocast("cpu", dtype):
+        expected = layer.cpu()(x.detach().cpu())
+    torch.testing.assert_close(
+        torch.cat([gate, value], dim=-1).cpu(),
+        nn.functional.silu(expected.view(2, 3, 2).transpose(1, 2)).flatten(1),
+        rtol=2e-2,
+        atol=2e-2,
+    )
+    (gate * value).float().sum().backward()
+    assert x.grad.dtype == torch.float32 and x.grad.isfinite().all()
+
+
 # --- generators -------------------------------------------------------------------------------------------------------
 
 
