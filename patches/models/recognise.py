@@ -1,11 +1,14 @@
-"""Recognises which model a LoRA is for, from the names and shapes in its file."""
+"""Recognises which model a LoRA is for, from the names and shapes in its file, and of which family a model is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from torch import nn
+
 from . import registry
 from .family import ModelFamily
+from .layers import is_linear
 from .recognition import LoraShapes
 
 
@@ -73,3 +76,13 @@ def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
         if shared is not None and (shared.also is not None or not overruled & set(shared.widths or ())):
             remaining.append(family)
     return remaining
+
+
+def recognise_model(model: nn.Module) -> ModelFamily | None:
+    """The family of a diffusion model, from the names and shapes of its linear layers; None if they do not tell."""
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for name, part in model.named_modules():
+        if is_linear(part):
+            columns = int(part.in_features)
+            shapes.append((f"diffusion_model.{name}.lora_down.weight", (1, columns)))
+    return recognise_lora(shapes)

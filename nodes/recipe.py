@@ -1,0 +1,96 @@
+"""GraftRecipe: settings for a training, chosen from the model, a goal and the memory."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from .. import host
+from .schema import EMA, Adapter, Objective, Optimizer, aliases
+
+
+class GraftRecipe(io.ComfyNode):
+    """Chooses adapter, optimizer, objective and EMA settings and says why."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftRecipe",
+            display_name="Training Recipe",
+            category="Graft/training",
+            description=(
+                "Chooses all training settings from the model, what you want to train and your memory, by the settings"
+                " that kohya, AI-Toolkit and OneTrainer publish. The report says each choice and why."
+            ),
+            **aliases("preset", "defaults", "vram", "auto settings", "lora preset", "low memory"),
+            inputs=[
+                io.Model.Input("model", tooltip="The model to train. Its family and size decide most settings."),
+                io.Combo.Input(
+                    "goal",
+                    display_name="goal",
+                    options=["subject", "style", "concept"],
+                    default="subject",
+                    tooltip=(
+                        "What the LoRA should learn. subject: one person, animal or thing. style: how pictures look."
+                        " concept: something broader that the model does not know; it gets twice the rank."
+                    ),
+                ),
+                io.Combo.Input(
+                    "memory",
+                    display_name="memory",
+                    options=["auto", "6 GB", "8 GB", "12 GB", "16 GB", "24 GB", "48 GB"],
+                    default="auto",
+                    tooltip=(
+                        "The memory of the graphics card. auto: what is free now. Choose a size to get the same"
+                        " settings each time, or to plan for another card."
+                    ),
+                ),
+                io.Combo.Input(
+                    "strength",
+                    display_name="strength",
+                    options=["light", "normal", "strong"],
+                    default="normal",
+                    tooltip=(
+                        "How strongly to train: half, once or twice the published learning rate. light if the LoRA"
+                        " overfits, strong if it learns too little."
+                    ),
+                ),
+                io.Int.Input(
+                    "steps",
+                    display_name="steps",
+                    default=2000,
+                    min=1,
+                    max=10_000_000,
+                    tooltip=(
+                        "How many steps you want to train. Set the same in Train Step. AI-Toolkit calls 500 to 4000 a"
+                        " good range."
+                    ),
+                ),
+            ],
+            outputs=[
+                Adapter.Output(display_name="GRAFT_ADAPTER"),
+                Optimizer.Output(display_name="GRAFT_OPTIMIZER"),
+                Objective.Output(display_name="GRAFT_OBJECTIVE"),
+                EMA.Output(display_name="GRAFT_EMA"),
+                io.String.Output(display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, goal="subject", memory="auto", strength="normal", steps=2000) -> io.NodeOutput:
+        from ..host.device_memory import training_device
+        from ..patches.models.recognise import recognise_model
+        from ..training.recipes.choose import Wish, recipe
+        from ..training.recipes.facts import facts_of
+        from ..training.recipes.report import report
+
+        wish = Wish(goal, memory, strength, steps)
+        diffusion_model = model.model.diffusion_model
+        prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
+        facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
+        device = training_device(model)
+        chosen = recipe(facts, wish, device)
+        text = report(chosen, facts, wish, device)
+        return io.NodeOutput(chosen.adapter, chosen.optimizer, chosen.objective, chosen.ema, text)
+
+
+NODES = [GraftRecipe]

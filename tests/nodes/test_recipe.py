@@ -1,0 +1,156 @@
+"""Training Recipe through the host: its settings train, a settings node in its place overrides it, and what is wrong is
+refused.
+"""
+
+import hashlib
+import json
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from .conftest import build_unet
+
+FAMILIES = ("sd1", "sdxl", "flux", "qwen", "z-image", "wan", "")
+GOALS = ("subject", "style", "concept")
+
+
+@pytest.fixture(scope="module")
+def pictures(host):
+    """Four pictures with captions, below the host's input folder."""
+    folder = os.path.join(host.input, "recipe")
+    os.makedirs(folder, exist_ok=True)
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(os.path.join(folder, f"{i}.png"))
+        with open(os.path.join(folder, f"{i}.txt"), "w", encoding="utf-8") as file:
+            file.write("a red square left")
+    return "recipe"
+
+
+@pytest.fixture
+def pretend(host, monkeypatch):
+    """Lets Graft take the demo's model for one of a family."""
+
+    def set_family(name):
+        families = host.module("patches.models.registry").FAMILIES
+        family = families.get(name) if name else None
+        monkeypatch.setattr(host.module("patches.models.recognise"), "recognise_model", lambda model: family)
+        host.fresh()
+
+    return set_family
+
+
+def workflow(host, pictures, request, recipe, **links):
+    """Recipe, Start Training and two steps; `links` replace the recipe's outputs."""
+    name = "recipe " + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
+
+    def node(node_id, **inputs):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **inputs}}
+
+    settings = {"adapter": ["3", 0], "optimizer": ["3", 1], "objective": ["3", 2], "ema": ["3", 3], **links}
+    return {
+        "1": node("GraftDemo"),
+        "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=64, validation=0.25),
+        "3": node("GraftRecipe", model=["1", 0], **recipe),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], run=name, **settings),
+        "6": node("TrainStep", state=["5", 0], steps=2, validate_every=0, snapshot_every=0),
+    }
+
+
+def run(host, prompt):
+    result = host.run(prompt, capture={"report": ["3", 4], "begun": ["5", 1], "state": ["6", 0]})
+    assert result["success"], result["errors"]
+    return SimpleNamespace(**result["captured"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("goal", GOALS)
+def test_each_recipe_trains(host, pictures, pretend, request, family, goal):
+    pretend(family)
+    found = run(host, workflow(host, pictures, request, {"goal": goal, "memory": "24 GB", "steps": 2}))
+    assert found.state.step == 2 and len(found.state.history.loss) == 2
+    assert all(np.isfinite(found.state.history.loss))
+    assert found.state.average
+    assert f"goal {goal}, strength normal, 2 steps" in found.report
+    assert ("family: not recognised" in found.report) == (not family)
+
+
+@pytest.mark.parametrize("memory", ["auto", "6 GB", "8 GB", "12 GB", "16 GB", "24 GB", "48 GB"])
+def test_each_memory_trains(host, pictures, pretend, request, memory):
+    pretend("sd1")
+    found = run(host, workflow(host, pictures, request, {"memory": memory, "steps": 2}))
+    assert found.state.step == 2
+    assert ("auto: training runs on the CPU" in found.report) == (memory == "auto" and "cpu" in found.report)
+
+
+@pytest.mark.parametrize("strength", ["light", "normal", "strong"])
+def test_a_model_that_predicts_noise_trains_with_min_snr(host, monkeypatch, strength):
+    families = host.module("patches.models.registry").FAMILIES
+    monkeypatch.setattr(host.module("patches.models.recognise"), "recognise_model", lambda model: families.get("sdxl"))
+    adapter, optimizer, objective, ema, report = host.call("GraftRecipe", model=build_unet(), strength=strength)
+    assert (objective.weighting, objective.gamma, objective.offset_noise) == ("min-snr", 5.0, 0.0357)
+    assert "predicts eps" in report
+    assert optimizer.learning_rate == {"light": 5e-5, "normal": 1e-4, "strong": 2e-4}[strength]
+    assert adapter.rank == 32 and ema.schedule == "ramp"
+
+
+def test_a_settings_node_in_its_place_overrides_it(host, pictures, pretend, request):
+    pretend("flux")
+    prompt = workflow(host, pictures, request, {"steps": 2}, optimizer=["4", 0])
+    inputs = {**host.defaults("GraftOptimizer"), "learning_rate": 7e-4, "total_steps": 2}
+    prompt["4"] = {"class_type": "GraftOptimizer", "inputs": inputs}
+    found = run(host, prompt)
+    assert found.state.settings.optimizer.learning_rate == 7e-4
+    assert found.state.settings.objective.timesteps == "flux_shift"
+    assert found.state.start.adapter.rank == 16 and found.state.start.ema.schedule == "ramp"
+
+
+def test_new_settings_from_a_step_on_override_it(host, pictures, pretend, request):
+    pretend("flux")
+    prompt = workflow(host, pictures, request, {"steps": 2})
+    prompt["4"] = {"class_type": "GraftObjective", "inputs": host.defaults("GraftObjective")}
+    prompt["6"]["inputs"]["objective"] = ["4", 0]
+    assert run(host, prompt).state.settings.objective.timesteps == "uniform"
+
+
+def test_the_same_inputs_are_the_same_run(host, pictures, pretend, request):
+    pretend("wan")
+    prompt = workflow(host, pictures, request, {"memory": "12 GB", "steps": 2})
+    first = run(host, prompt).state
+    host.fresh()
+    assert run(host, prompt).state.key == first.key
+
+
+@pytest.mark.parametrize(
+    ("given", "at"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"goal": "face"}, "goal"),
+        ({"memory": "7 GB"}, "memory"),
+        ({"strength": "9"}, "strength"),
+    ],
+)
+def test_a_bad_value_is_refused_at_its_widget(host, pictures, request, given, at):
+    valid, _, _, errors = host.validate(workflow(host, pictures, request, given))
+    assert not valid
+    assert [error["extra_info"]["input_name"] for error in errors["3"]["errors"]] == [at]
+
+
+def test_the_nodes_options_are_those_of_the_recipes(host):
+    choose = host.module("training.recipes.choose")
+    options = {name: spec[1] for name, spec in host.node("GraftRecipe").INPUT_TYPES()["required"].items()}
+    values = json.loads(json.dumps({name: found.get("options") for name, found in options.items()}))
+    assert tuple(values["goal"]) == tuple(choose.GOALS)
+    assert tuple(values["memory"]) == choose.MEMORIES
+    assert tuple(values["strength"]) == tuple(choose.STRENGTHS)
+
+
+def test_memory_that_is_too_small_is_refused_with_what_to_choose(host, pretend, monkeypatch):
+    pretend("flux")
+    facts = host.module("training.recipes.facts")
+    monkeypatch.setattr(facts.ModelFacts, "positions", lambda own, resolution: 10**6)
+    with pytest.raises(ValueError, match=r"choose (8|12|16|24|48) GB in memory if your device has it"):
+        host.call("GraftRecipe", model=host.call("GraftDemo")[0], memory="6 GB", goal="style")

@@ -1,0 +1,122 @@
+"""The estimate against what others have measured and against the tensors themselves, and what is saved to fit."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from graft_nodes.training.recipes.estimate import GB, Plan, estimate, trained_numbers
+from graft_nodes.training.recipes.facts import Device, facts_of
+from graft_nodes.training.recipes.fit import USABLE, fit
+from graft_nodes.training.trainable.install import init_trainable
+from graft_nodes.training.trainable.settings import AdapterSettings
+from torch import nn
+
+from .real_sizes import MODELS, facts
+
+CUDA = Device("cuda", "a card", 24 * GB, bf16=True)
+PLAN = Plan(
+    optimizer="adamw8bit",
+    targets="attention+ff",
+    rank=16,
+    batch_size=1,
+    accumulation=1,
+    resolution=1024,
+    number_bytes=2,
+)
+
+
+def test_the_numbers_of_a_lora_are_those_that_training_begins_with(tiny):
+    found = facts_of(tiny, None, "flow")
+    for targets in found.lora_widths:
+        settings = AdapterSettings(rank=3, targets=targets)
+        trained = init_trainable(tiny, settings, 0, {})
+        assert trained_numbers(found, targets, 3) == sum(tensor.numel() for tensor in trained.values())
+
+
+@pytest.fixture
+def tiny():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn1 = nn.ModuleDict({"to_q": nn.Linear(8, 12), "to_v": nn.Linear(8, 12)})
+            self.ff = nn.Linear(12, 8)
+
+    model = nn.Module()
+    model.blocks = nn.ModuleList([Block(), Block()])
+    model.last = nn.Linear(8, 4)
+    return model
+
+
+def test_weights_are_counted_as_they_are_loaded(tiny):
+    full, half = facts_of(tiny, None, "flow"), facts_of(tiny.to(torch.bfloat16), None, "flow")
+    assert full.parameters == half.parameters == sum(weight.numel() for weight in tiny.parameters())
+    assert full.weight_bytes == 2 * half.weight_bytes == 4 * full.parameters
+    assert half.outside == 2 * (4 * 8 + 4)
+    assert half.largest_block == (half.weight_bytes - half.outside) // 2
+
+
+def test_qwen_image_takes_what_musubi_tuner_measured():
+    """musubi-tuner's docs/qwen_image.md: 42 GB at 1024 x 1024 pixels, batch size 1, bf16, gradient checkpointing."""
+    total = estimate(facts("qwen"), dataclasses.replace(PLAN, checkpointing=True)).total
+    assert total / GB == pytest.approx(42, rel=0.05)
+
+
+def test_sdxl_trains_in_eight_gigabytes_as_kohya_says():
+    """sd-scripts' docs/train_SDXL-en.md: 8 GB with gradient checkpointing, the UNet alone, rank 4 to 8. The UNet has
+    4.8 GB of weights; the model here has its layers that go down, twice.
+    """
+    found = dataclasses.replace(facts("sdxl"), weight_bytes=int(4.78 * GB))
+    plan = dataclasses.replace(PLAN, rank=8, checkpointing=True)
+    assert 5 < estimate(found, plan).total / GB < 8
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_more_memory_never_saves_more(family):
+    found, before = facts(family), None
+    for memory in (8, 12, 16, 24, 48, 200):
+        fitted = fit(found, PLAN, CUDA, memory * GB)
+        assert fitted.estimate.total <= USABLE * memory * GB
+        if before is not None:
+            assert not fitted.plan.layers_on_host or before.plan.layers_on_host
+            assert not fitted.plan.checkpointing or before.plan.checkpointing
+            assert fitted.plan.rank >= before.plan.rank
+        before = fitted
+    assert before.savings == () and before.plan == PLAN
+
+
+def test_no_saving_is_needless():
+    for family in MODELS:
+        found = facts(family)
+        fitted = fit(found, PLAN, CUDA, 8 * GB)
+        if fitted.plan.average_on_host:
+            without = dataclasses.replace(fitted.plan, average_on_host=False)
+            assert estimate(found, without).total > USABLE * 8 * GB
+        if fitted.plan.optimizer == "adafactor":
+            without = dataclasses.replace(fitted.plan, optimizer="adamw8bit")
+            assert estimate(found, without).total > USABLE * 8 * GB
+
+
+def test_a_smaller_batch_keeps_the_step():
+    wanted = dataclasses.replace(PLAN, batch_size=4)
+    fitted = fit(facts("flux"), wanted, CUDA, 8 * GB)
+    assert (fitted.plan.batch_size, fitted.plan.accumulation) == (1, 4)
+
+
+def test_on_the_cpu_nothing_is_moved_there():
+    cpu = Device("cpu", "cpu", 30 * GB)
+    fitted = fit(facts("flux"), PLAN, cpu, 32 * GB)
+    assert not fitted.plan.layers_on_host and not fitted.plan.average_on_host
+    assert fitted.plan.checkpointing
+
+
+def test_what_does_not_fit_is_refused_with_what_to_choose():
+    with pytest.raises(ValueError) as refused:
+        fit(facts("qwen"), dataclasses.replace(PLAN, resolution=2048), CUDA, 6 * GB)
+    text = str(refused.value)
+    assert re.search(r"memory is 6.0 GB, and a step at 2048 pixels takes about \d+\.\d GB with every saving", text)
+    assert "choose 24 GB in memory if your device has it" in text
+    assert "load the model in fp8" in text and "Dataset of lower resolution" in text
+    with pytest.raises(ValueError, match="What helps: load the model in fp8") as hopeless:
+        fit(facts("qwen"), dataclasses.replace(PLAN, resolution=16384), CUDA, 6 * GB)
+    assert "if your device has it" not in str(hopeless.value)

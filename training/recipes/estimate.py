@@ -1,0 +1,99 @@
+"""How much device memory a training step takes: an estimate from the model's weights, its layers and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .facts import ModelFacts
+
+GB = 2**30
+_TWICE = 2  # norms, attention and activation functions keep about as much again as the layers
+_STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.0, "adafactor": 0.1}  # of an optimizer, for each trained number
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings that memory depends on."""
+
+    optimizer: str
+    targets: str
+    rank: int
+    batch_size: int
+    accumulation: int
+    resolution: int
+    number_bytes: int
+    checkpointing: bool = False
+    average_on_host: bool = False
+    layers_on_host: bool = False
+    bf16_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The parts of an estimate, in bytes, by what they are."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """All of it, in bytes."""
+        return sum(self.parts.values())
+
+
+def trained_numbers(facts: ModelFacts, targets: str, rank: int) -> int:
+    """How many numbers a LoRA of this rank has: rank x (rows + columns) of each layer."""
+    return rank * facts.lora_widths[targets]
+
+
+def estimate(facts: ModelFacts, plan: Plan) -> Estimate:
+    """The memory of a step."""
+    trained = trained_numbers(facts, plan.targets, plan.rank)
+    each = 4
+    if plan.bf16_weights:
+        each = 2
+    average = 4.0 * trained
+    if plan.average_on_host:
+        average = 0.0
+    return Estimate(
+        {
+            "model": _weights(facts, plan),
+            "activations": _activations(facts, plan),
+            "LoRA and gradients": 2.0 * each * trained,
+            "optimizer": _STATE_BYTES[plan.optimizer] * trained,
+            "average": average,
+        }
+    )
+
+
+def _weights(facts: ModelFacts, plan: Plan) -> float:
+    """With layers in host memory: what is outside the blocks, the block that computes and the next one."""
+    if plan.layers_on_host:
+        return min(facts.weight_bytes, facts.outside + 2 * facts.largest_block)
+    return facts.weight_bytes
+
+
+def _activations(facts: ModelFacts, plan: Plan) -> float:
+    """With checkpointing: the inputs of all blocks, and one block that runs again."""
+    kept = _TWICE * facts.kept
+    if plan.checkpointing:
+        kept = facts.inputs + _TWICE * facts.largest_kept
+    return plan.batch_size * facts.positions(plan.resolution) * kept * plan.number_bytes
+
+
+def how(facts: ModelFacts, plan: Plan) -> str:
+    """How the estimate was made, in a sentence."""
+    trained = trained_numbers(facts, plan.targets, plan.rank)
+    positions = facts.positions(plan.resolution)
+    kind = "tokens"
+    if facts.is_unet:
+        kind = "positions of the latent"
+    activations = "what goes into and comes out of every layer, counted twice for norms and attention"
+    if plan.checkpointing:
+        activations = "the inputs of the checkpointed blocks, and the largest block counted twice"
+    return (
+        f"model: its weights as they are loaded, {facts.weight_bytes / GB:.2f} GB; LoRA: rank {plan.rank} x rows and"
+        f" columns of its layers = {trained:,} numbers; activations: {activations}, for {positions:,} {kind}"
+        f" ({plan.resolution} x {plan.resolution} pixels) and batch size {plan.batch_size}. Text encoder and VAE are"
+        " left out: they are done before training"
+    )

@@ -1,0 +1,113 @@
+"""Makes a training step fit into memory: one saving after the other, those that cost least first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from .estimate import GB, Estimate, Plan, estimate
+from .facts import Device, ModelFacts
+
+USABLE = 0.9  # of the memory; the rest is for the driver, the desktop and gaps between tensors
+WORTH = 0.01  # a saving below this share of the step is left out
+SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
+SMALL_RANK = 8
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A plan, its estimate, and the settings that were changed to save memory."""
+
+    plan: Plan
+    estimate: Estimate
+    savings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Saving:
+    setting: str
+    apply: Callable[[Plan], Plan]
+
+
+def _small_batch(plan: Plan) -> Plan:
+    return replace(plan, batch_size=1, accumulation=plan.batch_size * plan.accumulation)
+
+
+def _adafactor(plan: Plan) -> Plan:
+    return replace(plan, optimizer="adafactor")
+
+
+def _layers(plan: Plan) -> Plan:
+    return replace(plan, layers_on_host=True, checkpointing=True)  # without it the backward pass keeps the layers
+
+
+def _bf16(plan: Plan) -> Plan:
+    return replace(plan, bf16_weights=True)
+
+
+def _small_rank(plan: Plan) -> Plan:
+    return replace(plan, rank=min(plan.rank, SMALL_RANK))
+
+
+def _savings(device: Device) -> Sequence[_Saving]:
+    savings = [
+        _Saving("gradient checkpointing", lambda plan: replace(plan, checkpointing=True)),
+        _Saving("batch size", _small_batch),
+    ]
+    if device.is_cpu:
+        return [*savings, _Saving("rank (dim)", _small_rank)]
+    savings += [
+        _Saving("store average on", lambda plan: replace(plan, average_on_host=True)),
+        _Saving("optimizer", _adafactor),
+        _Saving("offload to CPU memory", _layers),
+    ]
+    if device.bf16:
+        savings.append(_Saving("training precision", _bf16))
+    return [*savings, _Saving("rank (dim)", _small_rank)]
+
+
+def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
+    """The first plan that fits into `memory` bytes. ValueError with what to choose instead if none does."""
+    found = _saved(facts, wanted, device, memory)
+    if found.estimate.total > USABLE * memory:
+        raise ValueError(_too_large(facts, found, wanted, device, memory))
+    return found
+
+
+def _saved(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
+    """The first savings that are enough, or all of them, without those that a later one has made needless."""
+    taken: list[_Saving] = []
+    for saving in _savings(device):
+        size = _with(wanted, taken, facts).estimate.total
+        if size <= USABLE * memory:
+            break
+        if size - _with(wanted, [*taken, saving], facts).estimate.total >= WORTH * size:
+            taken.append(saving)
+    for saving in reversed(taken):
+        others = [other for other in taken if other is not saving]
+        if _with(wanted, others, facts).estimate.total <= USABLE * memory:
+            taken = others
+    return _with(wanted, taken, facts)
+
+
+def _with(wanted: Plan, savings: Sequence[_Saving], facts: ModelFacts) -> Fit:
+    plan = wanted
+    for saving in savings:
+        plan = saving.apply(plan)
+    return Fit(plan, estimate(facts, plan), tuple(saving.setting for saving in savings))
+
+
+def _too_large(facts: ModelFacts, least: Fit, wanted: Plan, device: Device, memory: int) -> str:
+    advice = []
+    for size in SIZES:
+        at_size = _saved(facts, wanted, device, size * GB)
+        if size * GB > memory and at_size.estimate.total <= USABLE * size * GB:
+            advice.append(f"choose {size} GB in memory if your device has it")
+            break
+    advice.append("load the model in fp8 (weight_dtype of Load Diffusion Model), which halves a 16-bit one")
+    advice.append("set Adapter Settings and Optimizer Settings yourself for a Dataset of lower resolution")
+    return (
+        f"Training Recipe: memory is {memory / GB:.1f} GB, and a step at {wanted.resolution} pixels takes about"
+        f" {least.estimate.total / USABLE / GB:.1f} GB with every saving ({', '.join(least.savings) or 'none helps'})."
+        f" What helps: {'; or '.join(advice)}."
+    )

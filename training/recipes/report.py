@@ -1,0 +1,77 @@
+"""The text report of a recipe: every choice, why, and who published it."""
+
+from __future__ import annotations
+
+from .choose import AUTO, Choice, Recipe, Wish
+from .estimate import GB
+from .facts import Device, ModelFacts
+from .fit import USABLE
+from .published import PUBLISHED
+
+
+def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str:
+    """The report of the node."""
+    lines = [
+        _head(facts, wish),
+        _family(facts),
+        _memory(recipe, wish, device),
+        _estimate(recipe),
+        f"how: {recipe.how}",
+    ]
+    sources = list(dict.fromkeys(choice.source for choice in recipe.choices))
+    node = ""
+    for choice in recipe.choices:
+        if choice.node != node:
+            node = choice.node
+            lines += ["", node]
+        lines.append(_line(choice, sources.index(choice.source) + 1))
+    lines += ["", "sources"]
+    lines += [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
+    lines += ["", *(f"hint: {hint}" for hint in recipe.hints)]
+    lines.append(
+        "To change a setting, connect its settings node to Start Training in place of this node's output, with the"
+        " values above"
+    )
+    return "\n".join(lines)
+
+
+def _head(facts: ModelFacts, wish: Wish) -> str:
+    return (
+        f"recipe for {facts.title or 'an unknown model'}, {facts.parameters:,} parameters, predicts"
+        f" {facts.prediction}; goal {wish.goal}, strength {wish.strength}, {wish.steps} steps"
+    )
+
+
+def _family(facts: ModelFacts) -> str:
+    if facts.family in PUBLISHED:
+        return f"family: {facts.title}, recognised by its layers; its published settings follow"
+    known = ", ".join(PUBLISHED.names())
+    if facts.family:
+        return f"family: {facts.title}, for which Graft has no recipe ({known}): AI-Toolkit's general defaults follow"
+    return f"family: not recognised, so AI-Toolkit's general defaults follow (recipes: {known})"
+
+
+def _memory(recipe: Recipe, wish: Wish, device: Device) -> str:
+    amount = f"{recipe.memory / GB:.1f} GB"
+    if wish.memory != AUTO:
+        text = f"memory: {amount}, as chosen; training runs on {device.name}"
+    elif device.is_cpu:
+        text = f"memory: {amount}, auto: training runs on the CPU, so it is what its own memory has free"
+    else:
+        text = f"memory: {amount}, auto: what {device.name} has free when ComfyUI unloads its models"
+    return f"{text}; {USABLE:.0%} of it is planned with"
+
+
+def _estimate(recipe: Recipe) -> str:
+    parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in recipe.estimate.parts.items())
+    text = f"estimate: {recipe.estimate.total / GB:.2f} GB for a step ({parts})"
+    if recipe.unsaved.total > recipe.estimate.total:
+        text += f"; {recipe.unsaved.total / GB:.2f} GB without the savings below"
+    return text
+
+
+def _line(choice: Choice, source: int) -> str:
+    value = choice.value
+    if isinstance(value, float):
+        value = f"{value:g}"
+    return f"- {choice.label} {value}: {choice.reason} [{source}]"
