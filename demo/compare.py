@@ -1,12 +1,15 @@
 """Compares the demo run's images before and after training: counts what they show by the pixel rule, draws a sheet.
 
 python -m graft_nodes.demo.compare OUTPUT_FOLDER
+
+The exit status is 1 when the model knew the new word before, has not learned it, or has forgotten what it knew.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -14,12 +17,26 @@ from PIL import Image, ImageDraw
 from ..storage.pictures import open_picture
 from . import rule
 
-CAPTION = "a zorp middle"
-KNOWN = "a green triangle right"
-COUNT = 16
 SIDE = 96
 COLUMNS = 8
 HEAD = 28
+
+
+class Group(NamedTuple):
+    """`count` pictures of one caption, of which at least `fewest` and at most `most` must show what it says."""
+
+    name: str
+    caption: str
+    count: int
+    fewest: int
+    most: int
+
+
+GROUPS = (
+    Group("before", "a zorp middle", 16, 0, 1),
+    Group("after", "a zorp middle", 16, 13, 16),
+    Group("known", "a green triangle right", 8, 7, 8),
+)
 
 
 def newest_images(folder: Path, name: str, count: int) -> list[Path]:
@@ -61,16 +78,19 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     folder = Path(arguments[0]) / "demo"
-    rows = []
-    for name, caption, number in (("before", CAPTION, COUNT), ("after", CAPTION, COUNT), ("known", KNOWN, COLUMNS)):
-        pictures = newest_images(folder, name, number)
-        right = count_right(pictures, caption)
-        rows.append((f"{name}: {caption}, {right} of {number} right", pictures))
+    rows, status = [], 0
+    for group in GROUPS:
+        pictures = newest_images(folder, group.name, group.count)
+        right = count_right(pictures, group.caption)
+        rows.append((f"{group.name}: {group.caption}, {right} of {group.count} right", pictures))
         print(rows[-1][0])
+        if not group.fewest <= right <= group.most:
+            print(f"{group.name}: expected from {group.fewest} to {group.most} right pictures", file=sys.stderr)
+            status = 1
     page = folder / "before_after.png"
     sheet(rows).save(page)
     print(page)
-    return 0
+    return status
 
 
 if __name__ == "__main__":
