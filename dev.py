@@ -105,7 +105,7 @@ def test(arguments: list[str]) -> None:
     if arguments == ["--quick"]:
         pytest("not slow and not long", processes=cores())
     elif not arguments:
-        pytest("not long", processes=cores() + 1)  # some of the slow tests wait for a browser or another process
+        pytest("not long", processes=cores() + 2)  # some of the slow tests wait for a browser or another process
     else:
         run("-m", "pytest", *arguments)
 

@@ -58,7 +58,6 @@ SLOW = (
     "tests/test_benchmarks.py",
     "tests/test_package.py",
     "tests/training/distributed",
-    "tests/training/run/test_full_size.py",
     "tests/training/store/test_killed.py",
     "tests/with_comfyui",
 )

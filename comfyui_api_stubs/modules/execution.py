@@ -362,6 +362,7 @@ class _Run:
         self.executor, self.prompt_id, self.extra_data, self.signatures = executor, prompt_id, extra_data, signatures
         self.prompt = DynamicPrompt(prompt)
         self.waiting: dict[str, set[str]] = {}
+        self.urgent: set[str] = set()  # output nodes and async nodes, of those that wait or waited
         self.running: dict[asyncio.Future, str] = {}
         self.arguments: dict[str, dict] = {}
         self.executed: list[str] = []
@@ -389,6 +390,8 @@ class _Run:
                 continue
             sources = [source for source in self._eager_sources(current) if self.entry(source) is None]
             self.waiting[current] = set(sources)
+            if self._is_output(current) or self._is_async(current):
+                self.urgent.add(current)
             pending += sources
 
     def _eager_sources(self, node_id: str) -> list[str]:
@@ -440,8 +443,7 @@ class _Run:
 
     def _next(self, ready: list[str]) -> str:
         """Outputs and async nodes first, then what leads to an output soonest: so that results show early."""
-        urgent = {node_id for node_id in self.waiting if self._is_output(node_id) or self._is_async(node_id)}
-        near = urgent
+        near = self.urgent & self.waiting.keys()
         for _ in range(3):
             chosen = next((node_id for node_id in ready if node_id in near), None)
             if chosen is not None:

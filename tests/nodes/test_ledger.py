@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 MODES = ("merge", "bypass")
-RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "100"))
+RUNS = int(os.environ.get("GRAFT_TEST_SEQUENCES", "40"))
 
 
 def graft(host, model, state, strength=1.0, mode="merge", clip=None):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CHILD = """
 import resource, sys
 import torch
@@ -46,6 +48,7 @@ print("PEAK", peak)
 """
 
 
+@pytest.mark.long
 def test_sd15_trains_two_steps_at_512_px_in_8_gb():
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
