@@ -108,7 +108,7 @@ def read(
             purpose = f", made for {hint},"
         else:
             purpose = ""
-        raise ValueError(f"LoRA {name}{purpose} cannot be used:\n" + problem_lines(problems))
+        raise ValueError(f"{name}{purpose} cannot be used:\n" + problem_lines(problems))
     kinds: dict[str, int] = {}
     for target_layers in layers.values():
         for layer in target_layers:

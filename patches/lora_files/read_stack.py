@@ -206,7 +206,7 @@ def _read_enlarging(
     """Check layers that enlarge their weight; ValueError if the model or the host does not support them."""
     names = [key.removesuffix(".reshape_weight") for key in state if key.endswith(".reshape_weight")]
     unknown = [name for name in names if name not in key_map]
-    refused = f"LoRA {entry.name} cannot be used:\n"
+    refused = f"{entry.name} cannot be used:\n"
     if unknown:
         raise ValueError(f"{refused}- it enlarges {', '.join(unknown)}, which this model does not have")
     if not can_enlarge:
