@@ -66,6 +66,7 @@ def run(host, prompt):
     return SimpleNamespace(**result["captured"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("goal", GOALS)
 def test_each_recipe_trains(host, pictures, pretend, request, family, goal):
@@ -78,6 +79,7 @@ def test_each_recipe_trains(host, pictures, pretend, request, family, goal):
     assert ("family: not recognised" in found.report) == (not family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["auto", "6 GB", "8 GB", "12 GB", "16 GB", "24 GB", "48 GB"])
 def test_each_memory_trains(host, pictures, pretend, request, memory):
     pretend("sd1")

@@ -148,7 +148,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device) -> Recipe:
         batch_size=published.batch_size.value,
         accumulation=1,
         resolution=published.resolution.value,
-        number_bytes=4 if device.is_cpu else 2,
+        number_bytes=4 if device.kind == "cpu" else 2,
     )
     fitted = fit(facts, wanted, device, memory)
     writer = _Writer(facts, wish, device, published, goal, fitted)
@@ -347,7 +347,7 @@ class _Writer:
         gamma, offset = self.published.min_snr, self.published.noise_offset
         note("loss weighting", "min-snr", "steadier, and learns faster", gamma.source)
         note("min-SNR gamma", gamma.value, "the usual cap", gamma.source)
-        note("timestep sampling", "uniform", "every noise level alike", "the default of all of these trainers")
+        note("timestep sampling", "uniform", "every noise level alike", "the default of kohya and OneTrainer")
         values: dict[str, object] = {"weighting": "min-snr", "gamma": gamma.value}
         if self.facts.prediction == "eps" and offset.value:
             note("noise offset", offset.value, "this family's base model was trained with it", offset.source)

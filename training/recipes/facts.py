@@ -26,9 +26,9 @@ class Device:
     bf16: bool = False
 
     @property
-    def is_cpu(self) -> bool:
-        """Whether training has no device memory of its own."""
-        return self.kind == "cpu"
+    def shares_memory(self) -> bool:
+        """Whether it computes in main memory, so that nothing is saved by moving things there."""
+        return self.kind in ("cpu", "mps")
 
 
 @dataclass(frozen=True)

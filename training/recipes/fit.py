@@ -54,7 +54,7 @@ def _savings(device: Device) -> Sequence[_Saving]:
         _Saving("gradient checkpointing", lambda plan: replace(plan, checkpointing=True)),
         _Saving("batch size", _small_batch),
     ]
-    if device.is_cpu:
+    if device.shares_memory:
         return [*savings, _Saving("rank (dim)", _small_rank)]
     savings += [
         _Saving("store average on", lambda plan: replace(plan, average_on_host=True)),

@@ -55,11 +55,11 @@ def _memory(recipe: Recipe, wish: Wish, device: Device) -> str:
     amount = f"{recipe.memory / GB:.1f} GB"
     if wish.memory != AUTO:
         text = f"memory: {amount}, as chosen; training runs on {device.name}"
-    elif device.is_cpu:
+    elif device.kind == "cpu":
         text = f"memory: {amount}, auto: training runs on the CPU, so it is what its own memory has free"
     else:
         text = f"memory: {amount}, auto: what {device.name} has free when ComfyUI unloads its models"
-    return f"{text}; {USABLE:.0%} of it is planned with"
+    return f"{text}; {USABLE:.0%} of it may be used"
 
 
 def _estimate(recipe: Recipe) -> str:

@@ -1,0 +1,35 @@
+"""The memory that training could have: what is free, and what ComfyUI's loaded models give back."""
+
+import types
+
+import comfy.model_management
+import pytest
+import torch
+from graft_nodes.host.device_memory import training_device
+
+MODEL = types.SimpleNamespace(loaded_size=lambda: 300)
+GONE = types.SimpleNamespace(device=torch.device("mps"), model=None)
+
+
+@pytest.fixture
+def management(monkeypatch):
+    """ComfyUI's account of a device with 1000 bytes free."""
+    loaded = [types.SimpleNamespace(device=torch.device(kind), model=MODEL) for kind in ("mps", "cpu", "mps")]
+    monkeypatch.setattr(comfy.model_management, "get_free_memory", lambda device: 1000)
+    monkeypatch.setattr(comfy.model_management, "get_torch_device_name", lambda device: f"the {device.type}")
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", [*loaded, GONE])
+
+
+def patcher(kind):
+    return types.SimpleNamespace(load_device=torch.device(kind), model_size=lambda: 70)
+
+
+def test_models_on_the_same_device_count_as_free(management):
+    device = training_device(patcher("mps"))
+    assert (device.kind, device.name, device.free, device.bf16) == ("mps", "the mps", 1600, False)
+    assert device.shares_memory
+
+
+def test_on_the_cpu_the_models_own_weights_count_as_free(management):
+    device = training_device(patcher("cpu"))
+    assert (device.kind, device.free) == ("cpu", 1070)
