@@ -1,9 +1,10 @@
 """Graft's developer commands. They need Python 3.11 or newer and nothing else:
 
 python dev.py demo                      train, average, apply and sample with the bundled tiny model
-python dev.py test                      run the tests (15 to 20 minutes on two cores)
+python dev.py test                      run the tests (12 minutes on two cores)
 python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
+python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (5 minutes)
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
@@ -100,14 +101,23 @@ def demo() -> None:
 
 
 def test(arguments: list[str]) -> None:
-    """Run the quick tests, all tests but the long runs, or those that the arguments name."""
+    """Run the quick tests, all tests but those of the browser and the long runs, or those that the arguments name."""
     install("develop")
     if arguments == ["--quick"]:
         pytest("not slow and not long", processes=cores())
     elif not arguments:
-        pytest("not long", processes=cores() + 2)  # some of the slow tests wait for a browser or another process
+        pytest("not long and not browser", processes=cores() + 1)  # some of the slow tests wait for another process
     else:
         run("-m", "pytest", *arguments)
+
+
+def browser(arguments: list[str]) -> None:
+    """Run the tests that open the editor in a browser, or those of them that the arguments name."""
+    install("develop")
+    if arguments:
+        run("-m", "pytest", "-m", "browser", *arguments)
+    else:
+        pytest("browser and not long", processes=cores())
 
 
 def pytest(marks: str, processes: int) -> None:
@@ -271,7 +281,7 @@ def main(arguments: list[str]) -> None:
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
     alone = {"demo": demo, "check": check, "long": long, "lock": lock}
-    with_arguments = {"test": test, "host": host, "second-device": second_device, "gpu": gpu}
+    with_arguments = {"test": test, "browser": browser, "host": host, "second-device": second_device, "gpu": gpu}
     name, *rest = arguments or [""]
     if name in with_arguments:
         with_arguments[name](rest)

@@ -63,11 +63,19 @@ SLOW = (
 )
 
 
+BROWSER = ("tests/editor/test_browser_", "tests/editor/test_opens.py")
+
+
 def pytest_collection_modifyitems(config, items):
-    """Mark the slow files and run them first, so that no process is left alone with one at the end."""
+    """Mark the slow files and those that need a browser. Slow files come first, so that no process is left alone with
+    one at the end.
+    """
     for item in items:
-        if item.path.relative_to(config.rootpath).as_posix().startswith(SLOW):
+        file = item.path.relative_to(config.rootpath).as_posix()
+        if file.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+        if file.startswith(BROWSER):
+            item.add_marker(pytest.mark.browser)
         for name, reason in NOT_THERE.items():
             if item.nodeid.startswith(name):
                 item.add_marker(pytest.mark.skip(reason=f"not on the second device: {reason}"))
