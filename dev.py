@@ -50,6 +50,7 @@ UNLOCKED = ("torch", "triton")
 UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 TYPED_PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # a test process computes on one core
 LONG_RUNS = {
     "fuzz": "graft_nodes.tests.fuzz",
     "mutate": "graft_nodes.tests.mutation",
@@ -122,9 +123,12 @@ def browser(arguments: list[str]) -> None:
 
 def pytest(marks: str, processes: int) -> None:
     """Run the tests with these marks in several processes of one thread each."""
-    one_thread = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
-    parallel = ("-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder")
-    run("-m", "pytest", *parallel, "--ignore=tests/with_comfyui", "-m", marks, environment=one_thread)
+    run("-m", "pytest", *parallel(processes), "--ignore=tests/with_comfyui", "-m", marks, environment=ONE_THREAD)
+
+
+def parallel(processes: int) -> tuple[str, ...]:
+    """pytest's arguments for several processes: each takes whole files, in the order that tests/conftest.py gives."""
+    return ("-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def cores() -> int:
@@ -140,10 +144,8 @@ def host(arguments: list[str]) -> None:
 def second_device(arguments: list[str]) -> None:
     """Run tests with models on the second device, tests/second_device/device.py: those named, or every node test."""
     install("develop")
-    parallel = ("-n", str(cores()), "--dist", "loadfile")
-    environment = {"GRAFT_TEST_DEVICE": "second", "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}
-    named = arguments or [*parallel, "tests/second_device/checks", "tests/nodes"]
-    run("-m", "pytest", *named, environment=environment)
+    named = arguments or [*parallel(cores()), "tests/second_device/checks", "tests/nodes"]
+    run("-m", "pytest", *named, environment={"GRAFT_TEST_DEVICE": "second", **ONE_THREAD})
 
 
 def long() -> None:
