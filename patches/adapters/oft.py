@@ -51,7 +51,7 @@ class OFT:
         if limit > 0 and norm > limit:
             skew = skew * (limit / norm)
         identity = torch.eye(blocks.shape[-1], device=blocks.device)
-        return (identity + skew) @ torch.linalg.inv(identity - skew)
+        return (identity + skew) @ torch.linalg.inv_ex(identity - skew).inverse  # never singular: no wait to find out
 
     def as_in_comfyui(self, strength: float) -> OFT:
         """The layer that at `strength` makes what ComfyUI's LoRA loader makes of this one at that strength.
@@ -211,11 +211,11 @@ def _rotation_hook(size: TargetSize, blocks: Tensor, dropout: Dropout) -> Hook:
         rotations = layer.rotations(rows, device)
         if not dropping:
             return rotations
-        mask = dropout.kept(blocks.shape[0], generator)
+        mask = dropout.kept(blocks.shape[0], rotations.device, generator)
         if mask is None:
             return rotations
         identity = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)
-        return torch.where(mask.to(rotations.device).view(-1, 1, 1), rotations, identity)
+        return torch.where(mask.view(-1, 1, 1), rotations, identity)
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         generator = None

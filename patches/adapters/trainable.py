@@ -60,8 +60,8 @@ class Dropout(Protocol):
     def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
         """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
 
-    def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, None for all."""
+    def kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+        """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, on `device`; None for all."""
 
 
 class AdapterHooks(NamedTuple):
@@ -197,9 +197,9 @@ def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor]
         if dropout.skips_module(generator):
             return out
         added = change(module, args[0])
-        mask = dropout.kept(rows, generator)
+        mask = dropout.kept(rows, added.device, generator)
         if mask is not None:
-            added = added * mask.to(added.device, added.dtype).view(-1, *after_rows)
+            added = added * mask.to(added.dtype).view(-1, *after_rows)
         return out + dropout.activations(added, generator).to(out.dtype)
 
     return hook

@@ -120,7 +120,7 @@ class Snapshot:
     """What a model is: bytes, parameter objects, module classes, attributes and hooks."""
 
     def __init__(self, model: torch.nn.Module):
-        self.bytes = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        self.bytes = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
         self.objects = {name: id(parameter) for name, parameter in model.named_parameters()}
         modules = dict(model.named_modules())
         self.classes = {name: type(module) for name, module in modules.items()}

@@ -15,6 +15,9 @@ from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.training.memory.checkpointing import checkpointed
 from PIL import Image
 
+from ..model_device import LOAD
+from .conftest import load
+
 
 def interpolating(factor, depths, mode="nearest-exact"):
     """An attn1 patch written from the definition alone: the tokens as an image through F.interpolate; `depths` are
@@ -205,14 +208,17 @@ def test_an_override_that_needs_equal_lengths_is_named(host, unet, small):
 
 
 def train_forward(patcher, step=0, total=10, size=(9, 13), **options):
+    load(patcher)
     generator = torch.Generator().manual_seed(3)
-    x, context = torch.randn(2, 4, *size, generator=generator), torch.randn(2, 5, 24, generator=generator)
+    x, context = (torch.randn(*shape, generator=generator).to(LOAD) for shape in ((2, 4, *size), (2, 5, 24)))
     options = {
         **patcher.model_options["transformer_options"],
         "graft_training": {"step": step, "total_steps": total},
         **options,
     }
-    return patcher.model.apply_model(x, torch.ones(2), c_crossattn=context, transformer_options=options).float()
+    return patcher.model.apply_model(
+        x, torch.ones(2, device=LOAD), c_crossattn=context, transformer_options=options
+    ).float()
 
 
 def test_an_inference_only_kernel_is_refused_by_name_while_training(host, unet):
@@ -247,9 +253,10 @@ def test_start_and_end_follow_the_noise(host, small, unet):
     patched, _ = apply(host, unet, start_percent=0.3, end_percent=0.7)
 
     def thins(percent):
-        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)))
+        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)), device=LOAD)
         options = {"sigmas": sigma}
-        x, context = torch.ones(2, 4, 8, 8), torch.ones(2, 5, 24)
+        x, context = torch.ones(2, 4, 8, 8, device=LOAD), torch.ones(2, 5, 24, device=LOAD)
+        small.load(unet)
         results = [
             model.model.apply_model(
                 x,

@@ -110,10 +110,10 @@ def test_the_same_from_snapshots_by_run_and_by_file(host, demo, state):
 def test_an_impossible_width_says_the_range_and_touches_nothing(host, demo, state):
     found = host.call("GraftSnapshots", source="averages")[0]
     ((narrow, wide),) = possible_widths(found.profiles, 8)
-    before = {name: tensor.clone() for name, tensor in demo[0].model.state_dict().items()}
+    before = {name: tensor.cpu().clone() for name, tensor in demo[0].model.state_dict().items()}
     with pytest.raises(Exception, match=f"widths {narrow:.4f} to {wide:.4f}"):
         host.call("EMAMerge", model=demo[0], state=state, profile="width", width=0.002)
-    assert all(torch.equal(before[name], tensor) for name, tensor in demo[0].model.state_dict().items())
+    assert all(torch.equal(before[name], tensor.cpu()) for name, tensor in demo[0].model.state_dict().items())
 
 
 def test_switching_and_host_memory_train_and_are_stored(host, demo, pictures):
@@ -239,7 +239,9 @@ def test_text_encoders_of_checkpoints_are_said_to_be_left_out(host, demo):
 
 def weights_of(model):
     """The weights of a MODEL's diffusion model by ComfyUI's names, `diffusion_model.…`."""
-    return {name: t.clone() for name, t in model.model.state_dict().items() if name.startswith("diffusion_model.")}
+    return {
+        name: t.cpu().clone() for name, t in model.model.state_dict().items() if name.startswith("diffusion_model.")
+    }
 
 
 @pytest.mark.parametrize(

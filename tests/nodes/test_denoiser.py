@@ -12,7 +12,7 @@ from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 
-from ..model_device import DEVICES
+from ..model_device import DEVICES, LOAD
 
 CONFIG = {
     "image_size": 32,
@@ -66,6 +66,11 @@ def _random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def _input(*shape, seed=0):
+    """Random numbers on the model's device."""
+    return _random(*shape, seed=seed).to(LOAD)
+
+
 @pytest.mark.parametrize(("kind", "prediction"), [("EPS", "eps"), ("V_PREDICTION", "v"), ("FLOW", "flow")])
 def test_the_forward_is_that_of_sampling(wall, kind, prediction):
     import comfy.samplers
@@ -73,8 +78,8 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
     patcher, context = _model(kind), _random(1, 7, 16)
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         assert denoiser.prediction == prediction
-        sigma = denoiser.sigma(torch.tensor([0.6]))
-        x = _random(1, 4, 16, 16, seed=1)
+        sigma = denoiser.sigma(torch.tensor([0.6], device=LOAD))
+        x = _input(1, 4, 16, 16, seed=1)
         found = denoiser.denoise(x, sigma, [Conditioning(context)], {})
         guider = comfy.samplers.CFGGuider(patcher)
         guider.set_conds([[context, {}]], [[context, {}]])
@@ -85,14 +90,15 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
             seen.append(model(x, sigmas[:1], **extra_args))
             return noise
 
-        sigmas = torch.cat([sigma, torch.zeros(1)])
-        guider.sample(torch.zeros_like(x), torch.zeros_like(x), comfy.samplers.KSAMPLER(one_step), sigmas, seed=0)
+        sigmas, zeros = torch.cat([sigma.cpu(), torch.zeros(1)]), torch.zeros(x.shape)
+        guider.sample(zeros, zeros, comfy.samplers.KSAMPLER(one_step), sigmas, seed=0)
     assert torch.allclose(found, seen[0], atol=1e-5)
 
 
 def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_override(wall):
     """Whatever kernel the host samples with on this machine; the numbers are those of sampling."""
-    patcher, context, x = _model("EPS"), _random(1, 7, 16), _random(1, 4, 16, 16, seed=1)
+    patcher, context, x = _model("EPS"), _input(1, 7, 16), _input(1, 4, 16, 16, seed=1)
+    one = torch.ones(1, device=LOAD)
     seen = set()
 
     def theirs(kernel, *args, **kwargs):
@@ -100,10 +106,10 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
         return kernel(*args, **kwargs)
 
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        before = denoiser.denoise(x, torch.ones(1), [Conditioning(context)], {})
-        sampled = patcher.model.apply_model(x, torch.ones(1), c_crossattn=context)
+        before = denoiser.denoise(x, one, [Conditioning(context)], {})
+        sampled = patcher.model.apply_model(x, one, c_crossattn=context)
         patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
-        after = denoiser.denoise(x, torch.ones(1), [Conditioning(context)], {})
+        after = denoiser.denoise(x, one, [Conditioning(context)], {})
     assert seen == {"attention_pytorch"}
     assert torch.equal(before, after)
     assert torch.allclose(before, sampled, atol=1e-5)
@@ -112,10 +118,10 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
 @pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION", "FLOW"])
 def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
     """Against the raw output of the UNet and the target written out from the papers."""
-    patcher, context = _model(kind), _random(2, 7, 16)
+    patcher, context = _model(kind), _input(2, 7, 16)
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        clean, noise = _random(2, 4, 16, 16, seed=1), _random(2, 4, 16, 16, seed=2)
-        u = torch.tensor([0.3, 0.8])
+        clean, noise = _input(2, 4, 16, 16, seed=1), _input(2, 4, 16, 16, seed=2)
+        u = torch.tensor([0.3, 0.8], device=LOAD)
         sigma = denoiser.sigma(u)
         x = denoiser.noisy(clean, noise, sigma)
         s = sigma.view(-1, 1, 1, 1)
@@ -131,7 +137,7 @@ def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
             target = noise if kind == "EPS" else alpha * noise - s * alpha * clean
             table = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
             bar = torch.cumprod(1 - table, 0)
-            assert torch.allclose(sigma.double(), ((1 - bar) / bar).sqrt()[[300, 800]], rtol=1e-4)
+            assert torch.allclose(sigma.cpu().double(), ((1 - bar) / bar).sqrt()[[300, 800]], rtol=1e-4)
         assert torch.allclose(found, (out - target).square().flatten(1).mean(1), rtol=2e-3)
 
 
@@ -139,7 +145,7 @@ def test_captions_of_any_length_share_a_batch(wall):
     patcher = _model("EPS")
     conditionings = [Conditioning(_random(1, length, 16, seed=length)) for length in (7, 14, 13, 7, 91)]
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        x, sigma = _random(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5))
+        x, sigma = _input(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5, device=LOAD))
         together = denoiser.denoise(x, sigma, conditionings, {})
         alone = torch.cat(
             [denoiser.denoise(x[i : i + 1], sigma[i : i + 1], [c], {}) for i, c in enumerate(conditionings)]
@@ -154,7 +160,8 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
         return Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280, seed=seed), **extras})
 
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        x, sigma = _random(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1), denoiser.sigma(torch.full((4,), 0.5))
+        x = _input(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1)
+        sigma = denoiser.sigma(torch.full((4,), 0.5, device=LOAD))
         different = [
             conditioning(0),
             conditioning(1),
@@ -191,8 +198,8 @@ def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
         trained = train(state, denoiser, dataset, 2)
     assert all(torch.isfinite(t).all() and t.dtype == torch.float32 for t in trained.trained.values())
     assert {name.split("/", 1)[1] for name in trained.optimizer} == set(trained.trained)  # every one had a gradient
-    assert all(not torch.equal(t, state.trained[name]) for name, t in trained.trained.items())
-    assert all(torch.equal(before[name], p) for name, p in patcher.model.named_parameters())
+    assert all(not torch.equal(t.cpu(), state.trained[name].cpu()) for name, t in trained.trained.items())
+    assert all(torch.equal(before[name], p.cpu()) for name, p in patcher.model.named_parameters())
     assert not patcher.model.diffusion_model._forward_pre_hooks
 
 
@@ -212,9 +219,8 @@ def test_wrappers_and_model_function_wrappers_are_honoured(wall):
     patcher.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, "test", wrapper)
     patcher.set_model_unet_function_wrapper(function)
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
-        denoiser.denoise(
-            _random(1, 4, 16, 16), denoiser.sigma(torch.tensor([0.5])), [Conditioning(_random(1, 7, 16))], {}
-        )
+        sigma = denoiser.sigma(torch.tensor([0.5], device=LOAD))
+        denoiser.denoise(_input(1, 4, 16, 16), sigma, [Conditioning(_random(1, 7, 16))], {})
     assert called == ["function", "wrapper"]
     assert any("wrappers" in what for what in wall.fingerprint.fingerprint(patcher).unhashed)
 
@@ -284,8 +290,8 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
         denoiser.model.apply_model = lambda x, t, **c: seen.append(c["y"]) or apply(x, t, **c)
         try:
             denoiser.denoise(
-                torch.zeros(2, 4, 8, 8),
-                torch.ones(2),
+                torch.zeros(2, 4, 8, 8, device=LOAD),
+                torch.ones(2, device=LOAD),
                 [with_size_conditioning(plain, framing) for framing in framings],
                 {},
             )
@@ -295,4 +301,4 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
     for row, numbers in zip(seen[0], ([1000, 2000, 0, 64, 64, 64], [300, 100, 64, 0, 64, 64]), strict=True):
         waves = torch.tensor(numbers, dtype=torch.float32)[:, None] * frequencies
         expected = torch.cat([waves.cos(), waves.sin()], 1).flatten()
-        assert torch.allclose(row[1280:].float(), expected, atol=1e-3)
+        assert torch.allclose(row[1280:].float().cpu(), expected, atol=1e-3)

@@ -37,14 +37,13 @@ def assert_live(model, base, applied, adapters=False):
     for state, strength in applied:
         for name, change in summed(state, base, strength).items():
             wanted[name] = wanted[name] + change
-    live = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    live = {name: tensor.cpu().double() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules() if adapters else ():
         adapter = getattr(module.__dict__.get("forward"), "graft_state", {"adapter": None})["adapter"]
         if adapter is not None:
             weight, parts = f"{name}.weight", adapter.parts
-            live[weight] = live[weight] + (parts.up.double().flatten(1) @ parts.down.double().flatten(1)).view(
-                live[weight].shape
-            )
+            up, down = (part.cpu().double().flatten(1) for part in (parts.up, parts.down))
+            live[weight] = live[weight] + (up @ down).view(live[weight].shape)
     worst = max((float((live[name] - wanted[name]).abs().max()), name) for name in wanted)
     assert worst[0] < 1e-5, worst
 
@@ -155,7 +154,7 @@ def test_ejected_views_show_the_base(host, small):
     patched = graft(host, model, small.lora(model))
     small.load(patched)
     state = patched.model_state_dict()
-    assert all(torch.equal(state[name], before.bytes[name]) for name in before.bytes)
+    assert all(torch.equal(state[name].cpu(), before.bytes[name]) for name in before.bytes)
     assert_live(model.model, before.bytes, [(small.lora(model), 1.0)])
 
 
@@ -274,7 +273,7 @@ def test_what_merging_extracting_and_saving_see(host, small, mode):
     found = host.module("host.model_difference").model_difference(patched, model)
     wanted = summed(state, before.bytes, 1.0)
     assert set(found) == set(wanted)
-    assert all(torch.allclose(found[name]().double(), wanted[name], atol=1e-5) for name in found)
+    assert all(torch.allclose(found[name]().cpu().double(), wanted[name], atol=1e-5) for name in found)
 
 
 def test_mode_host_is_what_other_nodes_see(host, small):
@@ -422,7 +421,7 @@ def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
     file = load_file(host.module("nodes.demo").BASE)
     base = {name.removeprefix("model."): tensor for name, tensor in file.items() if name.startswith("model.")}
     live = model.model.state_dict()
-    assert all(torch.equal(live[name], base[name]) for name in base)
+    assert all(torch.equal(live[name].cpu(), base[name]) for name in base)
     assert not [key for key in model.model.__dict__ if "graft" in key]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..model_device import LOAD
 from ..sampling_options import sampling_options
 
 MODES = ("merge", "bypass", "host")
@@ -91,7 +92,7 @@ def test_error_against_float64_is_at_most_the_hosts(host, small, files, dtype):
         small.load(patcher)
         touched = [name for name in exact if exact[name] is not base[name]]
         live = patcher.model.state_dict()
-        return torch.stack([(live[name].double() - exact[name]).abs().mean() for name in touched]).mean()
+        return torch.stack([(live[name].cpu().double() - exact[name]).abs().mean() for name in touched]).mean()
 
     ours = error(host.call("LoRAStackPatch", model=model, lora_stack=stack, mode="merge")[0])
     first, second = files.values()
@@ -854,8 +855,9 @@ def test_a_row_with_a_schedule(host, small):
 
     def predicted(patcher, percent):
         small.load(patcher)
-        x, context = torch.linspace(-1, 1, 512).view(2, 4, 8, 8), torch.linspace(-1, 1, 240).view(2, 5, 24)
-        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)))
+        x = torch.linspace(-1, 1, 512, device=LOAD).view(2, 4, 8, 8)
+        context = torch.linspace(-1, 1, 240, device=LOAD).view(2, 5, 24)
+        sigma = torch.full((2,), float(sampling.percent_to_sigma(percent)), device=LOAD)
         options = {**sampling_options(patcher), "sigmas": sigma}
         with torch.inference_mode():
             return patcher.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
@@ -929,7 +931,7 @@ def test_a_schedule_on_the_model_that_a_guider_has_for_the_negative(host, small)
             reference = whole if is_on else second
             small.load(reference)
             options = {**sampling_options(reference), "sigmas": sigma}
-            wanted = reference.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options)
+            wanted = reference.model.apply_model(x, sigma, c_crossattn=context.to(LOAD), transformer_options=options)
             torch.testing.assert_close(uncond, wanted, rtol=0, atol=1e-4)
     assert halves == {False, True}
 

@@ -77,7 +77,7 @@ def stored(model):
     """The bytes and objects of every parameter, packed ones as they are kept."""
     named = model.named_parameters()
     return {
-        name: (id(parameter), parameter.data.as_subclass(torch.Tensor).clone(), type(parameter))
+        name: (id(parameter), parameter.data.as_subclass(torch.Tensor).cpu().clone(), type(parameter))
         for name, parameter in named
     }
 

@@ -36,7 +36,7 @@ class Int8(Kept):
         self.weight = nn.Parameter((of.weight.detach() / self.weight_scale).round().to(torch.int8), requires_grad=False)
 
     def held(self):
-        return self.weight.float() * self.weight_scale
+        return self.weight.float() * self.weight_scale.to(self.weight.device)
 
 
 class NF4(Kept):
@@ -161,7 +161,7 @@ def test_every_kind_on_quantised_convolutions(small, way, mode):
     model, plain, held = quantised(small, way)
     first, second, merged = file_of_every_kind(held)
     before = {
-        name: (id(p), p.data.as_subclass(torch.Tensor).clone().view(torch.uint8))
+        name: (id(p), p.data.as_subclass(torch.Tensor).cpu().clone().view(torch.uint8))
         for name, p in model.model.named_parameters()
     }
     base = small.forward(model, (4, 4))
@@ -178,4 +178,4 @@ def test_every_kind_on_quantised_convolutions(small, way, mode):
     assert torch.equal(small.forward(model, (4, 4)), base)
     for name, parameter in model.model.named_parameters():
         assert before[name][0] == id(parameter)
-        assert torch.equal(before[name][1], parameter.data.as_subclass(torch.Tensor).view(torch.uint8)), name
+        assert torch.equal(before[name][1], parameter.data.as_subclass(torch.Tensor).cpu().view(torch.uint8)), name

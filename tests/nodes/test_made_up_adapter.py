@@ -62,7 +62,8 @@ def test_it_is_trained_saved_and_applied(host, trained):
     base, wall = state.subject.model, host.module("host.denoiser")
     patched = {m: host.call("LoRAStackPatch", model=base, lora_stack=stack, mode=m) for m in ("merge", "bypass")}
     assert all("gains" in report for _, _, report in patched.values())
-    x, sigma = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0.7])
+    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(base.load_device)
+    sigma = torch.tensor([0.7], device=base.load_device)
     conditioning = state.subject.dataset.conditionings[""]
     with wall.denoiser(base) as denoiser, torch.inference_mode(False), torch.no_grad():
         plain = denoiser.denoise(x, sigma, [conditioning], {})

@@ -149,7 +149,7 @@ def test_the_base_the_generator_and_gradients_are_as_before(host, pictures, run,
     assert torch.equal(rng, torch.random.get_rng_state()) and torch.is_grad_enabled()
     trained = captured["model"].model.diffusion_model
     for name, p in trained.named_parameters():
-        assert torch.equal(p, before[name][2]), name
+        assert torch.equal(p.cpu(), before[name][2]), name
         assert p.requires_grad == before[name][1] and p.grad is None
     assert _parts(trained) == parts
     moments = {name.split("/", 1)[1] for name in captured["state"].optimizer}
@@ -200,7 +200,7 @@ def test_an_interrupted_run_goes_on_and_the_model_is_whole(host, pictures, run, 
     again = _run(host, prompt, lora=["10", 3], report=["10", 5], model=["1", 0])
     assert "went on from the snapshot at step 3" in again["report"]
     fresh = host.call("GraftDemo")[0].model.diffusion_model.state_dict()
-    assert all(torch.equal(fresh[k], v) for k, v in again["model"].model.diffusion_model.state_dict().items())
+    assert all(torch.equal(fresh[k], v.cpu()) for k, v in again["model"].model.diffusion_model.state_dict().items())
     _clear(host, run)
     assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
 
@@ -237,7 +237,8 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
     state = captured["state"]
     assert captured["picture"].shape == (1, 540, 960, 3)
     with wall.denoiser.denoiser(captured["model"]) as denoiser:
-        x, sigma = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0.7])
+        x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(denoiser.device)
+        sigma = torch.tensor([0.7], device=denoiser.device)
         conditioning = state.subject.dataset.conditionings[""]
         with torch.no_grad():
             patched = denoiser.denoise(x, sigma, [conditioning], {})
@@ -261,9 +262,9 @@ def test_full_weights_come_out_as_differences_that_the_model_takes(host, picture
     assert weights.keys() == {name for name, _ in captured["base"].model.diffusion_model.named_parameters()}
     assert len(captured["lora"]) == len(weights)
     with wall.denoiser.denoiser(captured["model"]) as denoiser:
-        live = {name: p.detach().clone() for name, p in denoiser.module.named_parameters()}
+        live = {name: p.detach().cpu().clone() for name, p in denoiser.module.named_parameters()}
     assert all(torch.allclose(live[name], weights[name], atol=1e-6) for name in weights)
-    assert any(not torch.equal(live[name], base[name]) for name in weights)
+    assert any(not torch.equal(live[name], base[name].cpu()) for name in weights)
 
 
 def test_kind_full_refuses_a_patched_model(host, pictures, run):
@@ -477,7 +478,7 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
     assert len(kept) == 2
     for latents, name in zip(kept, ("weights", "average"), strict=True):
         expected = found[name]["samples"]
-        assert torch.allclose(latents, expected, atol=2e-3 * float(expected.abs().max())), name
+        assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name
     assert not torch.allclose(*kept, atol=1e-3)
 
 
@@ -569,10 +570,10 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
     velocity = model.clone()
     velocity.add_object_patch("model_sampling", Sampling(model.model.model_config))
     with wall.denoiser.denoiser(velocity, True) as denoiser:
-        found = denoiser.sampling.sigmas
+        own, found = model.model.model_sampling, denoiser.sampling.sigmas
         zsnr = Sampling(model.model.model_config, zsnr=True).sigmas
-        assert torch.allclose(found, zsnr, rtol=1e-4) and found[-1] > 4000
-        assert model.model.model_sampling.timestep(found[-3:]).tolist() == [
+        assert torch.allclose(found.cpu(), zsnr, rtol=1e-4) and found[-1] > 4000
+        assert own.timestep(found[-3:].to(own.sigmas.device)).tolist() == [
             997,
             998,
             999,
@@ -607,8 +608,8 @@ def test_continuous_schedules_are_trained_at_the_levels_they_are_sampled_at(host
     model = small.unet()
     model.add_object_patch("model_sampling", type("Sampling", (theirs, getattr(comfy.model_sampling, kind)), {})())
     with wall.denoiser.denoiser(model) as denoiser:
-        found = denoiser.sigma(torch.tensor([0.0, 0.5, 1 - 2**-24]))
-        assert torch.allclose(found, torch.tensor([0.002, 0.49, 120.0]), rtol=1e-2)
+        found = denoiser.sigma(torch.tensor([0.0, 0.5, 1 - 2**-24], device=denoiser.device))
+        assert torch.allclose(found.cpu(), torch.tensor([0.002, 0.49, 120.0]), rtol=1e-2)
     _, clip, vae = host.call("GraftDemo")
     dataset = host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, resolution=256)[0]
     objective = host.call("GraftObjective", zero_terminal_snr=True)[0]

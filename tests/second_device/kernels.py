@@ -45,12 +45,27 @@ class _Signature:
         self.name = op._schema.name
         self.waits = self.name in _WAITING
         self.takes_cpu_indices = self.name in _TAKES_CPU_INDICES
+        self.takes_numbers = torch._C._should_allow_numbers_as_tensors(self.name.partition("::")[2])
         self.draws = any(argument.name == "generator" for argument in arguments)
+        self.tensors = {argument.name for argument in arguments if str(argument.type) == "Tensor"}
+        self.names = [argument.name for argument in arguments]
         self.writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in arguments]
-        self.writes_named = dict(zip((argument.name for argument in arguments), self.writes, strict=True))
+        self.writes_named = dict(zip(self.names, self.writes, strict=True))
+
+    def with_tensors(self, args: Any) -> Any:
+        """The arguments with numbers as tensors again, which torch has made numbers; few operations take those."""
+        if self.takes_numbers:
+            return args
+        return [_as_tensor(value, name in self.tensors) for name, value in zip(self.names, args, strict=False)]
 
 
 _signature = cache(_Signature)
+
+
+def _as_tensor(value: Any, is_tensor: bool) -> Any:
+    if is_tensor and isinstance(value, (bool, int, float, complex)):
+        return torch.tensor(value)
+    return value
 
 
 def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,6 +73,7 @@ def compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     signature = _signature(op)
     if signature.draws:
         kwargs = _with_generator(args, kwargs)
+    args = signature.with_tensors(args)
     operands = _Operands(op)
     host_args = [
         operands.lowered(value, writes) for value, writes in zip(args, signature.writes[: len(args)], strict=True)

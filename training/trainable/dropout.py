@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..memory.offload import to_device
 from ..random_draws import generator
 from .settings import AdapterSettings
 
@@ -42,7 +43,7 @@ class AdapterDropout:
         if generator is None or not chance:
             return values
         keep = torch.rand(values.shape, generator=generator) >= chance
-        return values * (keep.to(values.device, values.dtype) / (1 - chance))
+        return values * (to_device(keep, values.device, values.dtype) / (1 - chance))
 
     def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
         """Rank dropout of a low-rank pair: zero other ranks for each image and scale the rest up (as kohya does).
@@ -55,14 +56,14 @@ class AdapterDropout:
         shape = [1] * hidden.ndim
         shape[0], shape[dimension] = hidden.shape[0], hidden.shape[dimension]
         keep = torch.rand(shape, generator=generator) >= chance
-        return hidden * (keep.to(hidden.device, hidden.dtype) / (1 - chance))
+        return hidden * (to_device(keep, hidden.device, hidden.dtype) / (1 - chance))
 
-    def kept(self, count: int, generator: torch.Generator | None) -> Tensor | None:
-        """Rank dropout for adapters without ranks to drop: what is kept, None for everything.
+    def kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+        """Rank dropout for adapters without ranks to drop: what is kept, on a device; None for everything.
 
         These are rows of the change (as lycoris does, not scaled up) or blocks of a rotation.
         """
         chance = self.settings.rank_dropout
         if generator is None or not chance:
             return None
-        return torch.rand(count, generator=generator) >= chance
+        return to_device(torch.rand(count, generator=generator) >= chance, device)

@@ -49,6 +49,14 @@ def test_a_number_may_mix_and_indices_may_cross():
     assert tensor[torch.tensor([2, 0])].tolist() == [3, 1]
 
 
+def test_numbers_mix_in_every_operation():
+    """Torch hands a number on as a tensor, and to Python as a number again, which not every operation takes."""
+    tensor = torch.tensor([5, 6, 7], dtype=torch.int32, device=DEVICE)
+    assert tensor.bitwise_and_(-2).tolist() == [4, 6, 6] and tensor.dtype == torch.int32
+    assert (tensor & 4).tolist() == [4, 4, 4] and (on_device(True, False) | True).tolist() == [True, True]
+    assert torch.equal(torch.fmod(on_device(5.5), 2.0).cpu(), torch.tensor([1.5]))
+
+
 def test_views_share_memory():
     tensor = torch.zeros(4, 4, device=DEVICE)
     tensor.view(2, 8)[1].t().fill_(1)

@@ -59,14 +59,14 @@ def steps(host, pictures, monkeypatch, request):
             prompt["8"] = node("ApplyToDo", model=["1", 0], phase="both")
             prompt["6"]["inputs"]["model"] = ["8", 0]
         result = host.run(prompt, capture={"state": ["7", 0]})
-        assert result["success"], result["errors"]
+        assert result["success"], str(result["errors"])[:4000]
         assert len(waits) == STEPS
         return waits[SKIPPED:], uploads[SKIPPED:]
 
     return train
 
 
-KINDS = ("lora", "loha", "lokr", "dora", "full")
+KINDS = ("lora", "loha", "lokr", "dora", "oft", "full")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,6 +80,11 @@ def test_a_step_waits_once(steps, kind):
     "settings",
     [
         {"adapter": {"max_norm": 0.01}},
+        {"adapter": {"rank_dropout": 0.3, "module_dropout": 0.3, "network_dropout": 0.3}},
+        {"adapter": {"rank_dropout": 0.3, "module_dropout": 0.3, "kind": "loha"}},
+        {"adapter": {"rank_dropout": 0.3, "module_dropout": 0.3, "kind": "oft"}},
+        {"optimizer": {"precision": "bf16"}},
+        {"optimizer": {"precision": "full-bf16"}},
         {"optimizer": {"accumulation": 3}},
         {"optimizer": {"checkpointing": True}},
         {"optimizer": {"offload": "optimizer"}},
@@ -99,3 +104,10 @@ def test_a_fused_backward_pass_waits_twice(steps):
     """The loss must be finite before the first weight changes."""
     waits, _ = steps(optimizer={"fused_backward": True, "clip_norm": 0.0})
     assert max(len(found) for found in waits) <= 2, waits
+
+
+def test_a_step_in_fp16_waits_for_its_loss_scale_too(steps):
+    """The loss must be finite, and whether the gradients are decides about the scale."""
+    waits, uploads = steps(optimizer={"precision": "fp16"})
+    assert max(len(found) for found in waits) <= 3, waits
+    assert not any(uploads), uploads
