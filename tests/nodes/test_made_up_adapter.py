@@ -68,7 +68,8 @@ def test_it_is_trained_saved_and_applied(host, trained):
     with wall.denoiser(base) as denoiser, torch.inference_mode(False), torch.no_grad():
         plain = denoiser.denoise(x, sigma, [conditioning], {})
         attached = host.module("training.trainable.install").attached
-        with attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
+        there = {name: tensor.to(denoiser.device) for name, tensor in state.trained.items()}
+        with attached(denoiser.module, state.start.adapter, there, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
     assert not torch.allclose(expected, plain, atol=1e-3)
     for model, _, _ in patched.values():

@@ -246,9 +246,12 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
         averaged = denoiser.denoise(x, sigma, [conditioning], {})
     with wall.denoiser.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
         base = denoiser.denoise(x, sigma, [conditioning], {})
-        with install.attached(denoiser.module, state.start.adapter, state.trained, lambda: (0, 0, "")):
+        trained, average = (
+            {name: t.to(denoiser.device) for name, t in of.items()} for of in (state.trained, state.average)
+        )
+        with install.attached(denoiser.module, state.start.adapter, trained, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
-        with install.attached(denoiser.module, state.start.adapter, state.average, lambda: (0, 0, "")):
+        with install.attached(denoiser.module, state.start.adapter, average, lambda: (0, 0, "")):
             expected_average = denoiser.denoise(x, sigma, [conditioning], {})
     assert torch.allclose(patched, expected, atol=1e-4) and torch.allclose(averaged, expected_average, atol=1e-4)
     assert not torch.allclose(patched, base, atol=1e-3) and not torch.allclose(patched, averaged, atol=1e-4)
@@ -257,14 +260,14 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
 def test_full_weights_come_out_as_differences_that_the_model_takes(host, pictures, run, wall):
     prompt = _workflow(host, pictures, run, 2, adapter={"kind": "full", "targets": "all"})
     captured = _run(host, prompt, state=["10", 0], lora=["10", 3], model=["10", 1], base=["1", 0])
-    base = dict(captured["base"].model.diffusion_model.state_dict())
+    base = {name: t.cpu().clone() for name, t in captured["base"].model.diffusion_model.state_dict().items()}
     weights = captured["state"].weights()
     assert weights.keys() == {name for name, _ in captured["base"].model.diffusion_model.named_parameters()}
     assert len(captured["lora"]) == len(weights)
     with wall.denoiser.denoiser(captured["model"]) as denoiser:
         live = {name: p.detach().cpu().clone() for name, p in denoiser.module.named_parameters()}
     assert all(torch.allclose(live[name], weights[name], atol=1e-6) for name in weights)
-    assert any(not torch.equal(live[name], base[name].cpu()) for name in weights)
+    assert any(not torch.equal(live[name], base[name]) for name in weights)
 
 
 def test_kind_full_refuses_a_patched_model(host, pictures, run):
