@@ -358,16 +358,20 @@ def test_rank_dropout_without_ranks(kind):
 
 @pytest.mark.parametrize("kind", ["loha", "dora", "oft"])
 def test_module_dropout_leaves_the_module_alone(kind):
+    """Or changes it as without dropout: DoRA's two hooks make the same draw."""
     settings, net, x = _settings(kind, pattern="line", module_dropout=0.5), _odd(), _input()
     trained = _moved(init_trainable(net, settings, 0, {}))
     plain = net.line(x)
 
-    def run(step):
+    def run(settings, step):
         with attached(net, settings, trained, lambda: (0, step, "part 0")), torch.no_grad():
             return net.line(x)
 
-    alone = [torch.allclose(run(step), plain, atol=1e-6) for step in range(12)]
+    whole = run(_settings(kind, pattern="line"), 0)
+    outputs = [run(settings, step) for step in range(12)]
+    alone = [torch.allclose(output, plain, atol=1e-6) for output in outputs]
     assert 2 < sum(alone) < 10
+    assert all(is_plain or torch.equal(output, whole) for is_plain, output in zip(alone, outputs, strict=True))
 
 
 def test_text_encoder_modules_come_after_the_models(lab):
