@@ -314,3 +314,18 @@ def test_the_average_is_that_of_a_plain_loop(lab):
         average = {name: decay * average[name] + (1 - decay) * t.double() for name, t in state.trained.items()}
     assert all(torch.allclose(average[name].float(), state.average[name], atol=1e-6) for name in average)
     assert state.start.ema == EMASettings("ramp")
+
+
+def test_a_run_without_an_average_trains_the_same_weights_and_keeps_nothing_else(lab):
+    denoiser, dataset, saved = lab.Flow(), lab.pictures(6, held_out=[5]), []
+    callbacks = Callbacks(validate_every=2, save_average=lambda *average: saved.append(average))
+
+    def trained(ema):
+        state = train(lab.state(denoiser, dataset, ema=ema), denoiser, dataset, 4, callbacks)
+        return train(state, denoiser, dataset, 0, callbacks)  # nothing is left to do
+
+    averaging, plain = trained(True), trained(False)
+    assert all(torch.equal(plain.trained[name], tensor) for name, tensor in averaging.trained.items())
+    assert plain.history.validation == averaging.history.validation
+    assert averaging.average and averaging.history.average_validation
+    assert not (plain.average or plain.powers or plain.history.average_validation or saved)
