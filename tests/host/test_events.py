@@ -42,3 +42,45 @@ def test_text_for_browsers():
     assert browser_json.text_of({"a": math.inf, "b": {3}}, default=str) == '{"a": null, "b": "{3}"}'
     with pytest.raises(TypeError):
         browser_json.text_of({3})
+
+
+def test_without_a_server_nothing_is_sent(monkeypatch):
+    import server
+
+    monkeypatch.setattr(server.PromptServer, "instance", None, raising=False)
+    events.send_event("graft.step", {"step": 1})
+
+
+def test_progress_is_of_the_total(monkeypatch):
+    import comfy.utils
+
+    shown = []
+    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda value, total, *_, **__: shown.append((value, total)))
+    done = events.progress(5)
+    done(3)
+    done(5)
+    assert shown == [(3, 5), (5, 5)]
+
+
+def test_interruptions_of_other_processes_are_the_hosts_own():
+    import comfy.model_management as management
+
+    for kind in ("InterruptProcessingException", "KeyboardInterrupt"):
+        with pytest.raises(management.InterruptProcessingException):
+            events.interrupt_as(kind)
+        events.raise_if_interrupted()  # asked once, raised once
+    events.interrupt_as("ValueError")
+    management.interrupt_current_processing(True)
+    with pytest.raises(management.InterruptProcessingException):
+        events.raise_if_interrupted()
+
+
+def test_steps_of_a_run_are_stopped_together_and_counted():
+    before = events.stops()
+    assert not events.stop("mine")
+    with events.stoppable("mine") as first, events.stoppable("mine") as second, events.stoppable("other") as other:
+        assert not (first() or second())
+        assert events.stop("mine") and first() and second() and not other()
+    assert events.stops() == before + 1 and not events.stop("mine")
+    with events.stoppable("mine") as again:
+        assert not again()

@@ -1,0 +1,135 @@
+"""File names become paths inside ComfyUI's folders, and what is missing is named with what may have been meant."""
+
+import os
+import sys
+
+import folder_paths
+import pytest
+from graft_nodes.host import folders
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """ComfyUI's folders in `tmp_path`: two for LoRAs, one each for checkpoints, diffusion models, output and input."""
+    kinds = {"loras": ("loras", "more"), "checkpoints": ("checkpoints",), "diffusion_models": ("diffusion_models",)}
+    for kind, names in kinds.items():
+        paths = [str(tmp_path / name) for name in names]
+        monkeypatch.setitem(folder_paths.folder_names_and_paths, kind, (paths, {".safetensors"}))
+    for name in ("output", "input"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(folder_paths, f"get_{name}_directory", lambda path=str(tmp_path / name): path)
+    return tmp_path
+
+
+def touch(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return str(path)
+
+
+def test_loras_are_found_by_name_in_every_folder_and_in_the_output(place):
+    expected = {
+        "a.safetensors": touch(place / "loras" / "a.safetensors"),
+        "style/b.safetensors": touch(place / "more" / "style" / "b.safetensors"),
+        "output/loras/run/c.safetensors": touch(place / "output" / "loras" / "run" / "c.safetensors"),
+    }
+    touch(place / "output" / "loras" / "notes.txt")
+    touch(place / "output" / "d.safetensors")
+    assert folders.lora_names() == list(expected)
+    assert {name: folders.lora_path(name) for name in expected} == expected
+    assert folders.lora_path("style\\b.safetensors") == expected["style/b.safetensors"]
+    assert folders.listed("style\\b.safetensors") and not folders.listed("b.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../a", "x/../../a", "x\\..\\a", "/a", "\\a", "C:a", "a\0b", "output/loras/../a"])
+def test_no_name_leads_out_of_its_folder(place, name):
+    for look_up in (folders.lora_path, folders.weights_path):
+        with pytest.raises(ValueError, match="is outside the loras folder"):
+            look_up(name)
+    with pytest.raises(ValueError, match="expected a name inside ComfyUI's output folder"):
+        folders.output_file(name, ".png")
+
+
+def test_a_lora_that_is_not_there_is_named_with_those_it_may_have_been(place):
+    with pytest.raises(FileNotFoundError, match=r"^no LoRA file 'cat.safetensors' in ComfyUI's loras folders$"):
+        folders.lora_path("cat.safetensors")
+    for name in (
+        "old/Cat.safetensors",
+        "cats.safetensors",
+        "cat v1.safetensors",
+        "cat v2.safetensors",
+        "x.safetensors",
+    ):
+        touch(place / "loras" / name)
+    assert folders.near_loras("new/cat.safetensors")[0] == "old/Cat.safetensors"  # the same file in another folder
+    assert folders.near_loras("cat.safetensors") == ["old/Cat.safetensors", "cats.safetensors", "cat v2.safetensors"]
+    assert folders.near_loras("cat.safetensors", 1) == ["old/Cat.safetensors"] and not folders.near_loras("qq")
+    with pytest.raises(FileNotFoundError, match=r"did you mean old/Cat.safetensors or cats.safetensors or cat v"):
+        folders.lora_path("cat.safetensors")
+    with pytest.raises(FileNotFoundError, match=r"no LoRA file 'output/loras/qq.safetensors'"):
+        folders.lora_path("output/loras/qq.safetensors")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_to_nothing_is_said_to_be_one(place):
+    (place / "loras").mkdir()
+    (place / "loras" / "gone.safetensors").symlink_to(place / "nothing")
+    with pytest.raises(FileNotFoundError, match="is a link to a missing file"):
+        folders.lora_path("gone.safetensors")
+
+
+def test_weights_are_checkpoints_then_diffusion_models_then_loras(place):
+    kinds = ("checkpoints", "diffusion_models", "loras")
+    paths = [touch(place / kind / "a.safetensors") for kind in kinds]
+    for path in paths:
+        assert folders.weights_path("a.safetensors") == path
+        os.unlink(path)
+    with pytest.raises(FileNotFoundError, match=r"no LoRA file 'a\.safetensors'"):
+        folders.weights_path("a.safetensors")
+
+
+def test_files_in_the_output_folder_are_numbered_on(place):
+    path, shown = folders.output_file("sub/name", ".png")
+    assert path == str(place / "output" / "sub" / "name_00001_.png")
+    assert shown == {"filename": "name_00001_.png", "subfolder": "sub", "type": "output"}
+    touch(place / "output" / "sub" / "name_00007_.png")
+    assert folders.output_file("sub/name", ".png")[1]["filename"] == "name_00008_.png"
+    for nothing in ("", " / "):
+        with pytest.raises(ValueError, match="expected a name inside ComfyUI's output folder"):
+            folders.output_file(nothing, ".png")
+
+
+def test_an_image_folder_is_one_inside_the_input_folder(place):
+    (place / "input" / "cats" / "small").mkdir(parents=True)
+    (place / "out").mkdir()
+    assert folders.input_folder(" cats/small ") == os.path.realpath(place / "input" / "cats" / "small")
+    assert folders.input_folder(".") == os.path.realpath(place / "input")
+    with pytest.raises(FileNotFoundError, match="there is no folder 'dogs'"):
+        folders.input_folder("dogs")
+    for empty in ("", "  "):
+        with pytest.raises(ValueError, match="image folder is empty"):
+            folders.input_folder(empty)
+    for outside in ("..", "../out", "cats/../../out", str(place / "out")):
+        with pytest.raises(ValueError, match="is outside ComfyUI's input folder"):
+            folders.input_folder(outside)
+    if sys.platform != "win32":
+        (place / "input" / "link").symlink_to(place / "out")
+        with pytest.raises(ValueError, match="is outside ComfyUI's input folder"):
+            folders.input_folder("link")
+
+
+def test_training_states_lie_in_the_output_folder(place):
+    assert folders.training_folder() == str(place / "output" / "graft")
+    assert folders.states_folder() == str(place / "output" / "graft_states")
+
+
+def test_the_limit_of_the_store_is_read_from_the_environment(monkeypatch):
+    monkeypatch.delenv("GRAFT_STORE_GB", raising=False)
+    assert folders.store_limit() == 100_000_000_000
+    for text, limit in (("0", 0), ("1.5", 1_500_000_000)):
+        monkeypatch.setenv("GRAFT_STORE_GB", text)
+        assert folders.store_limit() == limit
+    for text in ("-1", "inf", "nan", "much"):
+        monkeypatch.setenv("GRAFT_STORE_GB", text)
+        with pytest.raises(ValueError, match=f"GRAFT_STORE_GB is '{text}', expected a number of GB"):
+            folders.store_limit()
