@@ -3,9 +3,11 @@ tests/with_comfyui/checks/test_lora_names.py.
 """
 
 import pytest
+import torch
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
 from graft_nodes.patches.lora_files.layer_names import find_targets
 from graft_nodes.patches.lora_files.parse import Target
+from graft_nodes.patches.models.layer_names import swap_halves
 
 D = "diffusion_model."
 WAN = {
@@ -29,8 +31,15 @@ LLAMA_FIRST = {("clip", f"{name}.weight"): (4, 4) for name in ("llama.x.e", "cli
 G_ALONE = {("clip", "clip_g.x.text_model.a.weight"): (4, 4)}
 HUNYUAN = {
     ("model", f"{D}{name}.weight"): shape
-    for name, shape in (("img_in.proj", (8, 4, 1, 2, 2)), ("txt_in.individual_token_refiner.blocks.0.mlp.0", (8, 8)))
+    for name, shape in (
+        ("img_in.proj", (8, 4, 1, 2, 2)),
+        ("txt_in.individual_token_refiner.blocks.0.mlp.0", (8, 8)),
+        ("final_layer.adaLN_modulation.1", (16, 8)),
+    )
 }
+LAST_NORM = f"{D}final_layer.adaLN_modulation.1.weight"
+HUNYUAN_15 = {("model", LAST_NORM): (16, 8), ("model", f"{D}vision_in.proj.1.weight"): (8, 8)}
+FLUX = {("model", f"{D}single_blocks.0.linear{n}.weight"): shape for n, shape in ((1, (40, 8)), (2, (8, 16)))}
 
 
 def generic(shapes):
@@ -89,10 +98,25 @@ def generic(shapes):
         (TWO, "lora_te1_m_b", None),
         (SD3_WITHOUT_G | G_ALONE, "base_model.model.text_model.a", None),
         (HUNYUAN, "transformer.x_embedder.proj", Target("model", f"{D}img_in.proj.weight")),
+        *(
+            (shapes, "transformer.norm_out.linear", Target("model", LAST_NORM, None, swap_halves))
+            for shapes in (HUNYUAN, HUNYUAN_15)
+        ),
+        (HUNYUAN, "diffusion_model.final_layer.adaLN_modulation.1", None),  # the host knows it, in its own order
+        (
+            FLUX,
+            "diffusion_model.single_blocks.0.linear1_qkv",
+            Target("model", f"{D}single_blocks.0.linear1.weight", (0, 0, 24)),
+        ),
     ],
 )
 def test_found(shapes, name, target):
     assert find_targets([name], generic(shapes), shapes).get(name) == target
+
+
+def test_halves_are_swapped_whole():
+    rows = torch.arange(12.0).view(6, 2)
+    assert torch.equal(swap_halves(rows), torch.cat([rows[3:], rows[:3]]))
 
 
 def test_the_hosts_own_names_go_first():

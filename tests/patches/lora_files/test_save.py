@@ -369,6 +369,40 @@ def test_families_without_a_table_keep_their_names(layers):
     assert "modelspec.architecture" not in saved_metadata(lora, "x", {})
 
 
+NORM = "final_layer.adaLN_modulation.1"
+
+
+@pytest.mark.parametrize(
+    ("layers", "name"),
+    [
+        ({"txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072), NORM: (6144, 3072)}, "norm_out.linear"),
+        ({"double_blocks.0.img_attn.qkv": (6144, 2048), NORM: (4096, 2048)}, "norm_out.linear"),
+        ({"joint_blocks.0.x_block.attn.proj": (8, 8), NORM: (16, 8)}, "norm_out.linear"),
+        (
+            {
+                "joint_blocks.0.x_block.attn.proj": (8, 8),
+                "joint_blocks.23.context_block.adaLN_modulation.1": (16, 8),
+            },
+            "transformer_blocks.23.norm1_context.linear",
+        ),
+    ],
+    ids=("hunyuan", "hunyuan 1.5", "sd3", "the last text block of sd3"),
+)
+def test_scale_and_shift_are_the_other_way_round_in_diffusers(layers, name):
+    lora = of_layers(layers)
+    up = lora[f"diffusion_model.{list(layers)[-1]}.lora_up.weight"] / 2  # alpha / rank
+    saved = to_key_format(lora, "peft", torch.float32)
+    half = len(up) // 2
+    assert torch.equal(saved[f"transformer.{name}.lora_B.weight"], torch.cat([up[half:], up[:half]]))
+
+
+def test_scale_and_shift_of_other_text_blocks_of_sd3_stay():
+    lora = of_layers({"joint_blocks.0.context_block.adaLN_modulation.1": (48, 8)})
+    saved = to_key_format(lora, "peft", torch.float32)
+    up = lora["diffusion_model.joint_blocks.0.context_block.adaLN_modulation.1.lora_up.weight"] / 2
+    assert torch.equal(saved["transformer.transformer_blocks.0.norm1_context.linear.lora_B.weight"], up)
+
+
 def test_qwens_last_norm_has_diffusers_order_already():
     lora = of_layers(QWEN | {"norm_out.linear": (6144, 3072)})
     saved = to_key_format(lora, "peft", torch.float32)
@@ -526,6 +560,28 @@ def test_numbers_of_text_encoders(more, names):
         }
     keys = {key.partition(".")[0] for key in to_key_format(state, "kohya", torch.float32)}
     assert {f"{name}a" for name in names.values()} <= keys
+
+
+SDXL = {"input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048)}
+SD3 = {"joint_blocks.0.x_block.attn.proj": (8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("more", "encoder", "kohya", "peft"),
+    [
+        ({}, "clip_l", "lora_te_a", "text_encoder.a"),
+        ({}, "clip_h", "lora_te_a", "text_encoder.a"),
+        (SDXL, "clip_g", "lora_te2_a", "text_encoder_2.a"),
+        (FLUX, "t5xxl", "lora_te3_a", "text_encoder_2.a"),
+        (SD3, "t5xxl", "lora_te3_a", "text_encoder_3.a"),
+        ({}, "t5xxl", "lora_te3_a", "text_encoder_2.a"),
+    ],
+)
+def test_names_of_one_text_encoder(more, encoder, kohya, peft):
+    layer = f"text_encoders.{encoder}.transformer.a"
+    state = of_layers(more) | {f"{layer}.lora_{side}.weight": torch.ones(2, 2) for side in ("up", "down")}
+    assert f"{kohya}.lora_up.weight" in to_key_format(state, "kohya", torch.float32)
+    assert f"{peft}.lora_B.weight" in to_key_format(state, "peft", torch.float32)
 
 
 def test_peft_merges_what_is_saved_for_it():
