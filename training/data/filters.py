@@ -40,8 +40,8 @@ class FilterKey:
 
     read: Callable[[Any], Any]
     documentation: str
-    needs: Callable[[Mapping[str, Any]], bool] = lambda values: True
-    without: str = ""
+    needs: Callable[[Mapping[str, Any]], bool]
+    without: str
 
 
 def _key(

@@ -203,12 +203,12 @@ def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | No
     """
     text, count, rounds = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1, 0
     while count:
-        rounds += 1
-        if rounds > _MAX_DEPTH:
-            raise ValueError(f"the caption's choices lie in each other more than {_MAX_DEPTH} deep: {text[:60]!r}")
         text, count = _CHOICE.subn(lambda match: _choose(match[1].split("|"), rng), text)
         if lists and not count:
             text, count = fill_lists(text, lambda name: _choose(lists[name], rng))
+        rounds += 1
+        if count and rounds > _MAX_DEPTH:
+            raise ValueError(f"the caption's choices lie in each other more than {_MAX_DEPTH} deep: {text[:60]!r}")
     return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
 
 

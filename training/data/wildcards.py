@@ -100,7 +100,7 @@ def fill_lists(text: str, line_of: Callable[[str], str]) -> tuple[str, int]:
     return _NAME.subn(lambda match: line_of(match[1]), text)
 
 
-def read_word_lists(folder: Path, encoding: str = "utf-8") -> tuple[WordLists, list[str]]:
+def read_word_lists(folder: Path, encoding: str) -> tuple[WordLists, list[str]]:
     """(the word lists of a dataset's folder, the errors of other files). Empty lines and lines that begin with # are
     left out.
     """

@@ -1,5 +1,8 @@
 """The YAML of filters: every key read, every wrong one said at once, nothing but plain data loaded."""
 
+import dataclasses
+import re
+
 import pytest
 from graft_nodes.training.data.filters import Filters
 
@@ -48,6 +51,7 @@ def test_nothing_is_the_defaults():
         (49, ["solo"], "below abs_min_score"),
         (100, ["solo"], None),
         (99, ["solo"], "below min_score"),
+        (50, ["solo", "pride flag"], None),
         (199, [], "below min_score"),
         (200, ["monochrome"], "below min_score"),
         (275, ["monochrome"], None),
@@ -101,9 +105,82 @@ def test_everything_wrong_is_said_at_once():
     ],
 )
 def test_what_cannot_be(text, said):
-    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(said)) as caught:
         Filters.parse(text)
+    assert str(caught.value).startswith("filters")
 
 
 def test_a_bare_off_is_off():
     assert Filters.parse("masks: off").masks == "off" and Filters.parse("cache: off").cache is False
+
+
+def test_defaults_stay():
+    """A stored workflow names only what differs from them."""
+    assert dataclasses.asdict(Filters()) == {
+        "consider_every_nth": 1,
+        "shuffle_tag_p": None,
+        "blacklist_tags": (),
+        "non_caption_tags": (),
+        "replacements": (),
+        "tag_separator": ", ",
+        "abs_min_score": None,
+        "min_score": None,
+        "score_tags": (),
+        "tag_bonus_scores": (),
+        "wildcards": False,
+        "keep_separator": "",
+        "trigger": "",
+        "caption_prefix": "",
+        "caption_suffix": "",
+        "encoding": "utf-8",
+        "resolutions": (),
+        "crop": "centre",
+        "crops": 4,
+        "size_conditioning": True,
+        "masks": "files",
+        "small": "enlarge",
+        "changed": "continue",
+        "cache": True,
+        "cache_gb": 20.0,
+        "write_schedule": False,
+        "workers": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        ("crop", ("centre", "top", "random")),
+        ("masks", ("files", "alpha", "both", "off")),
+        ("small", ("enlarge", "skip")),
+        ("changed", ("continue", "stop")),
+    ],
+)
+def test_every_option_is_taken(key, options):
+    assert tuple(getattr(Filters.parse(f"{key}: {option}"), key) for option in options) == options
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        ("consider_every_nth: 1", "consider_every_nth: 0"),
+        ("shuffle_tag_p: 0", "shuffle_tag_p: -0.01"),
+        ("shuffle_tag_p: 1", "shuffle_tag_p: 1.01"),
+        ("crop: random\ncrops: 2", "crop: random\ncrops: 1"),
+        ("resolutions: [64, 8192]", "resolutions: [63]"),
+        ("resolutions: [8192]", "resolutions: [8193]"),
+        ("cache_gb: 0.001", "cache_gb: 0.0009"),
+        ("workers: 0", "workers: -1"),
+    ],
+)
+def test_bounds(within, beyond):
+    key = within.splitlines()[-1].partition(":")[0]
+    assert Filters.parse(within)
+    with pytest.raises(ValueError, match=f"{key} is .*, expected "):
+        Filters.parse(beyond)
+
+
+@pytest.mark.parametrize("text", ["abs_min_score: 1", "min_score: 1", "score_tags: [5]"])
+def test_scores_are_needed_where_a_filter_reads_them(text):
+    assert Filters.parse(text).needs_scores and not Filters().needs_scores
+    assert Filters.parse(text).reason_to_skip([], None) == "without a score"

@@ -249,27 +249,6 @@ def test_an_endless_epoch_is_refused(tmp_path):
         read_folder(tmp_path / "data", FolderSettings(repeats=3000, validation=0.0, **SMALL))
 
 
-@pytest.mark.parametrize("resolution", [256, 512, 640, 1024])
-@pytest.mark.parametrize("step", [8, 64])
-def test_buckets_are_multiples_of_the_step_below_the_area(resolution, step):
-    found = buckets.bucket_sizes(resolution, step)
-    assert (resolution, resolution) in found and len(set(found)) == len(found)
-    for w, h in found:
-        assert w % step == h % step == 0 and w * h <= resolution**2 and max(w, h) <= 4 * min(w, h)
-        assert (w + step) * h > resolution**2 or (
-            h + step
-        ) * w > resolution**2  # nothing is given away in both directions
-        assert (h, w) in found
-
-
-def test_the_bucket_is_the_nearest_in_log_ratio():
-    choices = buckets.bucket_sizes(512, 64)
-    for w, h in [(512, 512), (1000, 500), (500, 1000), (3000, 400), (640, 480), (7, 9)]:
-        best = min(abs(np.log(a / b) - np.log(w / h)) for a, b in choices)
-        a, b = buckets.nearest_bucket(w, h, choices)
-        assert abs(np.log(a / b) - np.log(w / h)) == pytest.approx(best)
-
-
 @pytest.mark.parametrize("size", [(100, 50), (50, 100), (64, 64), (640, 630), (31, 200)])
 def test_fitting_scales_to_cover_and_crops_the_middle(size):
     bucket = (64, 48)

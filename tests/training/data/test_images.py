@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training.data import buckets, images
+from graft_nodes.training.data import images
 from graft_nodes.training.data.buckets import frame
 from PIL import Image, ImageOps, features
 
@@ -195,13 +195,12 @@ def test_a_mask_follows_the_cut_of_its_picture():
     assert torch.equal(images.latent_mask(Image.fromarray(pixels), framing, (8, 8))[0, :, :7], torch.zeros(8, 7))
 
 
-@pytest.mark.parametrize(("resolution", "step"), [(500, 64), (333, 8), (72, 64), (1000, 64), (1344, 128), (64, 64)])
-def test_any_base_resolution(resolution, step):
-    found = buckets.bucket_sizes(resolution, step)
-    side = resolution // step * step
-    assert (side, side) in found and all(w % step == h % step == 0 and w * h <= resolution**2 for w, h in found)
-    assert buckets.nearest_bucket(700, 700, found) == (side, side)
-    if step == 8:  # fine buckets are near every shape
-        for size in ((1600, 1000), (900, 1600), (1234, 567)):
-            w, h = buckets.nearest_bucket(*size, found)
-            assert abs(np.log(w / h / (size[0] / size[1]))) < 0.03
+def test_a_contact_sheet_shows_36_pictures_in_rows():
+    colors = [(10 + 6 * number, 250 - 5 * number, 60) for number in range(40)]
+    pictures = [Image.new("RGB", (40, 20), color) for color in colors]
+    expected = np.full((36, 20, 20, 3), 32, np.uint8)
+    expected[:, 6:14, 2:18] = np.array(colors[:36], np.uint8)[:, None, None]  # 16 x 8 in the middle of 20 x 20
+    expected = expected.reshape(6, 6, 20, 20, 3).swapaxes(1, 2).reshape(120, 120, 3)
+    assert (np.asarray(images.contact_sheet(pictures, side=20)) == expected).all()
+    assert images.contact_sheet(pictures[:2]).size == (320, 160)
+    assert images.contact_sheet(pictures[:7]).size == (960, 320)

@@ -102,8 +102,8 @@ def _pick(weights, total=0.0, order=()):
     return out
 
 
-def test_weights_bring_tags_to_the_front():
-    weights = (1.0, 3.0, 0.5)
+@pytest.mark.parametrize("weights", [(1.0, 3.0, 0.5), (1.0, 1.0, 4.0)])
+def test_weights_bring_tags_to_the_front(weights):
     caption = Caption(tags=("a", "b", "c"), weights=weights, rules=CaptionRules(shuffle=1.0))
     found = Counter(_draws(caption, 6000))
     for order, share in _pick(weights).items():
@@ -153,3 +153,61 @@ def test_the_trigger_and_what_stands_around():
     shuffled = Caption(("a, b",), rules=CaptionRules(shuffle=1.0, prefix="first", suffix="last"))
     assert set(_draws(shuffled, 60)) == {"first a, b last", "first b, a last"}
     assert set(_draws(Caption(("x",), rules=rules), 60)) == {"photo of zorp x on white", "photo of zorp x under white"}
+
+
+def test_without_a_generator_nothing_moves_or_drops_out():
+    assert Caption(tags=TAGS, rules=CaptionRules(shuffle=1.0, dropout=1.0)).plain == "a, b, c, d"
+    assert Caption(("a, b",), rules=CaptionRules(separator=" ")).plain == "a b"
+
+
+def test_what_varies_is_told_by_what_can_be_drawn():
+    wildcards = CaptionRules(wildcards=True)
+    assert Caption(("a", "b"), rules=wildcards).varies and not Caption(("a",), rules=wildcards).varies
+    assert Caption(("a, b",), rules=CaptionRules(shuffle=0.1)).varies
+    assert not Caption(("a, b",), rules=CaptionRules(max_length=99)).varies
+
+
+def test_one_line_is_no_draw():
+    options = "{a|b|c|d|e|f|g|h}"
+    caption = Caption((options,), rules=CaptionRules(wildcards=True))
+    assert _draws(caption, 20) == [fill_wildcards(options, generator(0, i, "test")) for i in range(20)]
+
+
+def test_a_separator_that_does_nothing_is_noticed():
+    rules = CaptionRules(keep_separator="|||")
+    assert Caption(("a", "b ||| c"), rules=rules).shows_separator is True
+    assert Caption(("a",), rules=rules).shows_separator is False
+    for works in (CaptionRules(), CaptionRules(keep_separator="|||", shuffle=1.0)):
+        assert Caption(("a ||| b",), rules=works).shows_separator is False
+
+
+def test_a_third_separator_is_text():
+    rules = CaptionRules(shuffle=1.0, keep_separator="|||")
+    assert Caption(("one ||| a ||| b ||| c",), rules=rules).plain == "one, a, b ||| c"
+
+
+def test_possible_texts_hold_whatever_a_draw_can_give():
+    assert Caption(("a, b",), rules=CaptionRules(shuffle=1.0, trigger="t")).possible_texts == ("t a, b",)
+    for more in ({"wildcards": True}, {"max_length": 9}):
+        rules = CaptionRules(
+            separator="; ", replacements=(("old", "new"),), trigger="t", prefix="p", suffix="s", **more
+        )
+        expected = ("one {a|b}", "two", "new", "; ", "t", "p", "s")
+        assert Caption(("one {a|b}", "two"), rules=rules).possible_texts == expected
+
+
+def test_choices_lie_in_each_other_up_to_200_deep():
+    def nested(depth):
+        return "{a|" * depth + "b" + " }" * depth
+
+    assert fill_wildcards(nested(200), None) == "a"
+    with pytest.raises(ValueError, match="choices lie in each other more than 200 deep"):
+        fill_wildcards(nested(201), None)
+    assert fill_wildcards("a __x__", None) == "a __x__"
+
+
+def test_replacements_make_tags_of_up_to_100_000_characters():
+    rules = CaptionRules(replacements=(("x", "y" * 50_000),))
+    assert Caption(("xx",), rules=rules).plain == "y" * 100_000
+    with pytest.raises(ValueError, match="replacements make a tag of more than 100000 characters"):
+        assert Caption(("xxz",), rules=rules).plain

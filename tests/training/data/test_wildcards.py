@@ -126,3 +126,33 @@ def test_files_that_cannot_be_used_are_said(tmp_path):
     for part in (*expected, "images/1.png: the caption has __out__"):
         assert part in said, part
     assert len(listing.train) == 2 and not any("secret" in repr(entry.caption.draw(None)) for entry in listing.train)
+
+
+def test_a_list_that_is_known_already_counts_as_deep_as_it_is():
+    lists = WordLists({str(i): (f"__{i + 1}__",) for i in range(8)} | {"8": ("x",)})
+    lists.check("__1__")
+    with pytest.raises(ValueError, match="'0' has lists in each other more than 8 deep"):
+        lists.check("__0__")
+
+
+def test_a_caption_draws_at_most_1000_lines():
+    def lists(count):
+        return WordLists({"a": ("x", "__b__ " * count), "b": ("y",)})
+
+    lists(999).check("__a__")
+    with pytest.raises(ValueError, match=r"may draw 1,001 lines .* at most 1,000"):
+        lists(1000).check("__a__")
+
+
+def test_lists_with_the_same_lines_are_the_same():
+    one, same, other = (WordLists({"a": lines}) for lines in (("x", "y"), ("x", "y"), ("x",)))
+    assert one == same and one != other and one != "a" and len({one, same, other}) == 2
+    assert one.texts == ("x", "y")
+
+
+def test_a_list_may_be_as_long_as_a_caption_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(wildcards, "MAX_TEXT_BYTES", 4)
+    (tmp_path / "wildcards").mkdir()
+    (tmp_path / "wildcards" / "a.txt").write_bytes(b"abcd")
+    lists, problems = wildcards.read_word_lists(tmp_path, "utf-8")
+    assert lists["a"] == ("abcd",) and not problems

@@ -1,0 +1,55 @@
+"""The settings of a dataset folder: their bounds, and that everything wrong is said at once."""
+
+import pytest
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_settings import FolderSettings, parse_settings
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "within", "beyond"),
+    [
+        ("repeats", "repeats", (1,), (0,)),
+        ("keep_tags", "keep first tags", (0,), (-1,)),
+        ("flip", "flip probability", (0.0, 1.0), (-0.01, 1.01)),
+        ("tag_dropout", "tag dropout", (0.0, 1.0), (-0.01, 1.01)),
+        ("validation", "validation split", (0.0, 0.99), (-0.01, 1.0)),
+    ],
+)
+def test_bounds(name, label, within, beyond):
+    for value in within:
+        assert getattr(FolderSettings(**{name: value}), name) == value
+    for value in beyond:
+        with pytest.raises(ValueError, match=f"^Dataset: {label} is {value}, expected "):
+            FolderSettings(**{name: value})
+
+
+def test_resolutions_fit_the_buckets():
+    filters = Filters(resolutions=(64, 96, 64))
+    assert FolderSettings(resolution=96, filters=filters).resolutions == (96, 64)
+    assert FolderSettings(resolution=72, buckets=False, bucket_step=8).bucket_choices() == [[(72, 72)]]
+    assert len(FolderSettings(resolution=256, filters=filters, bucket_step=32).bucket_choices()) == 3
+    with pytest.raises(ValueError, match="resolution is 68, expected a multiple of 8"):
+        FolderSettings(resolution=68, buckets=False, bucket_step=8)
+    assert FolderSettings(resolution=68, bucket_step=8).bucket_choices()
+
+
+def test_shuffling_is_set_in_one_place():
+    assert FolderSettings(shuffle_tags=True).shuffle_tags and FolderSettings(filters=Filters(shuffle_tag_p=0.5))
+    with pytest.raises(ValueError, match="shuffle tags shuffles always and shuffle_tag_p of filters now and then"):
+        FolderSettings(shuffle_tags=True, filters=Filters(shuffle_tag_p=0.5))
+
+
+def test_scores_need_a_layout_that_reads_them():
+    with pytest.raises(ValueError, match="need scores from JSON files; caption source txt reads none"):
+        FolderSettings(captions="txt", filters=Filters(min_score=1.0))
+    for source in ("auto", "json"):
+        assert FolderSettings(captions=source, filters=Filters(min_score=1.0))
+
+
+def test_everything_wrong_is_said_at_once():
+    with pytest.raises(ValueError) as caught:
+        parse_settings("crop: middle", ["the first"], repeats=0, flip=2.0)
+    said = str(caught.value)
+    assert said.startswith("Dataset: the first; filters: crop is 'middle'") and said.endswith("expected from 0 to 1.")
+    assert "repeats is 0" in said and said.count("Dataset") == 1
+    assert parse_settings("crop: top", [], repeats=3) == FolderSettings(repeats=3, filters=Filters(crop="top"))
