@@ -136,7 +136,7 @@ def _shown(outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
     results = []
     for node_id, output in outputs.items():
         for kind, items in output.items() if isinstance(output, dict) else ():
-            for item in items if isinstance(items, (list, tuple)) and kind != "animated" else ():
+            for item in items if isinstance(items, (list, tuple)) else ():
                 if isinstance(item, dict):
                     results.append({**item, "nodeId": node_id, "mediaType": kind})
                 elif kind == "text" and isinstance(item, str):

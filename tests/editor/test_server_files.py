@@ -161,6 +161,16 @@ def test_a_form_of_50_000_fields_is_refused(server):
     assert not (server.place / "input" / "many.png").exists()
 
 
+def test_a_form_inside_another_form_is_refused(server):
+    inner = b'--in\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n--in--\r\n'
+    head = (
+        b'--out\r\nContent-Disposition: form-data; name="image"\r\nContent-Type: multipart/mixed; boundary=in\r\n\r\n'
+    )
+    form = {"Content-Type": "multipart/form-data; boundary=out"}
+    reply = server.ask("/upload/image", "POST", head + inner + b"\r\n--out--\r\n", form)
+    assert reply.status == 400 and b"a form inside another form" in reply.body
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 def test_a_link_to_nothing_hides_no_other_file(server):
     places = {

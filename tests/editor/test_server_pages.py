@@ -184,6 +184,25 @@ def test_what_may_replace_what():
         assert merge_key(event, {"prompt_id": "a", "node": "1"}) is None
 
 
+def test_what_a_page_can_do_is_kept_until_its_last_tab_is_closed():
+    async def work():
+        async with running() as server:
+            open_pages, sockets, metadata = server.clients.open, server.host.sockets, server.host.sockets_metadata
+            async with page_of(server, "twin") as first:
+                assert metadata == {"twin": {"feature_flags": {}}}
+                can = {"feature_flags": {"supports_preview_metadata": True}}
+                await first.send_json({"type": "feature_flags", "data": can["feature_flags"]})
+                assert (await first.receive_json(timeout=PATIENCE))["type"] == "feature_flags"
+                async with page_of(server, "twin"):
+                    assert len(open_pages["twin"]) == 2 and metadata == {"twin": can}
+                await until(lambda: len(open_pages["twin"]) == 1)
+                assert metadata == {"twin": can} and sockets == {"twin": open_pages["twin"][0].socket}
+            await until(lambda: not open_pages)
+            assert not metadata and not sockets
+
+    run(work())
+
+
 def test_a_server_that_stops_waits_for_no_page_that_does_not_read():
     async def work():
         async with running(PageLimits(close=0.3)) as server, page_of(server, "reads") as page:

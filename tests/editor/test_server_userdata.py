@@ -49,6 +49,9 @@ def test_a_workflow_is_saved_listed_moved_and_deleted(server):
         ("file", "workflows/better.json"),
         ("file", "workflows/other.json"),
     ]
+    folder, better, _ = tree
+    assert folder == {"name": "new", "path": "workflows/new", "type": "directory"}
+    assert better["name"] == "better.json" and better["size"] == len(body) and better["modified"] > 1e9
     for name in ("better.json", "other.json"):
         assert server.ask(f"/userdata/{named('workflows/' + name)}", "DELETE").status == 204
         assert server.ask(f"/userdata/{named('workflows/' + name)}", "DELETE").status == 404
@@ -75,6 +78,22 @@ def test_odd_names_are_kept_as_they_are(server):
         assert server.ask(f"/userdata/{named(path)}").body == b"{}"
         assert name in server.ask("/userdata?dir=odd").json
         assert server.ask(f"/userdata/{named(path)}", "DELETE").status == 204
+
+
+def test_files_that_run_no_code_are_shown_as_what_they_are(server):
+    kinds = {
+        "note.txt": "text/plain",
+        "data.json": "application/json",
+        "picture.webp": "image/webp",
+        "film.mp4": "video/mp4",
+        "song.mp3": "audio/mpeg",
+        "letters.woff2": "font/woff2",
+    }
+    for name, kind in kinds.items():
+        server.ask(f"/userdata/{name}", "POST", b"x")
+        reply = server.ask(f"/userdata/{name}")
+        assert reply.headers["content-type"].startswith(kind), name
+        assert reply.headers["content-disposition"] == f'inline; filename="{name}"'
 
 
 def test_what_is_not_there_or_in_the_way(server):
