@@ -16,6 +16,7 @@ from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
 from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
+from .network_state import evaluating, kept_attributes, modules_that_run
 from .plain_kernels import PlainKernels
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
@@ -104,8 +105,12 @@ class Denoiser:
             return self._new_condition(conditioning, x)
         key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._conditions:
+            with modules_that_run() as layers:
+                condition = self._new_condition(conditioning, x)
+            if layers:  # of the network, as LTX-2's text connectors: they may be trained
+                return condition
             # The conditioning is kept too, so that no other gets its id.
-            self._conditions[key] = (conditioning, self._new_condition(conditioning, x))
+            self._conditions[key] = (conditioning, condition)
             if len(self._conditions) > KEPT_CONDITIONS:
                 self._conditions.popitem(last=False)
         self._conditions.move_to_end(key)
@@ -130,6 +135,7 @@ class Denoiser:
             device=self.device,
             noise=noise,
             latent_image=noise,
+            latent_shapes=[noise.shape],  # one latent: models of video with sound take two
         )
         for name, value in params.items():
             if isinstance(value, torch.Tensor):
@@ -191,18 +197,6 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[N
         yield
 
 
-@contextlib.contextmanager
-def _keep_attributes(network: torch.nn.Module) -> Iterator[None]:
-    """Takes off a network what its forward leaves on it: Cosmos keeps tensors of the last call, with their graph."""
-    before = dict(vars(network))
-    try:
-        yield
-    finally:
-        for name in vars(network).keys() - before.keys():
-            delattr(network, name)
-        vars(network).update(before)
-
-
 def to_host_memory(patcher: Any) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -240,7 +234,7 @@ def denoiser(
         if was_training is not None:
             management.in_training = True
         network = patcher.model.diffusion_model
-        with _keep_attributes(network), _fit_for_autograd(network, clip is not None):
+        with kept_attributes(network), evaluating(network), _fit_for_autograd(network, clip is not None):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:
         if was_training is not None:

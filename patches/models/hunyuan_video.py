@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+
+from torch import nn
 
 from . import flux
 from .family import Missing, ModelFamily, ModelSpec
@@ -38,6 +41,17 @@ _RENAMES_15 = (
 )
 
 
+def _unread(model: nn.Module) -> tuple[str, ...]:
+    """What reads pictures of CLIP vision, which training does not give, and the text half of the last block of a model
+    without single blocks: only the image half is used after it.
+    """
+    doubles, singles = getattr(model, "double_blocks", None), getattr(model, "single_blocks", None)
+    if not isinstance(doubles, nn.ModuleList) or not isinstance(singles, nn.ModuleList) or len(singles):
+        return ("vision_in.",)
+    last = f"double_blocks.{len(doubles) - 1}."
+    return "vision_in.", f"{last}txt_attn.proj", f"{last}txt_mlp"
+
+
 def _is_narrow(file: LoraShapes) -> bool:
     """Whether layers have HunyuanVideo's names and the width of 1.5."""
     return any(_WIDTH_15 in shape and _BLOCKS_15.search(layer) for layer, shape in file.layers.items())
@@ -62,7 +76,7 @@ HUNYUAN_VIDEO_15 = ModelFamily(
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
-    training=flux.TARGETS,
+    training=replace(flux.TARGETS, unread=_unread),
     examples=(
         {"diffusion_model.double_blocks.0.img_attn.qkv": (6144, 2048)},
         {"lora_unet_double_blocks_53_img_attn_q": (2048, 2048), "lora_unet_double_blocks_53_img_mlp_fc2": (2048, 8192)},
@@ -91,4 +105,5 @@ FAMILY = ModelFamily(
         {"diffusion_model.txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072)},
         {"lora_unet_double_blocks_0_img_attn_qkv_loras_0": (9216, 3072)},
     ),
+    masked_text_alone=("HunyuanVideo",),  # ComfyUI makes one mask for a whole batch
 )

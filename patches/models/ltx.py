@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
 from .layer_names import LayerNames, by_table, same_name
@@ -18,6 +20,20 @@ _LTX_2_RENAMES = (
     (r"\.scale_shift_table_a2v_ca_(video|audio)$", r".\1_a2v_cross_attn_scale_shift_table"),
     (r"\.([qk])_norm$", r".norm_\1"),
 )
+
+
+def _unread(model: nn.Module) -> tuple[str, ...]:
+    """LTX-2's sound: a training picture has none."""
+    blocks = getattr(model, "transformer_blocks", None)
+    if not hasattr(model, "audio_patchify_proj") or not isinstance(blocks, nn.ModuleList):
+        return ()
+    paths = ["audio_", "av_ca_"]
+    for number in range(len(blocks)):
+        block = f"transformer_blocks.{number}."
+        paths += [f"{block}audio_", f"{block}video_to_audio_attn"]
+    return tuple(paths)
+
+
 LTX_2 = ModelFamily(
     name="ltx2",
     title="LTX-2",
@@ -39,6 +55,7 @@ LTX_2 = ModelFamily(
     training=TrainingTargets(
         attention=("attn1", "attn2", r"audio_attn\d", "audio_to_video_attn", "video_to_audio_attn"),
         feed_forward=("ff", "audio_ff"),
+        unread=_unread,
     ),
     examples=(
         {

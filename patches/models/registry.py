@@ -9,6 +9,7 @@ from torch import nn
 
 from ..registry import Registry
 from . import (
+    ace_step,
     auraflow,
     cascade,
     chroma,
@@ -23,6 +24,7 @@ from . import (
     krea2,
     ltx,
     lumina,
+    omnigen2,
     qwen_image,
     sd3,
     unet,
@@ -52,11 +54,13 @@ FAMILIES: Registry[ModelFamily] = Registry(
         kandinsky5.FAMILY,
         sd3.FAMILY,
         qwen_image.FAMILY,
+        ace_step.FAMILY,
         cosmos.ANIMA,
         cosmos.FAMILY,
         ltx.LTX_2,
         wan.FAMILY,
         lumina.FAMILY,
+        omnigen2.FAMILY,
         z_image.FAMILY,
         ideogram4.FAMILY,
         ltx.FAMILY,

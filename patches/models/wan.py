@@ -99,6 +99,13 @@ def _frames(x: Tensor, depth: int, conditions: Mapping[str, Any]) -> int:
     return frames
 
 
+def _unread(model: nn.Module) -> tuple[str, ...]:
+    """What reads pictures of CLIP vision, which training does not give."""
+    if getattr(model, "img_emb", None) is None:
+        return ()
+    return ("img_emb.",)
+
+
 _CLASS = TransformerClass(_layout, patch_size, ("blocks",))
 FAMILY = ModelFamily(
     name="wan",
@@ -125,7 +132,7 @@ FAMILY = ModelFamily(
             "HumoWanModel": TransformerClass(_humo, patch_size, ("blocks",)),
         }
     ),
-    training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("ffn",)),
+    training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("ffn",), unread=_unread),
     examples=(
         {"diffusion_model.blocks.0.self_attn.q": (1536, 1536)},
         {"transformer.blocks.0.attn2.to_k": (5120, 5120)},

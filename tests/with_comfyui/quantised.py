@@ -10,6 +10,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from tiny_families import EVERY
 
 
 def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
@@ -20,7 +21,7 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
     import comfy.model_patcher
     import comfy.supported_models
 
-    own, layout = families.FAMILIES[family], quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
+    own, layout = EVERY[family], quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
     with torch.inference_mode():
         plain = families.build(family)
         config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
@@ -56,7 +57,7 @@ def with_scaled_layers(family: str) -> tuple[Any, Any]:
     import comfy.supported_models
     import comfy.utils
 
-    own = families.FAMILIES[family]
+    own = EVERY[family]
     with torch.inference_mode():
         plain = families.build(family)
         modules, weights = (

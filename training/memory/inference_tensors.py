@@ -35,8 +35,8 @@ def alias(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """A context in which every parameter and buffer of `module` is a frozen alias; those in `trained` are the given
-    tensors.
+    """A context in which every parameter, buffer and other tensor that parts of `module` keep is a frozen alias; those
+    in `trained` are the given tensors.
 
     Afterwards, also after an exception, the original Parameter and buffer objects are back, with flags and values
     untouched.
@@ -59,10 +59,11 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
                     replacements[id(old)] = nn.Parameter(alias(old), requires_grad=False)
                 places.append((part._parameters, name, old))
                 part._parameters[name] = replacements[id(old)]  # type: ignore[assignment]
-            for name, buffer in list(part._buffers.items()):
-                if buffer is not None and buffer.is_inference():
-                    places.append((part._buffers, name, buffer))
-                    part._buffers[name] = alias(buffer)
+            for slots in (part._buffers, vars(part)):  # ACE-Step keeps positions that are no buffer
+                for name, kept in list(slots.items()):
+                    if isinstance(kept, Tensor) and kept.is_inference():
+                        places.append((slots, name, kept))
+                        slots[name] = alias(kept)
         yield
     finally:
         for slots, name, original in reversed(places):

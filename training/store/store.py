@@ -364,9 +364,9 @@ def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Ten
         if group not in groups:
             raise Damaged(f"it holds {full[:80]!r}, which is of no training state")
         groups[group][name] = tensor.clone()  # not a view of the file, which may be replaced
-    order = like.trained or dict.fromkeys(record["order"])  # the run's order: the gradient's norm is summed in it
-    if groups["trained"].keys() != order.keys():
-        raise Damaged("it trains other tensors than this run")
+    order = dict.fromkeys(record["order"])  # the gradient's norm is summed in it
+    if groups["trained"].keys() != order.keys() or like.trained.keys() - order.keys():
+        raise Damaged("it trains other tensors than this run")  # more of them: layers that are left out today
     if any(tensor.shape != groups["trained"][name].shape for name, tensor in like.trained.items()):
         raise Damaged("it trains tensors of other shapes than this run")
     powers = {name.partition("/")[2] for name in groups["powers"]}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,18 @@ def test_a_stored_state_opens_and_goes_on_with_equal_bytes(run):
     assert all(torch.equal(tensor, stored[name]) for name, tensor in store.group_tensors(found.state).items())
     whole = run.train(run.start, STEPS + 2)
     assert equal(run.train(found.state, 2), whole)
+
+
+def test_a_stored_state_goes_on_that_trains_a_layer_which_is_left_out_today(run):
+    """Once, layers of a model were chosen that nothing reads."""
+    name = next(iter(run.start.trained))
+    today = replace(run.start, trained={key: t for key, t in run.start.trained.items() if key != name})
+    found, problems = store.Store(run.folder, "run").furthest(today, STEPS)
+    assert not problems and list(found.state.trained) == list(run.start.trained)
+    assert equal(run.train(found.state, 2), run.train(run.start, STEPS + 2))
+    more = replace(run.start, trained={**run.start.trained, "new.lora_up.weight": run.start.trained[name]})
+    found, problems = store.Store(run.folder, "run").furthest(more, STEPS)
+    assert found is None and "it trains other tensors than this run" in str(problems)
 
 
 def test_a_stored_state_goes_on_with_the_loss_of_its_average(run):

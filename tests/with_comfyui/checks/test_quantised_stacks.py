@@ -12,6 +12,7 @@ from graft_nodes.host import lora
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning
 from quantised import parts, with_quantised_layers, with_scaled_layers
+from tiny_families import EVERY
 
 
 def file_of(kind, weights):
@@ -55,7 +56,7 @@ def test_a_stack_on_quantised_layers(way, kind):
     sides = {name: tuple(weight.shape) for name, weight in plain.model.named_parameters() if name.endswith(touched)}
     entries = [LoraEntry("first", file_of("lora", sides), 0.5), LoraEntry(kind, file_of(kind, sides), 0.7)]
     x, sigma, text = (
-        families.random(1, *families.FAMILIES["flux"].latent, seed=4),
+        families.random(1, *EVERY["flux"].latent, seed=4),
         torch.tensor([0.6]),
         families.conditions("flux", 3),
     )

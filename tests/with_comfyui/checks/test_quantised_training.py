@@ -17,6 +17,7 @@ from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from quantised import parts, with_quantised_layers, with_scaled_layers
+from tiny_families import EVERY
 
 
 def _trained(patcher, family, steps=2, **optimizer):
@@ -76,7 +77,7 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
     draws = torch.Generator().manual_seed(1)
     trained = {name: t + 0.05 * torch.randn(t.shape, generator=draws) for name, t in starts[1].items()}
     x, sigma, text = (
-        families.random(1, *families.FAMILIES["flux"].latent, seed=4),
+        families.random(1, *EVERY["flux"].latent, seed=4),
         torch.tensor([0.6]),
         families.conditions("flux", 3),
     )

@@ -11,11 +11,12 @@ import comfy.sdxl_clip
 import comfy.supported_models
 import pytest
 import torch
-from families import FAMILIES, build, latent
+from families import build, latent
 from graft_nodes import host as wall
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
+from tiny_families import FAMILIES
 
 CLIP = {"num_attention_heads": 2}
 T5 = {"d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 2}

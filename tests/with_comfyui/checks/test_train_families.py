@@ -18,7 +18,7 @@ import comfy.samplers
 import numpy
 import pytest
 import torch
-from families import EVERY, FAMILIES, OTHERS, build, conditions, latent, random
+from families import build, conditions, latent, random
 from graft_nodes import host as wall
 from graft_nodes.patches.adapters.diff import difference_name
 from graft_nodes.patches.lora_files.save import left_out_by_comfyui
@@ -33,6 +33,7 @@ from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
+from tiny_families import EVERY, FAMILIES, OTHERS
 
 from ...file_as_module import file_as_module
 
@@ -166,7 +167,7 @@ def test_a_run_through_the_executor(host, name):
         assert 0.01 < loss < 20  # an objective of the model's own scale
 
 
-@pytest.mark.parametrize("name", ["anima", "cosmos", "ernie", "ltx", "chroma", "radiance"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_other_families_through_the_executor(host, name):
     """With and without checkpointing the same bytes; the base is as it was."""
     available(name)
@@ -285,6 +286,10 @@ def test_training_computes_what_the_host_samples_with_the_file(name, kind):
     assert float((plain - expected).abs().max()) > 1e-2 * scale
 
 
+def is_real(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
 def graded(patcher, settings, trained, x, sigma, name, way):
     context, extras = conditions(name, 3)
     with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
@@ -335,7 +340,7 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
     for forgetful in (contextlib.nullcontext, checkpointed):
         graded = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
         context, extras = conditions(name, 3)
-        given = {"context": context} | {key: t for key, t in extras.items() if t.is_floating_point()}
+        given = {"context": context} | {key: t for key, t in extras.items() if is_real(t)}
         given = {key: t.clone().requires_grad_() for key, t in given.items()}
         text = Conditioning(given["context"], {**extras, **{key: t for key, t in given.items() if key != "context"}})
         with (
@@ -352,6 +357,20 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
     assert name in OTHERS or found[0].keys() == graded.keys() | given.keys()
 
 
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("preset", ["attention", "attention+ff", "all"])
+def test_every_chosen_layer_learns(name, preset):
+    """Training of pictures gives each layer that a preset chooses a gradient."""
+    available(name)
+    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets=preset)
+    trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
+    x = random(1, *EVERY[name].latent, seed=4)
+    sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
+    graded(patcher, settings, trained, x, sigma, name, random(*x.shape, seed=5))
+    still_there = [key for key, t in trained.items() if t.grad is None or not bool(t.grad.any())]
+    assert trained and still_there == []
+
+
 @pytest.mark.parametrize("name", ["flux", "sd3", "qwen", "lumina2", "z-image", "wan"])
 def test_new_tensors_for_assignments_in_place_change_no_value(name):
     available(name)
@@ -363,6 +382,32 @@ def test_new_tensors_for_assignments_in_place_change_no_value(name):
         plain = denoised(patcher, settings, trained, x, sigma, name)
     graded = denoised(patcher, settings, {key: t.requires_grad_() for key, t in trained.items()}, x, sigma, name)
     assert graded.requires_grad and torch.allclose(plain, graded, rtol=0, atol=1e-5)
+
+
+def test_text_layers_of_the_network_are_computed_at_every_step():
+    """LTX-2's text connectors run when conditions are made, also for captions that were validated before."""
+    available("ltx 2")
+    patcher, settings = build("ltx 2"), AdapterSettings("lora", rank=2, pattern="video_embeddings_connector.*")
+    trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
+    text, x = Conditioning(*conditions("ltx 2", 3)), random(1, *EVERY["ltx 2"].latent, seed=4)
+    with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+        with torch.no_grad():
+            denoiser.denoise(x, torch.tensor([0.6]), [text], {})
+        for _ in range(2):
+            found = torch.autograd.grad(
+                denoiser.denoise(x, torch.tensor([0.6]), [text], {}).sum(), list(trained.values()), allow_unused=True
+            )
+            assert found and all(t is not None and bool(t.any()) for t in found)
+
+
+def test_dropout_of_the_network_is_off_while_training():
+    """ComfyUI 0.3.64 leaves ACE-Step in training mode, and samples with dropout."""
+    patcher = build("ace-step")
+    network = patcher.model.diffusion_model.train()
+    text, x = Conditioning(*conditions("ace-step", 3)), random(1, *EVERY["ace-step"].latent, seed=4)
+    with global_draws_untouched(), torch.no_grad(), wall.denoiser.denoiser(patcher) as denoiser:
+        found = [denoiser.denoise(x, torch.tensor([0.6]), [text], {}) for _ in range(2)]
+    assert torch.equal(*found) and all(part.training for part in network.modules())
 
 
 @pytest.mark.parametrize("name", ["flux", "sd3", "wan"])

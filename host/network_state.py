@@ -1,0 +1,49 @@
+"""The state of a network while training computes with it: what runs inside, and what is put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def modules_that_run() -> Iterator[list[torch.nn.Module]]:
+    """The modules that compute something inside."""
+    modules: list[torch.nn.Module] = []
+
+    def note(module: torch.nn.Module, _: Any) -> None:
+        modules.append(module)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield modules
+    finally:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def kept_attributes(network: torch.nn.Module) -> Iterator[None]:
+    """Takes off a network what its forward leaves on it: Cosmos keeps tensors of the last call, with their graph."""
+    before = dict(vars(network))
+    try:
+        yield
+    finally:
+        for name in vars(network).keys() - before.keys():
+            delattr(network, name)
+        vars(network).update(before)
+
+
+@contextlib.contextmanager
+def evaluating(network: torch.nn.Module) -> Iterator[None]:
+    """Switches off what a network only does in training mode: older ComfyUIs leave ACE-Step's dropout on."""
+    parts = [part for part in network.modules() if part.training]
+    try:
+        for part in parts:
+            part.training = False
+        yield
+    finally:
+        for part in parts:
+            part.training = True

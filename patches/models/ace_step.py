@@ -1,0 +1,47 @@
+"""ACE-Step, which makes music."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .block_names import plain_blocks
+from .family import Missing, ModelFamily, TrainingTargets
+from .layer_names import LayerNames, same_name
+from .recognition import Recognition
+
+
+def _unread(model: nn.Module) -> tuple[str, ...]:
+    """Heads and projections that only other trainers use, and the speaker, which ComfyUI always leaves empty."""
+    blocks = getattr(model, "transformer_blocks", None)
+    if not hasattr(model, "lyric_proj") or not isinstance(blocks, nn.ModuleList):
+        return ()
+    paths = ["projectors.", "speaker_embedder"]
+    for number in range(len(blocks)):
+        attention = f"transformer_blocks.{number}.cross_attn."
+        paths += [f"{attention}add_", f"{attention}to_add_out"]
+    return tuple(paths)
+
+
+FAMILY = ModelFamily(
+    name="ace",
+    title="ACE-Step",
+    recognition=Recognition(
+        names=(
+            r"transformer_blocks_\d+_cross_attn_to_",
+            r"transformer_blocks_\d+_ff_(inverted|depth|point)_conv_",
+            r"(^|_)lyric_(encoder|proj)_",
+            r"(^|_)(speaker|genre)_embedder_",
+        )
+    ),
+    modelspec=Missing("modelspec names no ACE-Step"),
+    kohya=Missing("neither sd-scripts nor musubi trains it"),
+    layer_names=LayerNames(prefix="", rename=same_name, model_sign=r"(^|\.)lyric_proj\."),
+    blocks=plain_blocks("transformer_blocks"),
+    token_layout=Missing("its attention is linear: it costs as much with fewer tokens"),
+    training=TrainingTargets(attention=("attn", "cross_attn"), feed_forward=("ff",), unread=_unread),
+    examples=(
+        {"transformer_blocks.0.cross_attn.to_q": (2560, 2560), "speaker_embedder": (2560, 512)},
+        {"lora_unet_transformer_blocks_23_ff_inverted_conv_conv": (12800, 2560)},
+        {"diffusion_model.lyric_encoder.encoders.0.self_attn.linear_q": (1024, 1024)},
+    ),
+)
