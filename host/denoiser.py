@@ -16,8 +16,6 @@ from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
 from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
-from .network_state import evaluating, kept_attributes, modules_that_run
-from .plain_kernels import PlainKernels
 
 KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
 
@@ -105,6 +103,8 @@ class Denoiser:
             return self._new_condition(conditioning, x)
         key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._conditions:
+            from .network_state import modules_that_run
+
             with modules_that_run() as layers:
                 condition = self._new_condition(conditioning, x)
             if layers:  # of the network, as LTX-2's text connectors: they may be trained
@@ -190,6 +190,8 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[N
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
+    from .plain_kernels import PlainKernels
+
     if isinstance(module, UNetModel) and not text_encoder:
         yield
         return
@@ -219,6 +221,8 @@ def denoiser(
     be trained.
     """
     import comfy.model_management as management
+
+    from .network_state import evaluating, kept_attributes
 
     if getattr(patcher, "is_dynamic", lambda: False)():
         patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through

@@ -1,4 +1,4 @@
-"""Lumina 2, and the tokens of Z-Image, which shares its class in ComfyUI."""
+"""Lumina 2, the tokens of Z-Image, which shares its class in ComfyUI, and OmniGen2, which shares its layers' names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table, grouped_qkv
+from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
+from .layer_names import LayerNames, by_table, grouped_qkv, same_name
 from .recognition import Recognition, SharedNames
 from .token_layout import (
     Grid,
@@ -136,4 +136,28 @@ FAMILY = ModelFamily(
         {"diffusion_model.layers.0.attention.qkv": (3840, 2304)},
     ),
     masked_text_alone=("NextDiT",),  # its masks do not broadcast over a batch in ComfyUI 0.3.64
+)
+
+
+def _unread(model: nn.Module) -> tuple[str, ...]:
+    """What reads pictures as references, which training does not give."""
+    if not hasattr(model, "ref_image_patch_embedder"):
+        return ()
+    return ("ref_image_",)
+
+
+OMNIGEN2 = ModelFamily(
+    name="omnigen2",
+    title="OmniGen2",
+    recognition=Recognition(names=("ref_image_(refiner|patch_embedder)_",), shared_names=SharedNames(SHARED, (2520,))),
+    modelspec=Missing("modelspec names no OmniGen2"),
+    kohya=Missing("neither sd-scripts nor musubi trains it"),
+    layer_names=LayerNames(prefix="transformer.", rename=same_name, model_sign=r"(^|\.)ref_image_patch_embedder\."),
+    blocks=BLOCKS,
+    token_layout=Missing("nobody has tried token downsampling with it"),
+    training=TrainingTargets(attention=("attn",), feed_forward=("feed_forward",), unread=_unread),
+    examples=(
+        {"transformer.ref_image_refiner.0.attn.to_q": (2520, 2520)},
+        {"diffusion_model.layers.0.attn.to_q": (2520, 2520)},
+    ),
 )

@@ -23,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _accepted(config: dict[str, Any]) -> dict[str, Any]:
+def accepted(config: dict[str, Any]) -> dict[str, Any]:
     """Some settings are newer than some versions."""
     import comfy.ldm.chroma.model
     import comfy.ldm.chroma_radiance.model
@@ -74,7 +74,7 @@ def _config(name: str, changes: Mapping[str, Any]) -> Any:
     kind = getattr(comfy.supported_models, family.supported)
     if family.extra_config:
         kind = type(family.supported, (kind,), {"unet_extra_config": {**kind.unet_extra_config, **family.extra_config}})
-    return kind(_accepted({**family.config, **changes}))
+    return kind(accepted({**family.config, **changes}))
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | None = None, **changes: Any) -> Any:

@@ -24,7 +24,7 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
     own, layout = EVERY[family], quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
     with torch.inference_mode():
         plain = families.build(family)
-        config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
+        config = getattr(comfy.supported_models, own.supported)(families.accepted(dict(own.config)))
         config.set_inference_dtype(torch.float32, None)
         config.quant_config = {"mixed_ops": True}
         model = config.get_model(dict(own.weights), "", device=None)
@@ -71,7 +71,7 @@ def with_scaled_layers(family: str) -> tuple[Any, Any]:
                 scale = tensor.abs().max() / 448
                 weights[name], weights[f"{path}.scale_weight"] = (tensor / scale).to(torch.float8_e4m3fn), scale
                 tensor.copy_(weights[name].float() * scale)
-        config = getattr(comfy.supported_models, own.supported)(families._accepted(dict(own.config)))
+        config = getattr(comfy.supported_models, own.supported)(families.accepted(dict(own.config)))
         config.set_inference_dtype(torch.float32, torch.float32)
         if hasattr(comfy.utils, "convert_old_quants"):
             weights, _ = comfy.utils.convert_old_quants(weights)

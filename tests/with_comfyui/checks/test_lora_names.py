@@ -17,6 +17,7 @@ import pytest
 import torch
 from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
+from families import accepted
 from graft_nodes.host import lora
 from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
@@ -25,6 +26,7 @@ from graft_nodes.patches.models import registry
 from graft_nodes.patches.models.recognise import recognise_lora
 from graft_nodes.patches.models.recognition import factors_of
 from safetensors.torch import save_file
+from tiny_families import EVERY
 
 UNET = dict(
     image_size=32,
@@ -949,13 +951,11 @@ FULL |= {  # without a tiny model above
         ),
     ),
 }
-RECOGNISED = {
+FAMILY_OF = {
     "krea 2": "krea2",
     "ernie": "ernie",
     "ideogram 4": "ideogram4",
     "ltx 2": "ltx2",
-    "kandinsky 5": "kandinsky5",
-    "hidream": "hidream",
     "anima": "anima",
     "hunyuan 1.5": "hunyuan15",
 }
@@ -986,15 +986,123 @@ def full(family):
         return config.get_model({}, "", torch.device("meta"))
 
 
-@pytest.mark.parametrize("family", RECOGNISED)
-def test_a_lora_on_the_whole_model_is_recognised(family):
-    state = full(family).diffusion_model.state_dict()
+FLUX_WIDE = {
+    "in_channels": 16,
+    "out_channels": 16,
+    "vec_in_dim": 768,
+    "context_in_dim": 4096,
+    "hidden_size": 3072,
+    "num_heads": 24,
+    "depth": 19,
+    "depth_single_blocks": 38,
+    "axes_dim": [16, 56, 56],
+    "mlp_ratio": 4.0,
+}
+WAN_WIDE = {"freq_dim": 256, "text_dim": 4096, "num_layers": 4}
+WHOLE = {  # (settings of full size beside the tiny model's, or None for the class's own; the family of its LoRAs)
+    "sd1": (FULL["sd1"][1], "sd1"),
+    "sd2-v": (
+        FULL["sd1"][1]
+        | {"context_dim": 1024, "num_heads": -1, "num_head_channels": 64, "use_linear_in_transformer": True},
+        "sd2",
+    ),
+    "sdxl": (FULL["sdxl"][1], "sdxl"),
+    "sd3": (FULL["sd3"][1], "sd3"),
+    "flux": (FLUX_WIDE, "flux"),
+    "flux schnell": (FLUX_WIDE, "flux"),
+    "flux kontext": (FLUX_WIDE, "flux"),
+    "flux2": (
+        {"context_in_dim": 15360, "hidden_size": 6144, "num_heads": 48, "depth": 8, "depth_single_blocks": 48}
+        | {"axes_dim": [32, 32, 32, 32]},
+        "flux2",
+    ),
+    "chroma": (
+        FLUX_WIDE
+        | {"in_channels": 64, "out_channels": 64, "vec_in_dim": None, "out_dim": 3072, "hidden_dim": 5120}
+        | {"n_layers": 5},
+        "chroma",
+    ),
+    "radiance": (
+        FLUX_WIDE
+        | {"in_channels": 3, "out_channels": 3, "vec_in_dim": None, "out_dim": 3072, "hidden_dim": 5120}
+        | {"n_layers": 5, "nerf_hidden_size": 64, "nerf_mlp_ratio": 4, "nerf_depth": 4, "nerf_max_freqs": 8},
+        "chroma",
+    ),
+    "qwen": (FULL["qwen"][1] | {"out_channels": 16}, "qwen"),
+    "qwen edit": (FULL["qwen"][1] | {"out_channels": 16}, "qwen"),
+    "lumina2": (FULL["lumina"][1], "lumina"),
+    "z-image": (FULL["z-image"][1], "z-image"),
+    "wan": (WAN_WIDE | {"dim": 1536, "ffn_dim": 8960, "num_heads": 12}, "wan"),
+    "wan i2v": (WAN_WIDE | {"dim": 5120, "ffn_dim": 13824, "num_heads": 40}, "wan"),
+    "wan 2.2": (WAN_WIDE | {"dim": 3072, "ffn_dim": 14336, "num_heads": 24}, "wan"),
+    "hunyuan": (FLUX_WIDE | {"depth": 20, "depth_single_blocks": 40}, "hunyuan"),
+    "hunyuan 1.5": (FULL["hunyuan 1.5"][1], "hunyuan15"),
+    "hunyuan image": (
+        {"context_in_dim": 3584, "hidden_size": 3584, "num_heads": 28, "depth": 20, "depth_single_blocks": 40}
+        | {"mlp_ratio": 4.0, "axes_dim": [64, 64], "byt5": True},
+        "hunyuan",
+    ),
+    "ltx": (
+        {"in_channels": 128, "cross_attention_dim": 2048, "attention_head_dim": 64, "num_attention_heads": 32}
+        | {"caption_channels": 4096, "num_layers": 28},
+        "ltx",
+    ),
+    "ltx 2": (None, "ltx2"),
+    "cosmos": (FULL["anima"][1] | {"image_model": "cosmos_predict2"}, "cosmos"),
+    "anima": (FULL["anima"][1], "anima"),
+    "ernie": (None, "ernie"),
+    "krea2": (None, "krea2"),
+    "hidream": (FULL["hidream"][1], "hidream"),
+    "ideogram 4": (None, "ideogram4"),
+    "kandinsky 5": (None, "kandinsky5"),
+    "kandinsky 5 image": ({"model_dim": 2560, "ff_dim": 10240, "visual_embed_dim": 64}, "kandinsky5"),
+    "ace-step": (
+        {"attention_head_dim": 128, "num_attention_heads": 20, "num_layers": 24, "mlp_ratio": 2.5}
+        | {"text_embedding_dim": 768, "ssl_latent_dims": [1024, 768], "lyric_encoder_vocab_size": 6693}
+        | {"lyric_hidden_size": 1024},
+        "ace",
+    ),
+    "auraflow": (
+        {"cond_seq_dim": 2048, "dim": 3072, "n_layers": 36, "n_double_layers": 4, "n_heads": 12}
+        | {"global_conddim": 3072, "max_seq": 4096},
+        "auraflow",
+    ),
+    "pixart": ({"hidden_size": 1152, "depth": 28, "num_heads": 16, "caption_channels": 4096}, None),
+    "omnigen2": (
+        {"hidden_size": 2520, "num_layers": 32, "num_refiner_layers": 2, "num_attention_heads": 21}
+        | {"num_kv_heads": 7, "multiple_of": 256, "axes_dim_rope": (40, 40, 40), "text_feat_dim": 2048},
+        "omnigen2",
+    ),
+}
+
+
+def whole(name):
+    """ComfyUI's model of full size, without memory for its weights, by its name in EVERY."""
+    family, (wide, _) = EVERY[name], WHOLE[name]
+    if not hasattr(comfy.supported_models, family.supported):
+        pytest.skip(f"this ComfyUI has no {family.supported}")
+    settings = {"image_model": family.config.get("image_model")}
+    if wide is not None:
+        settings = accepted({**family.config, **wide})
+    config = getattr(comfy.supported_models, family.supported)(settings)
+    config.set_inference_dtype(torch.float32, None)
+    with torch.device("meta"):
+        return config.get_model({}, "", torch.device("meta"))
+
+
+@pytest.mark.column("recognised")
+@pytest.mark.parametrize("name", EVERY)
+def test_a_lora_on_the_whole_model_is_recognised(name, record_property):
+    state = whole(name).diffusion_model.state_dict()
     layers = {path.removesuffix(".weight"): tensor.shape for path, tensor in state.items() if path.endswith(".weight")}
     layers = {path: shape[:2] for path, shape in layers.items() if len(shape) == 2}
     dotted = factors_of({f"diffusion_model.{path}": shape for path, shape in layers.items()})
     kohyas = factors_of({f"lora_unet_{path.replace('.', '_')}": shape for path, shape in layers.items()})
     for shapes in (dotted, kohyas):
-        assert recognise_lora(shapes.items()).name == RECOGNISED[family]
+        found = recognise_lora(shapes.items())
+        assert getattr(found, "name", None) == WHOLE[name][1]
+    if WHOLE[name][1] is None:
+        record_property("says", "no")
 
 
 @pytest.mark.parametrize("family", DIFFUSERS)
@@ -1006,7 +1114,7 @@ def test_layers_have_diffusers_names_and_shapes(family):
         pytest.skip(f"this diffusers has no {name}")
     with torch.device("meta"):
         theirs = getattr(diffusers, name)(**settings).state_dict()
-    names = registry.FAMILIES.get(RECOGNISED[family]).layer_names
+    names = registry.FAMILIES.get(FAMILY_OF[family]).layer_names
     ours = {}
     for path, tensor in full(family).diffusion_model.state_dict().items():
         if path.endswith(".weight") and tensor.ndim >= 2:

@@ -18,10 +18,12 @@ import comfy.samplers
 import numpy
 import pytest
 import torch
+from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from families import build, conditions, latent, random
 from graft_nodes import host as wall
 from graft_nodes.patches.adapters.diff import difference_name
-from graft_nodes.patches.lora_files.save import left_out_by_comfyui
+from graft_nodes.patches.lora_files.save import left_out_by_comfyui, to_key_format
+from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory.checkpointing import blocks, checkpointed
 from graft_nodes.training.objective.loss import losses
@@ -296,7 +298,8 @@ def graded(patcher, settings, trained, x, sigma, name, way):
         (denoiser.denoise(x, sigma, [Conditioning(context, extras)], {}) * way).sum().backward()
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+@pytest.mark.column("gradients")
+@pytest.mark.parametrize("name", EVERY)
 def test_gradients_are_those_of_finite_differences_of_sampling(name):
     """Along random directions of a few tensors, against central differences of the host's own forward with the file
     applied.
@@ -329,7 +332,8 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
         ), key
 
 
-@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+@pytest.mark.column("checkpointing")
+@pytest.mark.parametrize("name", EVERY)
 def test_checkpointed_gradients_are_the_same_bytes(name):
     """Of adapters and of what a text encoder that is trained gives: blocks run again in the backward pass change
     tensors in place too.
@@ -357,6 +361,7 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
     assert name in OTHERS or found[0].keys() == graded.keys() | given.keys()
 
 
+@pytest.mark.column("targets")
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("preset", ["attention", "attention+ff", "all"])
 def test_every_chosen_layer_learns(name, preset):
@@ -367,8 +372,44 @@ def test_every_chosen_layer_learns(name, preset):
     x = random(1, *EVERY[name].latent, seed=4)
     sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
     graded(patcher, settings, trained, x, sigma, name, random(*x.shape, seed=5))
-    still_there = [key for key, t in trained.items() if t.grad is None or not bool(t.grad.any())]
-    assert trained and still_there == []
+    idle = [key for key, t in trained.items() if t.grad is None or not bool(t.grad.any())]
+    assert trained and idle == []
+
+
+@pytest.mark.column("file")
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("key_format", ["generic", "kohya"])
+def test_comfyuis_own_loader_reads_all_of_a_saved_file(name, key_format, caplog):
+    available(name)
+    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="all")
+    network = patcher.model.diffusion_model
+    file = as_lora(moved(patcher, settings), settings, None)
+    if key_format == "kohya" and not isinstance(network, UNetModel):  # names of UNets tell their full size
+        file = to_key_format(file, key_format, torch.float32)
+    names = comfy.lora.model_lora_keys_unet(patcher.model, {})
+    loaded = comfy.lora.load_lora(file, names, log_missing=True)
+    assert not [record.getMessage() for record in caplog.records if "not loaded" in record.getMessage()]
+    weights = {f"diffusion_model.{path}.weight" for path in adapter_targets(network, settings)}
+    assert set(loaded) == weights and set(patcher.clone().add_patches(loaded, 1.0)) == weights
+
+
+@pytest.mark.column("todo")
+@pytest.mark.parametrize("name", EVERY)
+def test_todo_thins_it_or_says_that_it_cannot(name, record_property):
+    available(name)
+    patcher = build(name)
+    x, (context, extras) = random(1, *EVERY[name].latent, seed=4), conditions(name, 3)
+    try:
+        patched = wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
+    except TypeError as error:
+        network = type(patcher.model.diffusion_model).__name__
+        assert f"does not know where {network} keeps its image tokens" in str(error)
+        record_property("says", "no")
+        return
+    with torch.no_grad():
+        sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
+        plain, thinned = (sampled(model, x, sigma, context, {**extras}) for model in (patcher, patched))
+    assert torch.isfinite(thinned).all() and not torch.allclose(plain, thinned, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["flux", "sd3", "qwen", "lumina2", "z-image", "wan"])
@@ -651,6 +692,7 @@ CALLS = {
     "chroma": "comfy.ldm.chroma.layers",
     "radiance": "comfy.ldm.chroma.layers",
 }
+EVERY_CALL = CALLS | {"ltx 2": "comfy.ldm.lightricks.av_model"}  # its class calls super(), which a copy cannot
 IN_PLACE = re.compile(r"^( +)(\w+)\.(addcmul|add)_\(", re.MULTILINE)
 
 
@@ -750,11 +792,12 @@ def test_only_networks_that_change_tensors_by_calls_pay_for_it():
     there = [name for name, family in EVERY.items() if hasattr(comfy.supported_models, family.supported)]
     networks = {name: build(name).model.diffusion_model for name in there}
     needing = {name for name, network in networks.items() if wall.autograd_inplace.changes_by_calls(network)}
-    sources = {name: Path(importlib.import_module(path).__file__).read_text() for name, path in CALLS.items()}
+    paths = {name: path for name, path in EVERY_CALL.items() if name in there}
+    sources = {name: Path(importlib.import_module(path).__file__).read_text() for name, path in paths.items()}
     assert needing == {name for name, source in sources.items() if ".addcmul_(" in source}
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", EVERY_CALL)
 def test_memory_settings_change_no_byte_of_networks_that_change_tensors_by_calls(host, name):
     available(name)
     plain = train(host, name, {"kind": "lora"})["state"]
