@@ -14,7 +14,6 @@ from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
 from ..patches.patching.fuse import Stack, additive
 from ..patches.patching.rounding import rounds_stochastically
-from . import lora_schedules
 
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
 
@@ -42,6 +41,8 @@ def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
         clone.add_callback_with_key(event, KEY, callback)
     _free_with_parent(patcher, clone)
     if plan.scheduled_weights(every_stack):
+        from . import lora_schedules
+
         clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, KEY)
         clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, lora_schedules.follow_schedules)
         clone.remove_callbacks_with_key(events.ON_PREPARE_STATE, KEY)
