@@ -36,10 +36,12 @@ def _let_data_cross() -> None:
         if not _crosses(tensor, other):
             own.__set__(tensor, other)
             return
-        moved = other.detach()
+        moved, gradient = other.detach(), tensor.grad
         if tensor.requires_grad:
             moved.requires_grad_()
         torch._C._swap_tensor_impl(tensor, moved)
+        if gradient is not None:  # torch refuses one on another device
+            tensor.grad = gradient.to(other.device)
 
     torch.Tensor.data = property(own.__get__, set_data)  # type: ignore[assignment]
     torch._has_compatible_shallow_copy_type = compatible

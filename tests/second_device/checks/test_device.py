@@ -100,6 +100,15 @@ def test_module_to_keeps_parameter_objects():
         assert torch.equal(tensor.cpu(), values[name])
 
 
+def test_module_to_takes_gradients_along():
+    module = nn.Linear(3, 4).to(DEVICE)
+    module(torch.ones(2, 3, device=DEVICE)).sum().backward()
+    module.to("cpu")
+    assert module.weight.grad.device == torch.device("cpu") and module.weight.grad.unique().tolist() == [2]
+    module.to(DEVICE)
+    assert module.bias.grad.device == DEVICE and module.bias.grad.tolist() == [2] * 4
+
+
 def test_data_may_be_set_across():
     parameter = nn.Parameter(torch.ones(2))
     parameter.data = torch.zeros(2, device=DEVICE)
