@@ -23,11 +23,11 @@ HEAD = 28
 
 
 class Group(NamedTuple):
-    """`count` pictures of one caption, of which at least `fewest` and at most `most` must show what it says."""
+    """`number` pictures of one caption, of which at least `fewest` and at most `most` must show what it says."""
 
     name: str
     caption: str
-    count: int
+    number: int
     fewest: int
     most: int
 
@@ -80,9 +80,9 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) / "demo"
     rows, status = [], 0
     for group in GROUPS:
-        pictures = newest_images(folder, group.name, group.count)
+        pictures = newest_images(folder, group.name, group.number)
         right = count_right(pictures, group.caption)
-        rows.append((f"{group.name}: {group.caption}, {right} of {group.count} right", pictures))
+        rows.append((f"{group.name}: {group.caption}, {right} of {group.number} right", pictures))
         print(rows[-1][0])
         if not group.fewest <= right <= group.most:
             print(f"{group.name}: expected from {group.fewest} to {group.most} right pictures", file=sys.stderr)

@@ -105,9 +105,9 @@ class Denoiser:
         if key not in self._conditions:
             from .network_state import modules_that_run
 
-            with modules_that_run() as layers:
+            with modules_that_run(self.module) as layers:
                 condition = self._new_condition(conditioning, x)
-            if layers:  # of the network, as LTX-2's text connectors: they may be trained
+            if layers:  # as LTX-2's text connectors: they may be trained
                 return condition
             # The conditioning is kept too, so that no other gets its id.
             self._conditions[key] = (conditioning, condition)

@@ -10,12 +10,14 @@ import torch
 
 
 @contextlib.contextmanager
-def modules_that_run() -> Iterator[list[torch.nn.Module]]:
-    """The modules that compute something inside."""
+def modules_that_run(network: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+    """The modules of a network that compute something inside."""
+    own = set(network.modules())
     modules: list[torch.nn.Module] = []
 
     def note(module: torch.nn.Module, _: Any) -> None:
-        modules.append(module)
+        if module in own:
+            modules.append(module)
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
     try:

@@ -153,6 +153,19 @@ def test_captions_of_any_length_share_a_batch(wall):
     assert torch.allclose(together, alone, atol=1e-4)
 
 
+def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):
+    """A module beside the network embeds its sizes: nothing trains that one."""
+    patcher, made = _model("EPS", sdxl=True), []
+    extra_conds = patcher.model.extra_conds
+    monkeypatch.setattr(patcher.model, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
+    text = Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280)})
+    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+        x, sigma = _input(1, 4, 16, 16, seed=1), denoiser.sigma(torch.tensor([0.5], device=LOAD))
+        for _ in range(3):
+            denoiser.denoise(x, sigma, [text], {})
+    assert made == [1]
+
+
 def test_pooled_text_and_sizes_reach_sdxl(wall):
     patcher = _model("EPS", sdxl=True)
 
