@@ -126,19 +126,21 @@ def test_the_same_inputs_are_the_same_run(host, pictures, pretend, request):
     assert run(host, prompt).state.key == first.key
 
 
-@pytest.mark.parametrize(
-    ("given", "at"),
-    [
-        ({"steps": 0}, "steps"),
-        ({"goal": "face"}, "goal"),
-        ({"memory": "7 GB"}, "memory"),
-        ({"strength": "9"}, "strength"),
-    ],
-)
-def test_a_bad_value_is_refused_at_its_widget(host, pictures, request, given, at):
-    valid, _, _, errors = host.validate(workflow(host, pictures, request, given))
+def test_steps_out_of_bounds_are_refused_at_their_widget(host, pictures, request):
+    valid, _, _, errors = host.validate(workflow(host, pictures, request, {"steps": 0}))
     assert not valid
-    assert [error["extra_info"]["input_name"] for error in errors["3"]["errors"]] == [at]
+    assert [error["extra_info"]["input_name"] for error in errors["3"]["errors"]] == ["steps"]
+
+
+@pytest.mark.parametrize(("given", "at"), [("face", "goal"), ("7 GB", "memory"), ("9", "strength")])
+def test_an_unknown_choice_is_refused(host, pictures, request, given, at):
+    prompt = workflow(host, pictures, request, {at: given})
+    valid, _, _, errors = host.validate(prompt)
+    if valid:  # ComfyUI 0.3.64 does not check the choices of such nodes: the run does
+        result = host.run(prompt)
+        assert not result["success"] and f"{at} is {given!r}, expected one of" in str(result["errors"])
+    else:
+        assert [error["extra_info"]["input_name"] for error in errors["3"]["errors"]] == [at]
 
 
 def test_the_nodes_options_are_those_of_the_recipes(host):
