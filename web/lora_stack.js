@@ -2,7 +2,7 @@
 import { api, changing, fit, heightOf } from './editor.js'
 import { el, short, size } from './dom.js'
 import * as files from './lora_files.js'
-import { close, pick } from './lora_picker.js'
+import { close, pick } from './picker.js'
 import { problemBox } from './problem_box.js'
 import { moved, parse, plain, row as newRow, write } from './rows.js'
 import { setting } from './settings.js'
@@ -207,7 +207,8 @@ class Rows {
       return
     }
     this.problem.hidden = true
-    pick(anchor, known, row?.file, (name) => {
+    const words = { title: t('Choose a LoRA'), search: t('Search LoRAs'), none: t('no such LoRA') }
+    const take = (name) => {
       const target = row ?? newRow(name)
       this.restructure(
         () => {
@@ -216,7 +217,8 @@ class Rows {
         },
         () => this.focus(target, '.graft-model'),
       )
-    })
+    }
+    pick(anchor, known, row?.file, take, words)
   }
 
   switchAll() {

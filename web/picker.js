@@ -1,4 +1,4 @@
-/** A list to choose a LoRA from: search as you type, arrow keys and Enter, Escape closes. Fast with thousands of names. */
+/** A list to choose a name from: search as you type, arrow keys and Enter, Escape closes. Fast with thousands of names. */
 import { el } from './dom.js'
 import { matching } from './rows.js'
 import { t } from './texts.js'
@@ -12,8 +12,11 @@ export function close() {
   open = null
 }
 
-/** Open the list below an element; `choose` is called with the name taken. */
-export function pick(anchor, names, chosen, choose) {
+/**
+ * Open the list below an element; `choose` is called with the name taken. `words` are the list's own: {title, search,
+ * none}, and note(name) is what stands behind a name.
+ */
+export function pick(anchor, names, chosen, choose, words) {
   close()
   let active = 0
   let found = []
@@ -22,8 +25,8 @@ export function pick(anchor, names, chosen, choose) {
   const search = el('input', {
     class: 'graft-picker-search',
     type: 'search',
-    placeholder: t('Search LoRAs'),
-    'aria-label': t('Search LoRAs'),
+    placeholder: words.search,
+    'aria-label': words.search,
     role: 'combobox',
     'aria-expanded': 'true',
     'aria-controls': 'graft-picker-list',
@@ -31,7 +34,7 @@ export function pick(anchor, names, chosen, choose) {
   })
   const picker = el(
     'div',
-    { class: 'graft-picker graft', role: 'dialog', 'aria-label': t('Choose a LoRA') },
+    { class: 'graft-picker graft', role: 'dialog', 'aria-label': words.title },
     search,
     list,
     count,
@@ -63,14 +66,15 @@ export function pick(anchor, names, chosen, choose) {
             title: name,
             onclick: () => take(name),
           },
-          name,
+          el('span', {}, name),
+          words.note ? el('span', { class: 'graft-dim' }, words.note(name)) : null,
         ),
       ),
     )
     const more = found.length - SHOWN
     const all = { count: found.length, all: names.length, more }
     const counted = more > 0 ? t('{count} of {all}; {more} more, type to narrow', all) : t('{count} of {all}', all)
-    count.textContent = found.length ? counted : t('no such LoRA')
+    count.textContent = found.length ? counted : words.none
     mark()
   }
   search.addEventListener('input', show)
