@@ -222,6 +222,45 @@ class GraftDataset(io.ComfyNode):
                         " prompts: (word:1.2). kohya's weighted_captions."
                     ),
                 ),
+                advanced(
+                    io.Boolean,
+                    "no_upscale",
+                    display_name="no upscale",
+                    default=False,
+                    optional=True,
+                    tooltip=(
+                        "On: no image is enlarged. One smaller than the resolution keeps its size, cut to multiples of"
+                        " bucket step, and the shape of an image has no limit. kohya's bucket_no_upscale."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "min_side",
+                    display_name="minimum bucket side",
+                    default=0,
+                    min=0,
+                    max=16384,
+                    step=8,
+                    optional=True,
+                    tooltip=(
+                        "No side of a bucket is shorter, in pixels: kohya's min_bucket_reso. Set 256 for shapes beyond"
+                        " 4:1. 0, with maximum bucket side 0, allows shapes up to 4:1."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "max_side",
+                    display_name="maximum bucket side",
+                    default=0,
+                    min=0,
+                    max=16384,
+                    step=8,
+                    optional=True,
+                    tooltip=(
+                        "No side of a bucket is longer, in pixels: kohya's max_bucket_reso. Set 2048 for long panoramas"
+                        " at resolution 1024. 0 is no limit of its own."
+                    ),
+                ),
             ],
             outputs=[
                 Dataset.Output(display_name="GRAFT_DATASET"),
@@ -281,6 +320,9 @@ class GraftDataset(io.ComfyNode):
         regularisation=None,
         regularisation_share=0.25,
         weighted_captions=False,
+        no_upscale=False,
+        min_side=0,
+        max_side=0,
     ) -> io.NodeOutput:
         from ..training.data import encoding, folder_report
         from ..training.data.cache import Cache
@@ -300,6 +342,9 @@ class GraftDataset(io.ComfyNode):
             shuffle_tags=shuffle_tags,
             keep_tags=keep_tags,
             tag_dropout=tag_dropout,
+            no_upscale=no_upscale,
+            min_side=min_side,
+            max_side=max_side,
         )
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")

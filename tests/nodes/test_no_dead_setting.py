@@ -66,6 +66,9 @@ CASES: dict[str, dict[str, Case]] = {
         "regularisation": Case("regular"),
         "regularisation_share": Case(0.75, {**REGULAR, "GraftOptimizer": {"batch_size": 4}}),
         "weighted_captions": Case(True, {"GraftDataset": {"filters": "caption_prefix: '(zorp:3)'"}}),
+        "no_upscale": Case(True, {"GraftDataset": {"resolution": 512}}),
+        "min_side": Case(128),
+        "max_side": Case(128),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),

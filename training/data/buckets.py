@@ -1,5 +1,8 @@
 """Aspect ratio buckets: an image size for every aspect ratio, none larger than the base resolution's area; how an image
 is scaled and cropped to its bucket.
+
+Buckets between a least and a greatest side, and buckets that never enlarge an image, are kohya's (sd-scripts,
+`make_bucket_resolutions` and `BucketManager`).
 """
 
 from __future__ import annotations
@@ -8,26 +11,94 @@ import math
 from dataclasses import dataclass, replace
 
 MAX_ASPECT_RATIO = 4
+LONGEST_SIDE = 16_384  # of a bucket
 
 
-def bucket_sizes(resolution: int, step: int) -> list[tuple[int, int]]:
+def bucket_sizes(resolution: int, step: int, least: int = 0, most: int = 0) -> list[tuple[int, int]]:
     """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be,
     sides up to 4:1.
 
     The largest square is always among them, so that square images stay whole where `step` does not divide the
-    resolution.
+    resolution. With `least` or `most` no side is shorter or longer than that, and there is no other limit, as 4:1.
     """
     if step < 8 or step % 8:
         raise ValueError(f"bucket step is {step}, expected a multiple of 8 pixels.")
     if resolution < step:
         raise ValueError(f"resolution is {resolution}, expected at least bucket step ({step}).")
     area, square = resolution * resolution, resolution // step * step
+    if least or most:
+        _check_sides(square, step, least, most)
+        return _sizes_between(square, area, step, least or step, most)
     sizes = {(square, square)}
     for width in range(step, 2 * resolution + 1, step):
         height = area // width // step * step
         if height >= step and max(width, height) <= MAX_ASPECT_RATIO * min(width, height):
             sizes |= {(width, height), (height, width)}
     return sorted(sizes)
+
+
+def _check_sides(square: int, step: int, least: int, most: int) -> None:
+    """Raise ValueError for sides that are no multiples of `step`, or that leave the square bucket out."""
+    errors: list[str] = []
+    for label, side in (("minimum", least), ("maximum", most)):
+        if side % step:
+            errors.append(f"{label} bucket side is {side}, expected a multiple of bucket step ({step})")
+    if least > square:
+        errors.append(f"minimum bucket side is {least}, expected at most {square}, the square bucket of the resolution")
+    if most and most < square:
+        errors.append(
+            f"maximum bucket side is {most}, expected at least {square}, the square bucket of the resolution, or 0"
+        )
+    if errors:
+        raise ValueError("; ".join(errors) + ".")
+
+
+def _sizes_between(square: int, area: int, step: int, least: int, most: int) -> list[tuple[int, int]]:
+    longest = most or min(LONGEST_SIDE, area // least) // step * step
+    sizes = {(square, square)}
+    for width in range(least, longest + 1, step):
+        height = min(longest, area // width // step * step)
+        if height >= least:
+            sizes |= {(width, height), (height, width)}
+    return sorted(sizes)
+
+
+def shrunk_bucket(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(bucket, scaled size) of an image that is never enlarged: kohya's `bucket_no_upscale`.
+
+    An image of no larger area than resolution^2 keeps its size, a larger one shrinks to it; the bucket is what is left
+    when each side is cut to a multiple of `step`. Raises ValueError where a side is shorter than that.
+    """
+    area, aspect = resolution * resolution, size[0] / size[1]
+    scaled = size
+    if size[0] * size[1] > area:
+        scaled = _shrunk(area, aspect, step)
+    bucket = (scaled[0] // step * step, scaled[1] // step * step)
+    if not all(bucket):
+        raise ValueError(
+            f"it is {size[0]} x {size[1]} pixels, and with no upscale its shorter side gives no bucket of bucket step"
+            f" ({step}): lower bucket step, or switch no upscale off"
+        )
+    return bucket, scaled
+
+
+def _shrunk(area: int, aspect: float, step: int) -> tuple[int, int]:
+    """The size of about `area` pixels in which one side is a multiple of `step`: the side that keeps the shape better
+    when the other one is rounded too.
+    """
+    width = math.sqrt(area * aspect)
+    rounded_width, rounded_height = _round_to(width, step), _round_to(area / width, step)
+    height_beside, width_beside = _round_to(rounded_width / aspect, step), _round_to(rounded_height * aspect, step)
+    if not (rounded_width and rounded_height and height_beside and width_beside):
+        return 0, 0
+    if abs(rounded_width / height_beside - aspect) < abs(width_beside / rounded_height - aspect):
+        return rounded_width, int(rounded_width / aspect + 0.5)
+    return int(rounded_height * aspect + 0.5), rounded_height
+
+
+def _round_to(length: float, step: int) -> int:
+    """A length as whole pixels, cut to a multiple of `step`."""
+    return int(length + 0.5) // step * step
 
 
 def nearest_bucket(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
@@ -84,12 +155,19 @@ class Framing:
         }
 
 
-def frame(size: tuple[int, int], bucket: tuple[int, int], position: tuple[float, float] = (0.5, 0.5)) -> Framing:
-    """An image of `size` (width, height) scaled to just cover the bucket and cropped at `position`: (0, 0) is top left,
-    (1, 1) bottom right.
+def frame(
+    size: tuple[int, int],
+    bucket: tuple[int, int],
+    position: tuple[float, float] = (0.5, 0.5),
+    scaled: tuple[int, int] | None = None,
+) -> Framing:
+    """An image of `size` (width, height) scaled to just cover the bucket, or to `scaled`, and cropped at `position`:
+    (0, 0) is top left, (1, 1) bottom right.
     """
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
     width, height = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))
+    if scaled is not None:
+        width, height = scaled
     left = math.floor((width - bucket[0]) * position[0])
     top = math.floor((height - bucket[1]) * position[1])
     return Framing(size, (width, height), left, top, bucket)

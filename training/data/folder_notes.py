@@ -24,6 +24,7 @@ class Counts:
     left_out: Counter[str] = field(default_factory=Counter)  # by the reason
     too_small: list[str] = field(default_factory=list)
     fallbacks: int = 0  # captions that no file gave
+    class_words: set[str] = field(default_factory=set)  # images that have the words of their folder as caption
     more_lines: list[str] = field(default_factory=list)  # images whose captions have more lines than are used
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
 
@@ -41,6 +42,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         lines.append(f"{len(counts.too_small)} left out, smaller than their bucket (small: skip): {names}")
     if counts.fallbacks:
         lines.append(f"{counts.fallbacks} {registry.selected(settings.captions)[0].fallback_note}")
+    lines += _class_words(counts, entries)
     if counts.more_lines:
         lines.append(
             f"{len(counts.more_lines)} captions have more than one line, and only the first is used, as in kohya's"
@@ -53,8 +55,18 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     lines += _duplicates(entries)
     if not settings.filters.wildcards:
         lines += _unused_wildcards(folder, entries)
-    lines += _other_layouts(folder, settings, entries)
+    lines += _other_layouts(folder, settings, [entry for entry in entries if entry.name not in counts.class_words])
     return lines + counts.settings_notes
+
+
+def _class_words(counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
+    names = [entry.name for entry in entries if entry.name in counts.class_words]
+    if not names:
+        return []
+    return [
+        f"{len(names)} captions are the words of their class folder, as kohya's 10_name says name, where no file has"
+        f" one: {first_names(names)}"
+    ]
 
 
 def _separators(entries: Sequence[ImageEntry]) -> list[str]:

@@ -12,13 +12,13 @@ from ...storage.digest import sha256
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
 from . import folder_notes, images, wildcards
-from .buckets import Framing, frame, nearest_bucket
+from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
 from .captions import WrittenCaption
 from .changed_files import content_hash
 from .folder_settings import FolderSettings
 from .layouts import registry
-from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader
+from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
 from .listing import FolderListing, ImageEntry, unique_images
 from .tags import Caption, CaptionRules, split_tags
 
@@ -243,7 +243,17 @@ class _FolderReader:
             if fallback is not None:
                 self.counts.fallbacks += 1
                 image_caption = self._with_settings_files(path, fallback, False)
+        if not image_caption.found:
+            image_caption = self._with_class_words(path, image_caption)
         return layout, image_caption
+
+    def _with_class_words(self, path: Path, image_caption: WrittenCaption) -> WrittenCaption:
+        """The words of kohya's class folder as the caption that no file gives, if there are any."""
+        words = kohya_class_words(path, self.folder)
+        if not words:
+            return image_caption
+        self.counts.class_words.add(path.relative_to(self.folder).as_posix())
+        return replace(image_caption, lines=(words,), found=True)
 
     def _with_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
         for layout, reader in self._settings_readers:
@@ -313,11 +323,24 @@ class _FolderReader:
         """The bucket of an image at each resolution, with its crops there."""
         framings_by_bucket: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
         positions = self._crop_positions(sha256)
+        if self.settings.no_upscale:
+            return self._framings_without_upscale(positions, size)
         for choices in self._buckets:
             bucket = nearest_bucket(*size, choices)
             framings = dict.fromkeys(frame(size, bucket, position) for position in positions)
             framings_by_bucket.append((bucket, tuple(framings)))
         return framings_by_bucket
+
+    def _framings_without_upscale(
+        self, positions: Sequence[tuple[float, float]], size: tuple[int, int]
+    ) -> list[tuple[tuple[int, int], tuple[Framing, ...]]]:
+        """The same where no image is enlarged: one that is smaller than several resolutions has one bucket for them."""
+        by_bucket: dict[tuple[int, int], tuple[Framing, ...]] = {}
+        for resolution in self.settings.resolutions:
+            bucket, scaled = shrunk_bucket(size, resolution, self.settings.bucket_step)
+            framings = dict.fromkeys(frame(size, bucket, position, scaled) for position in positions)
+            by_bucket.setdefault(bucket, tuple(framings))
+        return list(by_bucket.items())
 
     def _crop_positions(self, sha256: str) -> list[tuple[float, float]]:
         """Where the image may be cropped: one position, or several that its contents draw."""

@@ -26,9 +26,12 @@ class FolderSettings:
     keep_tags: int = 0
     tag_dropout: float = 0.0
     filters: Filters = field(default_factory=Filters)
+    no_upscale: bool = False
+    min_side: int = 0
+    max_side: int = 0
 
     def __post_init__(self) -> None:
-        errors = [*self._errors(), *self._caption_errors()]
+        errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors()]
         if errors:
             raise ValueError("Dataset: " + "; ".join(errors) + ".")
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
@@ -47,6 +50,28 @@ class FolderSettings:
         for side in self.resolutions:
             if not self.buckets and side % 8:
                 errors.append(f"resolution is {side}, expected a multiple of 8")
+        return errors
+
+    def _bucket_errors(self) -> list[str]:
+        """Settings of buckets that would do nothing beside others."""
+        errors: list[str] = []
+        has_sides = bool(self.min_side or self.max_side)
+        if self.no_upscale and not self.buckets:
+            errors.append("no upscale has no effect without aspect ratio buckets; switch one of them")
+        if has_sides and not self.buckets:
+            errors.append("minimum and maximum bucket side have no effect without aspect ratio buckets; set them to 0")
+        if has_sides and self.no_upscale:
+            errors.append(
+                "minimum and maximum bucket side have no effect with no upscale, which takes each image's own size; set"
+                " them to 0"
+            )
+        for label, side in (("minimum", self.min_side), ("maximum", self.max_side)):
+            if not 0 <= side <= buckets.LONGEST_SIDE:
+                errors.append(f"{label} bucket side is {side}, expected from 0 to {buckets.LONGEST_SIDE}")
+        if self.max_side and self.min_side > self.max_side:
+            errors.append(f"minimum bucket side is {self.min_side}, larger than maximum bucket side ({self.max_side})")
+        if self.no_upscale and self.filters.small == "skip":
+            errors.append("small: skip of filters has no effect with no upscale, which enlarges no image")
         return errors
 
     def _caption_errors(self) -> list[str]:
@@ -76,7 +101,7 @@ class FolderSettings:
         """
         choices: list[list[tuple[int, int]]] = []
         for side in self.resolutions:
-            sizes = buckets.bucket_sizes(side, self.bucket_step)
+            sizes = buckets.bucket_sizes(side, self.bucket_step, self.min_side, self.max_side)
             if not self.buckets:
                 sizes = [(side, side)]
             choices.append(sizes)

@@ -46,7 +46,7 @@ def _settings(listing: FolderListing, clip_skip: int) -> dict[str, Any]:
     values = {
         "ss_resolution": str((settings.resolution, settings.resolution)),
         "ss_enable_bucket": settings.buckets,
-        "ss_bucket_no_upscale": False,
+        "ss_bucket_no_upscale": settings.no_upscale,
         "ss_min_bucket_reso": min(sides),
         "ss_max_bucket_reso": max(sides),
         "ss_flip_aug": settings.flip > 0,

@@ -67,3 +67,92 @@ def test_a_frame_knows_what_it_keeps_and_enlarges():
         "target_width": 64,
         "target_height": 64,
     }
+
+
+def _kohyas_sizes(resolution, least, most, step):
+    """sd-scripts' make_bucket_resolutions, written out: every width between the sides, with the height that the area
+    and the sides leave.
+    """
+    area = resolution * resolution
+    square = int(area**0.5 // step) * step
+    sizes = {(square, square)}
+    width = least
+    while width <= most:
+        height = min(most, int((area // width) // step) * step)
+        if height >= least:
+            sizes.add((width, height))
+            sizes.add((height, width))
+        width += step
+    return sorted(sizes)
+
+
+@pytest.mark.parametrize(
+    ("resolution", "step", "least", "most"),
+    [(1024, 64, 256, 2048), (512, 64, 256, 1024), (768, 32, 96, 4096), (1024, 64, 1024, 1024), (1000, 64, 128, 960)],
+)
+def test_buckets_between_two_sides_are_kohyas(resolution, step, least, most):
+    found = buckets.bucket_sizes(resolution, step, least, most)
+    assert found == _kohyas_sizes(resolution, least, most, step)
+    assert all(least <= side <= most for size in found for side in size)
+
+
+def test_one_side_alone_leaves_the_other_to_the_area():
+    assert buckets.bucket_sizes(1024, 64, 256) == _kohyas_sizes(1024, 256, 4096, 64)
+    assert (4096, 256) in buckets.bucket_sizes(1024, 64, 256)  # 16:1, beyond 4:1
+    assert buckets.bucket_sizes(1024, 64, 0, 2048) == _kohyas_sizes(1024, 64, 2048, 64)
+    assert max(max(size) for size in buckets.bucket_sizes(8192, 8, 16)) == buckets.LONGEST_SIDE
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "message"),
+    [
+        (100, 0, r"minimum bucket side is 100, expected a multiple of bucket step \(64\)"),
+        (0, 1000, r"maximum bucket side is 1000, expected a multiple of bucket step \(64\)"),
+        (576, 0, "minimum bucket side is 576, expected at most 512, the square bucket"),
+        (0, 448, "maximum bucket side is 448, expected at least 512, the square bucket"),
+    ],
+)
+def test_sides_that_fit_no_square_or_no_step_are_refused(least, most, message):
+    with pytest.raises(ValueError, match=message):
+        buckets.bucket_sizes(512, 64, least, most)
+
+
+def _kohyas_bucket(width, height, resolution, step):
+    """sd-scripts' BucketManager.select_bucket with no_upscale, written out: (bucket, size before the crop)."""
+
+    def rounded(x):
+        x = int(x + 0.5)
+        return x - x % step
+
+    most, aspect = resolution * resolution, width / height
+    size = (width, height)
+    if width * height > most:
+        wide = float(np.sqrt(np.float64(most) * aspect))
+        high = most / wide
+        by_width = rounded(wide)
+        aspect_by_width = by_width / rounded(by_width / aspect)
+        by_height = rounded(high)
+        aspect_by_height = rounded(by_height * aspect) / by_height
+        if abs(aspect_by_width - aspect) < abs(aspect_by_height - aspect):
+            size = (by_width, int(by_width / aspect + 0.5))
+        else:
+            size = (int(by_height * aspect + 0.5), by_height)
+    return (size[0] - size[0] % step, size[1] - size[1] % step), size
+
+
+@pytest.mark.parametrize(("resolution", "step"), [(512, 64), (1024, 64), (768, 32), (1000, 8)])
+def test_buckets_without_upscale_are_kohyas(resolution, step):
+    rng = np.random.default_rng(resolution + step)
+    for width, height in rng.integers(step * 2, 3 * resolution, (400, 2)).tolist():
+        bucket, scaled = buckets.shrunk_bucket((width, height), resolution, step)
+        assert (bucket, scaled) == _kohyas_bucket(width, height, resolution, step), (width, height)
+        framing = buckets.frame((width, height), bucket, (0.5, 0.5), scaled)
+        assert not framing.enlarged and framing.scaled == scaled and framing.target == bucket
+        assert framing.left == (scaled[0] - bucket[0]) // 2 and framing.box[2] <= scaled[0]
+        assert framing.box[3] <= scaled[1]
+
+
+@pytest.mark.parametrize("size", [(63, 400), (40_000, 63), (100_000, 70)])
+def test_an_image_too_narrow_for_a_bucket_is_refused(size):
+    with pytest.raises(ValueError, match=rf"it is {size[0]} x {size[1]} pixels, .* lower bucket step"):
+        buckets.shrunk_bucket(size, 512, 64)

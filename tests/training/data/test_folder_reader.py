@@ -673,3 +673,60 @@ def test_a_picture_that_is_removed_after_it_was_listed_is_named(tmp_path):
     (tmp_path / "1.png").unlink()
     with pytest.raises(ValueError, match=r"1\.png changed while the folder was read"):
         encoding.encode(listing, _encoder(), _texts, ("vae", "clip"))
+
+
+def test_class_folders_give_their_words_where_no_file_does(tmp_path):
+    for number, name in enumerate(("10_sks dog/a", "10_sks dog/b", "1_ink_wash style/c", "2024_05/d", "7_/e", "f")):
+        _picture(tmp_path / f"{name}.png", seed=number)
+    (tmp_path / "10_sks dog" / "b.txt").write_text("sks dog, sitting", encoding="utf-8")
+
+    def read(captions, folder=tmp_path):
+        listing = read_folder(folder, FolderSettings(captions=captions, validation=0.0, **SMALL))
+        return {entry.name.split("/")[-1][0]: entry.caption.plain for entry in listing.train}, report(listing)
+
+    expected = {"a": "sks dog", "b": "sks dog, sitting", "c": "ink_wash style", "d": "", "e": "", "f": ""}
+    for captions in ("auto", "txt"):
+        captions_read, said = read(captions)
+        assert captions_read == expected
+        assert "2 captions are the words of their class folder, as kohya's 10_name says name" in said
+        assert "3 without a caption, the empty caption is used" in said
+    assert read("auto", tmp_path / "10_sks dog")[0] == {"a": "sks dog", "b": "sks dog, sitting"}
+    assert read("yaml")[0]["a"] == "a"  # EveryDream2 takes the file's name
+    assert "no caption was found with caption source folder, but the folder has text files" in read("folder")[1]
+
+
+def test_class_words_keep_the_settings_of_files_and_the_rules_of_captions(tmp_path):
+    _picture(tmp_path / "3_sks dog" / "a.png")
+    (tmp_path / "3_sks dog" / "local.yaml").write_text("multiply: 2", encoding="utf-8")
+    filters = Filters(trigger="zorp", replacements=(("dog", "cat"),))
+    (entry,) = read_folder(tmp_path, FolderSettings(validation=0.0, filters=filters, **SMALL)).train
+    assert entry.caption.plain == "zorp sks cat" and entry.repeats == 6 and entry.captioned
+
+
+def test_no_image_is_enlarged_without_upscale(tmp_path):
+    sizes = {"small": (50, 40), "large": (400, 300), "narrow": (15, 400), "wide": (640, 40)}
+    for number, (name, size) in enumerate(sizes.items()):
+        _picture(tmp_path / f"{name}.png", size, number)
+    settings = FolderSettings(validation=0.0, no_upscale=True, filters=Filters(resolutions=(128,)), **SMALL)
+    listing = read_folder(tmp_path, settings)
+    found = {(entry.name[:-4], entry.bucket, entry.framings[0].scaled) for entry in listing.train}
+    assert found == {
+        ("small", (48, 32), (50, 40)),  # once: it is smaller than both resolutions
+        ("large", (64, 48), (64, 48)),
+        ("large", (128, 96), (128, 96)),
+        ("wide", (256, 16), (256, 16)),  # 16:1
+        ("wide", (512, 32), (512, 32)),
+    }
+    assert not any(framing.enlarged for entry in listing.train for framing in entry.framings)
+    (problem,) = listing.problems
+    assert problem.startswith("narrow.png: it is 15 x 400 pixels") and "enlarged" not in report(listing)
+
+
+def test_shapes_beyond_four_to_one_keep_theirs_between_the_sides(tmp_path):
+    _picture(tmp_path / "wide.png", (800, 100))
+    plain = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)).train[0]
+    wide = read_folder(tmp_path, FolderSettings(validation=0.0, min_side=16, **SMALL)).train[0]
+    assert plain.bucket == (128, 32) and plain.framings[0].kept < 0.55
+    assert wide.bucket[0] / wide.bucket[1] > 4 and wide.framings[0].kept > 0.85
+    shorter = read_folder(tmp_path, FolderSettings(validation=0.0, min_side=16, max_side=128, **SMALL)).train[0]
+    assert max(shorter.bucket) == 128

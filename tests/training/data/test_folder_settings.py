@@ -53,3 +53,29 @@ def test_everything_wrong_is_said_at_once():
     assert said.startswith("Dataset: the first; filters: crop is 'middle'") and said.endswith("expected from 0 to 1.")
     assert "repeats is 0" in said and said.count("Dataset") == 1
     assert parse_settings("crop: top", [], repeats=3) == FolderSettings(repeats=3, filters=Filters(crop="top"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"no_upscale": True, "buckets": False}, "no upscale has no effect without aspect ratio buckets"),
+        ({"min_side": 256, "buckets": False}, "minimum and maximum bucket side have no effect without"),
+        ({"max_side": 1024, "no_upscale": True}, "minimum and maximum bucket side have no effect with no upscale"),
+        ({"min_side": 512, "max_side": 256}, r"minimum bucket side is 512, larger than maximum bucket side \(256\)"),
+        ({"min_side": -8}, "minimum bucket side is -8, expected from 0 to 16384"),
+        (
+            {"no_upscale": True, "filters": Filters(small="skip")},
+            "small: skip of filters has no effect with no upscale",
+        ),
+    ],
+)
+def test_bucket_settings_that_would_do_nothing_are_refused(given, message):
+    with pytest.raises(ValueError, match=f"^Dataset: .*{message}"):
+        FolderSettings(**given)
+
+
+def test_sides_of_buckets_go_for_every_resolution():
+    wide = FolderSettings(resolution=512, min_side=128, max_side=2048, filters=Filters(resolutions=(1024,)))
+    assert [max(max(size) for size in choices) for choices in wide.bucket_choices()] == [2048, 2048]
+    with pytest.raises(ValueError, match="maximum bucket side is 768, expected at least 1024"):
+        FolderSettings(resolution=512, max_side=768, filters=Filters(resolutions=(1024,)))
