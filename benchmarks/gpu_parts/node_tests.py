@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
+from graft_nodes.dev import parallel
+
 from .case import ROOT, Case, CutShort, Row, Setting, need, row
 
 TESTS = ("tests/nodes",)
@@ -36,7 +38,7 @@ def command(setting: Setting) -> list[str]:
     words += ["-m", "not long"]
     processes = min(MOST_PROCESSES, (os.cpu_count() or 1) // 2)
     if processes > 1 and importlib.util.find_spec("xdist") is not None:
-        words += ["-n", str(processes), "--dist", "loadfile"]
+        words += parallel(processes)
     if setting.tiny:
         return [*words, *TINY_TESTS]
     return [*words, *TESTS]

@@ -108,18 +108,21 @@ def _other_encoder(number: str, encoders: set[str]) -> str:
 
 def _model_names(shapes: Shapes) -> dict[str, Target]:
     """{name: target}: the model's weights under their own names, and under diffusers' where those differ."""
-    weight_names = [name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX)]
+    weight_names = [name for space, name in shapes if space == "model" and _is_of_a_layer(name)]
     tables = _tables(weight_names)
     names: dict[str, Target] = {}
     for weight in weight_names:
-        if not weight.endswith(".bias"):
-            names[_path(weight)] = Target("model", weight)
+        names[_path(weight)] = Target("model", weight)
     for weight in weight_names:
-        if not weight.endswith(".bias"):
-            for table in tables:
-                _add_diffusers_names(names, weight, table, shapes)
-            _add_weight_parts(names, weight, shapes)
+        for table in tables:
+            _add_diffusers_names(names, weight, table, shapes)
+        _add_weight_parts(names, weight, shapes)
     return names
+
+
+def _is_of_a_layer(name: str) -> bool:
+    """Whether a model's tensor is in its network, and no bias: those go with their weight."""
+    return name.startswith(GENERIC_PREFIX) and not name.endswith(".bias")
 
 
 def _path(weight: str) -> str:

@@ -41,6 +41,22 @@ def test_loras_are_found_by_name_in_every_folder_and_in_the_output(place):
     assert folders.listed("style\\b.safetensors") and not folders.listed("b.safetensors")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a backslash is a slash there")
+def test_a_file_whose_own_name_has_a_backslash_goes_before_one_in_a_folder(place):
+    in_folder = touch(place / "loras" / "a" / "b.safetensors")
+    assert folders.lora_path("a\\b.safetensors") == in_folder
+    own_name = touch(place / "loras" / "a\\b.safetensors")
+    assert folders.lora_path("a\\b.safetensors") == own_name and folders.lora_path("a/b.safetensors") == in_folder
+
+
+def test_the_loras_folders_go_before_the_output_folder(place):
+    name = "output/loras/a.safetensors"
+    saved = touch(place / name)
+    assert folders.lora_path(name) == saved
+    own = touch(place / "loras" / name)
+    assert folders.lora_path(name) == own
+
+
 @pytest.mark.parametrize("name", ["../a", "x/../../a", "x\\..\\a", "/a", "\\a", "C:a", "a\0b", "output/loras/../a"])
 def test_no_name_leads_out_of_its_folder(place, name):
     for look_up in (folders.lora_path, folders.weights_path):

@@ -1142,4 +1142,6 @@ def test_a_model_that_the_host_loads_in_part(host, small, mode, beside):
         check(partly=False)
         stacked.detach()
         before.check(model.model, objects=beside == "alone")
+        model.model.to(model.load_device)
         assert not torch.allclose(small.predict(model), wanted, rtol=0, atol=1e-3)
+        model.model.to(model.offload_device)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from graft_nodes.dev import ONE_THREAD, cores, parallel
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The embedded host's tests that hold for a real ComfyUI too.
@@ -37,9 +38,9 @@ def test_real_comfyui() -> None:
     shared = [f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED]
     files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *shared]
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *files, "-q", "-n", "2", "--dist", "loadfile"],
+        [sys.executable, "-m", "pytest", *files, "-q", *parallel(cores())],
         cwd=ROOT,
-        env={**os.environ, "GRAFT_TEST_COMFYUI": path, "OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"},
+        env={**os.environ, "GRAFT_TEST_COMFYUI": path, **ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=3600,

@@ -30,7 +30,7 @@ def bucket_sizes(resolution: int, step: int, least: int = 0, most: int = 0) -> l
         _check_sides(square, step, least, most)
         return _sizes_between(square, area, step, least or step, most)
     sizes = {(square, square)}
-    for width in range(step, 2 * resolution + 1, step):
+    for width in range(step, 2 * resolution, step):
         height = area // width // step * step
         if height >= step and max(width, height) <= MAX_ASPECT_RATIO * min(width, height):
             sizes |= {(width, height), (height, width)}

@@ -99,6 +99,12 @@ def test_a_kind_says_everything(kind):
         assert isinstance(trainable, FullWeights if trainable.full_weights else TrainableAdapter)
 
 
+def test_the_network_module_is_the_one_that_knows_the_kind():
+    """kohya's own module trains plain LoRA; every other kind is one of lycoris."""
+    modules = {kind.name: kind.network_module for kind in registry.trainable_kinds()}
+    assert modules.pop("lora") == "networks.lora" and set(modules.values()) == {"lycoris.kohya"}
+
+
 @pytest.mark.parametrize("adapter", named(ADAPTERS))
 def test_a_trainable_kind_says_everything(adapter):
     suffixes = [record.suffix for record in adapter.tensors(Size((8, 12)))]

@@ -37,6 +37,8 @@ HUNYUAN = {
         ("final_layer.adaLN_modulation.1", (16, 8)),
     )
 }
+WAN_WITH_BIASES = WAN | {(space, name.replace(".weight", ".bias")): (8,) for space, name in WAN}
+BESIDE_WAN = WAN | {("model", "model_sampling.table.weight"): (8, 8)}
 LAST_NORM = f"{D}final_layer.adaLN_modulation.1.weight"
 HUNYUAN_15 = {("model", LAST_NORM): (16, 8), ("model", f"{D}vision_in.proj.1.weight"): (8, 8)}
 FLUX = {("model", f"{D}single_blocks.0.linear{n}.weight"): shape for n, shape in ((1, (40, 8)), (2, (8, 16)))}
@@ -62,6 +64,8 @@ def generic(shapes):
             )
         ),
         (WAN, "transformer.blocks.0.attn2.to_out.0", Target("model", f"{D}blocks.0.cross_attn.o.weight")),
+        (WAN_WITH_BIASES, "transformer.blocks.0.attn2.to_out.0.bias", None),
+        (BESIDE_WAN, "model_sampling.table", None),  # of the model, but not of its network
         (LUMINA, "transformer.layers.0.attn.to_q", Target("model", f"{D}layers.0.attention.qkv.weight", (0, 0, 8))),
         (LUMINA, "lora_unet_layers_0_attention_to_v", Target("model", f"{D}layers.0.attention.qkv.weight", (0, 12, 4))),
         (CLIP, "lora_te1_c_d", Target("clip", "clip_l.x.c.d.weight")),

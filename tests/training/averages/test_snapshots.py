@@ -3,6 +3,7 @@ steps are cut.
 """
 
 import json
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from graft_nodes.patches.lora_files.average import average
 from graft_nodes.storage.float16 import SCALE_PREFIX, from_float16, to_float16
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.averages import snapshots
+from graft_nodes.training.optimizers.stepper import OptimizerStepper
 from graft_nodes.training.run.call import run
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, begin, equal
@@ -115,6 +117,75 @@ def test_an_average_on_a_thread_trains_the_same_bytes(lab, monkeypatch, tmp_path
     threaded = go(begun(lab, denoiser, dataset, settings), 14, denoiser, dataset, Store(tmp_path / "b", "run"))
     assert len(lanes) == 3 and equal(plain, threaded)
     assert files(Store(tmp_path / "a", "run")) == files(Store(tmp_path / "b", "run"))
+
+
+class LatestLane(host_offload.PlainLane):
+    """A lane whose copies land as late as they may: only when someone waits for the average. `reads` says whether the
+    device may still read the weights.
+    """
+
+    def __init__(self, weights, device):
+        super().__init__(weights, device)
+        self.may_land, self.reads = threading.Event(), False
+
+    def fetch(self, weights):
+        super().fetch(weights)
+        self.may_land.clear()
+        self.reads = True
+
+    def protect(self):
+        self.reads = False
+
+    def landed(self):
+        assert self.may_land.wait(10), "nobody waited for the average"
+
+
+def test_averages_are_waited_for_and_weights_change_only_when_nothing_reads_them(lab, monkeypatch):
+    """The average of the run and both power averages, at every place that needs them."""
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    start = begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=4, switch_every=6, device="host"))
+
+    def trained():
+        states, averages = [], []
+
+        def save_average(position, width, lora):
+            averages.append((width, lora()))
+
+        callbacks = Callbacks(save_snapshot=states.append, snapshot_every=5, save_average=save_average)
+        last = train(start, denoiser, dataset, 14, callbacks)
+        return [*states, last], averages
+
+    plain, lanes, changes = trained(), [], []
+    finish, switch, step = host_offload.Offload.finish, shadow.Shadow.switch_, OptimizerStepper.step_
+
+    def lane(weights, device):
+        lanes.append(LatestLane(weights, device))
+        return lanes[-1]
+
+    def finish_(self):
+        self.lane.may_land.set()
+        finish(self)
+        self.lane.reads = False
+
+    def switch_(self, weights):  # waits for its own average
+        changes.append(("switch", [lane.reads for lane in lanes if lane is not self.offload.lane]))
+        switch(self, weights)
+
+    def step_(self):
+        changes.append(("step", [lane.reads for lane in lanes]))
+        step(self)
+
+    monkeypatch.setattr(shadow, "lane_for", lane)
+    monkeypatch.setattr(host_offload.Offload, "finish", finish_)
+    monkeypatch.setattr(shadow.Shadow, "switch_", switch_)
+    monkeypatch.setattr(OptimizerStepper, "step_", step_)
+    late = trained()
+    assert len(plain[0]) == 3 and all(equal(*states) for states in zip(plain[0], late[0], strict=True))
+    for (width, lora), (late_width, late_lora) in zip(plain[1], late[1], strict=True):
+        assert width == late_width and all(torch.equal(late_lora[name], lora[name]) for name in lora)
+    assert changes.count(("step", [False] * 3)) == 14 and changes.count(("switch", [False] * 2)) == 2
+    assert len(changes) == 16 and len(plain[1]) == 6
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("graft-average")]
 
 
 def test_a_killed_run_goes_on_with_the_same_snapshots(lab, tmp_path):

@@ -15,7 +15,8 @@ def test_buckets_are_the_largest_multiples_of_the_step_within_the_area(resolutio
         heights = [height for height in range(step, 4 * resolution + 1, step) if width * height <= resolution**2]
         if heights and max(width, heights[-1]) <= 4 * min(width, heights[-1]):
             expected |= {(width, heights[-1]), (heights[-1], width)}
-    assert buckets.bucket_sizes(resolution, step) == sorted(expected)
+    sizes = buckets.bucket_sizes(resolution, step)
+    assert sizes == sorted(expected) and {type(side) for size in sizes for side in size} == {int}
     assert buckets.nearest_bucket(700, 700, sorted(expected)) == (square, square)
 
 
@@ -57,6 +58,10 @@ def test_a_frame_knows_what_it_keeps_and_enlarges():
     assert half.scaled == (128, 64) and half.box == (32, 0, 96, 64) and half.kept == 0.5
     assert not half.enlarged and not buckets.frame((64, 64), (64, 64)).enlarged
     assert buckets.frame((63, 64), (64, 64)).enlarged and buckets.frame((64, 63), (64, 64)).enlarged
+    for size, target in (((8, 1000), (8, 1008)), ((1000, 8), (1008, 8))):  # 8.06 pixels of the other side are still 8
+        assert buckets.frame(size, target).scaled == target and buckets.frame(size, target).enlarged
+    tall = buckets.frame((100, 200), (64, 64))
+    assert tall.scaled == (64, 128) and tall.box == (0, 32, 64, 96)
     right = buckets.frame((200, 100), (64, 64), (1.0, 0.0))
     assert right.box == (64, 0, 128, 64) and right.flipped.box == (0, 0, 64, 64)
     assert right.size_conditioning() == {

@@ -31,6 +31,9 @@ def test_resolutions_fit_the_buckets():
     with pytest.raises(ValueError, match="resolution is 68, expected a multiple of 8"):
         FolderSettings(resolution=68, buckets=False, bucket_step=8)
     assert FolderSettings(resolution=68, bucket_step=8).bucket_choices()
+    for wrong, says in (({"resolution": 63}, "at least bucket step"), ({"bucket_step": 12}, "a multiple of 8 pixels")):
+        with pytest.raises(ValueError, match=says):
+            FolderSettings(**wrong)
 
 
 def test_shuffling_is_set_in_one_place():
@@ -44,6 +47,15 @@ def test_scores_need_a_layout_that_reads_them():
         FolderSettings(captions="txt", filters=Filters(min_score=1.0))
     for source in ("auto", "json"):
         assert FolderSettings(captions=source, filters=Filters(min_score=1.0))
+
+
+def test_an_unknown_caption_source_is_refused_with_those_there_are():
+    for settings in ({}, {"repeats": 0}):
+        with pytest.raises(
+            ValueError, match=r"caption source is 'scroll', expected one of auto, txt, .*json"
+        ) as caught:
+            FolderSettings(captions="scroll", **settings)
+        assert ("repeats is 0" in str(caught.value)) == bool(settings)
 
 
 def test_everything_wrong_is_said_at_once():
