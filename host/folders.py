@@ -119,6 +119,27 @@ def input_folder(name: str) -> str:
     return path
 
 
+def input_picture(folder: str, name: str) -> tuple[str, str]:
+    """(path of the folder, path of a picture in it), both below ComfyUI's input folder. ValueError when the name leaves
+    its folder, FileNotFoundError when there is no such file.
+    """
+    root = input_folder(folder)
+    path = os.path.join(root, *_plain(name).split("/"))
+    if not _stays_inside(_plain(name)) or not is_below_input(path):
+        raise ValueError(f"picture {name!r} is outside the folder {folder!r}; give a name inside it")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no picture {name!r} in the folder {folder!r}")
+    return root, path
+
+
+def is_below_input(path: str) -> bool:
+    """Whether a path is in ComfyUI's input folder, links followed."""
+    import folder_paths
+
+    root = os.path.realpath(folder_paths.get_input_directory())
+    return os.path.commonpath([root, os.path.realpath(path)]) == root
+
+
 def training_folder() -> str:
     """Where training states are stored."""
     import folder_paths

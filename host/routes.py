@@ -1,5 +1,5 @@
-"""What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, and to stop a training
-step.
+"""What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, to stop a training step,
+and the folders, pictures and captions of datasets.
 
 The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys,
 never paths.
@@ -11,14 +11,22 @@ never paths.
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
     GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
+    GET  /graft/dataset/folders       the folders of ComfyUI's input folder, with their numbers of pictures
+    GET  /graft/dataset/files?folder= {"files": [name]} of a folder, so that nothing is uploaded over them
+    POST /graft/dataset/glance        {the inputs of a Dataset[, "only": name]}: what it would read, from headers
+    GET  /graft/dataset/thumbnail?folder=&name=     a small WebP of a picture
+    GET  /graft/dataset/caption?folder=&name=&captions=&encoding=    {"file", "text", "version"} of its caption
+    POST /graft/dataset/caption       the same and {"text", "version"}: writes it, if it still is of that version
 
-What is wrong comes back as {"error": "…"} with 400 (not a name), 403 (another site asks to stop), 404 (not there) or
-409 (it does not run, or is damaged). No answer names a folder or quotes a damaged file.
+What is wrong comes back as {"error": "…"} with 400 (not a name), 403 (another site asks to change something), 404 (not
+there), 409 (it does not run, is damaged, or has changed meanwhile), 413 (too much) or 500 (the disk). No answer names a
+folder or quotes a damaged file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,6 +36,7 @@ from . import events, folders, previews
 from .browser_json import text_of
 
 Answer = tuple[int, Any]
+MOST_BYTES = 4 << 20  # of a question's body
 
 
 def register() -> None:
@@ -45,6 +54,9 @@ def register_on(instance: Any) -> None:
     for method, path, ask in _ROUTES:
         if path not in paths:
             getattr(instance.routes, method)(path)(_handler(ask))
+    for path, ask in _ROUTES_WITH_BODY:
+        if path not in paths:
+            instance.routes.post(path)(_reads_body(ask))
 
 
 def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
@@ -56,9 +68,35 @@ def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
         status, value = 403, {"error": "another site's page asked for this; only ComfyUI's own page may"}
         if request.method == "GET" or not _from_another_site(request.headers):
             status, value = await asyncio.to_thread(_answered, ask, request)
-        return web.Response(text=text_of(value), status=status, content_type="application/json")
+        if isinstance(value, Mapping):
+            return web.Response(text=text_of(value), status=status, content_type="application/json")
+        return web.Response(body=value.body, status=status, headers=value.headers)
 
     return handle
+
+
+def _reads_body(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
+    """The handler of a question that is the JSON object in a request's body."""
+
+    async def handle(request: Any) -> Any:
+        body = b""
+        if not _from_another_site(request.headers):
+            if request.content_length is None or request.content_length > MOST_BYTES:
+                return await _handler(lambda _: (413, {"error": f"expected at most {MOST_BYTES:,} bytes"}))(request)
+            body = await request.read()
+        return await _handler(lambda _: ask(_parsed(body)))(request)
+
+    return handle
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise ValueError("expected a JSON object")
+    return values
 
 
 def _from_another_site(headers: Mapping[str, str]) -> bool:
@@ -79,6 +117,9 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
         if error.errno is not None:  # the system's own message has the whole path
             return 404, {"error": "the file has just been removed"}
         return 404, {"error": str(error)}
+    except OSError as error:
+        logging.warning("Graft: %s", error)
+        return 500, {"error": f"{os.path.basename(str(error.filename or ''))}: {error.strerror or error}"}
     except ValueError as error:
         return 400, {"error": str(error)}
 
@@ -152,6 +193,20 @@ def _stop(request: Any) -> Answer:
     return 200, {"run": run, "stopping": True}
 
 
+# --- datasets ---------------------------------------------------------------------------------------------------------
+
+
+def _of_dataset(name: str) -> Callable[[Any], Answer]:
+    """What datasets.py answers under a name; imported when it is asked for, so that ComfyUI starts without it."""
+
+    def ask(question: Any) -> Answer:
+        from . import datasets
+
+        return datasets.ANSWERS[name](question)
+
+    return ask
+
+
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/loras", _loras),
     ("get", "/graft/near_loras", _near_loras),
@@ -160,4 +215,12 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/runs/{run}", _run),
     ("get", "/graft/runs/{run}/{key}", _state),
     ("post", "/graft/stop", _stop),
+    ("get", "/graft/dataset/folders", _of_dataset("folders")),
+    ("get", "/graft/dataset/files", _of_dataset("files")),
+    ("get", "/graft/dataset/thumbnail", _of_dataset("thumbnail")),
+    ("get", "/graft/dataset/caption", _of_dataset("caption")),
+)
+_ROUTES_WITH_BODY: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
+    ("/graft/dataset/glance", _of_dataset("glance")),
+    ("/graft/dataset/caption", _of_dataset("write_caption")),
 )

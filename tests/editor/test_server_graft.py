@@ -4,7 +4,7 @@ import sys
 import time
 
 import pytest
-from serving import PATIENCE, few_pictures, lora, trains
+from serving import PATIENCE, few_pictures, lora, picture, trains
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +182,126 @@ def test_no_other_site_stops_a_step_whatever_the_host_lets_through(headers):
     assert ask(headers) == (403, "another site's page asked for this; only ComfyUI's own page may")
     for own in ({}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8188"}, {"Sec-Fetch-Site": "none"}):
         assert ask(own) == (409, "no training step of run 'mine' is running")
+
+
+def test_a_dataset_is_looked_at_before_it_runs(server):
+    folder = server.place / "input" / "looked" / "3_cats"
+    folder.mkdir(parents=True)
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(picture(64, 48, (number, 30, 40)))
+    (folder / "0.txt").write_text("a <b>cat</b>", encoding="utf-8")
+    (folder / "bad.png").write_bytes(b"no picture")
+    rows = server.ask("/graft/dataset/folders").json
+    assert not rows["cut"] and {"name": "looked/3_cats", "pictures": 5} in rows["folders"]
+    inputs = {"folder": "looked", "resolution": 64, "bucket_step": 16, "validation": 0.25, "vae": ["1", 2]}
+    seen = server.ask("/graft/dataset/glance", "POST", inputs).json
+    assert (seen["count"], seen["train"], seen["held_out"], seen["a_round"]) == (4, 3, 1, 12)
+    assert seen["problems"] == [{"name": "3_cats/bad.png", "message": "not a picture that can be read"}]
+    assert seen["pictures"][0]["name"] == "3_cats/0.png" and seen["pictures"][0]["caption"] == "a <b>cat</b>"
+    assert sum(row["train"] for row in seen["buckets"]) == 4 and not seen["refusal"]
+    for change, said in (
+        ({"folder": "look"}, "there is no folder 'look' in ComfyUI's input folder; did you mean looked?"),
+        ({"folder": ""}, "image folder is empty"),
+        ({"folder": "../input"}, "is outside ComfyUI's input folder"),
+        ({"folder": ["1", 0]}, "expected a name"),
+        ({"resolution": "x"}, "expected a whole number"),
+        ({"filters": "crop: left"}, "crop"),
+    ):
+        refused = server.ask("/graft/dataset/glance", "POST", {**inputs, **change})
+        assert refused.status in (400, 404) and said in refused.json["error"], refused.json
+        assert str(server.place) not in refused.json["error"]
+    assert server.ask("/graft/dataset/glance", "POST", ["not", "an", "object"]).status == 400
+    assert server.ask("/graft/dataset/glance", "POST", b" " * (5 << 20)).status == 413
+
+
+def test_thumbnails_are_kept_until_the_file_changes(server):
+    folder = server.place / "input" / "small"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture(640, 320, (200, 30, 40)))
+    first = server.ask("/graft/dataset/thumbnail?folder=small&name=a.png")
+    assert first.status == 200 and first.headers["content-type"] == "image/webp" and first.body[8:12] == b"WEBP"
+    tag = {"If-None-Match": first.headers["etag"]}
+    assert server.ask("/graft/dataset/thumbnail?folder=small&name=a.png", headers=tag).status == 304
+    (folder / "a.png").write_bytes(picture(640, 322, (200, 30, 40)))
+    assert server.ask("/graft/dataset/thumbnail?folder=small&name=a.png", headers=tag).status == 200
+    (folder / "text.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0")
+    (folder / "secret.txt").write_text("secret")
+    (server.place / "out.png").write_bytes(picture())
+    for name, status in (
+        ("text.png", 400),
+        ("secret.txt", 400),
+        ("none.png", 404),
+        ("../../out.png", 400),
+        ("..%5C..%5Cout.png", 400),
+    ):
+        refused = server.ask(f"/graft/dataset/thumbnail?folder=small&name={name}")
+        assert refused.status == status and str(server.place) not in refused.json["error"], name
+
+
+def test_a_caption_is_read_and_written_unless_it_has_changed(server):
+    folder = server.place / "input" / "edited"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture())
+    (folder / "a.txt").write_bytes(b"old\r\nsecond\r\n")
+    address, named = "/graft/dataset/caption", {"folder": "edited", "name": "a.png", "captions": "txt"}
+    read = server.ask(f"{address}?folder=edited&name=a.png&captions=txt&encoding=utf-8").json
+    assert (read["file"], read["text"]) == ("a.txt", "old\r\nsecond\r\n")
+    wrote = server.ask(address, "POST", {**named, "text": "new", "version": read["version"]}).json
+    assert wrote["before"] == read["text"] and (folder / "a.txt").read_bytes() == b"new"
+    stale = server.ask(address, "POST", {**named, "text": "mine", "version": read["version"]})
+    assert stale.status == 409 and "has changed on disk" in stale.json["error"]
+    undone = server.ask(address, "POST", {**named, "text": wrote["before"], "version": wrote["version"]})
+    assert undone.status == 200 and (folder / "a.txt").read_bytes() == b"old\r\nsecond\r\n"
+    for change in ({"name": "../a.txt"}, {"name": "a.txt"}, {"folder": ".."}, {"text": 3}, {"encoding": "hex"}):
+        body = {**named, "text": "x", "version": undone.json["version"], **change}
+        assert server.ask(address, "POST", body).status == 400, change
+    body = {**named, "text": "x", "version": undone.json["version"]}
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
+        assert server.ask(address, "POST", body, headers).status == 403
+    assert sorted(path.name for path in folder.iterdir()) == ["a.png", "a.txt"]
+    assert (folder / "a.txt").read_bytes() == b"old\r\nsecond\r\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_no_link_leads_out_of_the_input_folder(server):
+    folder = server.place / "input" / "links"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(picture())
+    (server.place / "secret.txt").write_text("secret")
+    (server.place / "secret.png").write_bytes(picture())
+    (folder / "a.txt").symlink_to(server.place / "secret.txt")
+    (folder / "b.png").symlink_to(server.place / "secret.png")
+    refused = server.ask("/graft/dataset/caption?folder=links&name=a.png")
+    assert refused.status == 400 and "leaves the input folder" in refused.json["error"]
+    assert server.ask("/graft/dataset/thumbnail?folder=links&name=b.png").status == 400
+
+
+def test_a_dropped_caption_lies_beside_its_picture_and_nothing_is_written_over(server):
+    for name, content in (("a.png", picture()), ("a.txt", b"a caption"), ("a.caption", b"another")):
+        stored = server.upload(name, content, subfolder="dropped/10_cats", type="input")
+        assert stored.status == 200 and stored.json["name"] == name
+    again = server.upload("a.txt", b"other", subfolder="dropped/10_cats", type="input").json
+    assert again["name"] == "a (1).txt"
+    assert (server.place / "input" / "dropped" / "10_cats" / "a.txt").read_bytes() == b"a caption"
+
+
+@pytest.mark.parametrize("path", ["/graft/dataset/caption", "/graft/dataset/glance"])
+def test_no_other_site_writes_a_caption_whatever_the_host_lets_through(path):
+    import asyncio
+    import types
+
+    from graft_nodes.host import routes
+
+    handlers = {}
+
+    class Table(list):
+        def get(self, path):
+            return lambda handler: handler
+
+        def post(self, path):
+            return lambda handler: handlers.setdefault(path, handler)
+
+    routes.register_on(types.SimpleNamespace(routes=Table()))
+    for headers in ({"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
+        reply = asyncio.run(handlers[path](types.SimpleNamespace(method="POST", headers=headers)))
+        assert reply.status == 403

@@ -44,14 +44,20 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     size = path.stat().st_size
     if size > MAX_TEXT_BYTES:
         raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
-    if encoding == "utf-8":
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            encoding = "utf-16"
-        else:
-            encoding = "utf-8-sig"  # reads plain UTF-8 too and drops the mark that Windows editors put first
-    return path.read_text(encoding=encoding)
+    with path.open("rb") as file:
+        start = file.read(len(codecs.BOM_UTF8))
+    return path.read_text(encoding=marked_encoding(start, encoding))
+
+
+def marked_encoding(start: bytes, encoding: str) -> str:
+    """The encoding of a text that begins with these bytes: where UTF-8 is expected, a mark may say which one it is."""
+    if encoding != "utf-8":
+        return encoding
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if start.startswith(codecs.BOM_UTF8):
+        return "utf-8-sig"  # without the mark that Windows editors put first
+    return encoding
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -53,6 +54,60 @@ def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = No
         settings,
         tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class FolderGlance:
+    """What a folder looks like from the headers of its pictures, before anything runs.
+
+    `listing` has every picture to train on, as which ones are held out depends on their contents; `held_out` is how
+    many that will be. `refusal` is why a run refuses the folder, "" if it does not. `found` counts the pictures there
+    are, `seen` those that were looked at.
+    """
+
+    listing: FolderListing
+    found: int
+    seen: int
+    held_out: int
+    refusal: str
+
+
+def glance_at_folder(folder: Path, settings: FolderSettings, most: int, seconds: float, only: str = "") -> FolderGlance:
+    """List a folder without reading its pictures: at most so many of them, and for about so long. `only` looks at the
+    picture of that name. Raises ValueError when there are none.
+    """
+    reader = _HeaderReader(folder, settings, None)
+    paths = reader.image_paths()
+    if only:
+        paths = [path for path in paths if path.relative_to(folder).as_posix() == only]
+    end = time.monotonic() + seconds
+    entries: list[ImageEntry] = []
+    seen = 0
+    for path in paths[:most]:
+        if time.monotonic() > end:
+            break
+        entries += reader.entries(path)
+        seen += 1
+    problems, notes = reader.all_problems(), reader.notes(entries)
+    refusal = ""
+    if seen == len(paths) and not only:
+        refusal = _refusal(folder, settings, entries)
+    listing = FolderListing(folder, tuple(entries), (), tuple(problems), settings, tuple(notes))
+    held_out = 0
+    if entries:
+        held_out = len(_held_out_names(entries, settings.validation))
+    return FolderGlance(listing, len(paths), seen, held_out, refusal)
+
+
+def _refusal(folder: Path, settings: FolderSettings, entries: Sequence[ImageEntry]) -> str:
+    if not entries:
+        return f"Dataset: no picture in folder {folder.name!r} can be used."
+    try:
+        _refuse_endless_epochs(folder, entries)
+        _refuse_settings_without_effect(settings, entries)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -195,7 +250,7 @@ class _FolderReader:
         if reason:
             self.counts.left_out[reason] += 1
             return []
-        sha256 = content_hash(path)
+        sha256 = self._content_hash(path)
         size, has_alpha = self._size_and_alpha(path, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
         self.counts.add_notes(image_caption.notes)
@@ -307,6 +362,9 @@ class _FolderReader:
             suffix=filters.caption_suffix,
         )
 
+    def _content_hash(self, path: Path) -> str:
+        return content_hash(path)
+
     def _size_and_alpha(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
         """((width, height), whether it has transparency) of an image that can be read to its end."""
         if self.cache is not None:
@@ -361,10 +419,26 @@ class _FolderReader:
                 return "alpha", "alpha"
             return "", ""
         try:
-            images.open_mask(file)
+            self._check_mask(file)
         except ValueError as error:
             raise ValueError(f"its mask {file.name} cannot be used: {error}") from error
-        return file.relative_to(self.folder).as_posix(), content_hash(file)
+        return file.relative_to(self.folder).as_posix(), self._content_hash(file)
+
+    def _check_mask(self, file: Path) -> None:
+        images.open_mask(file)
+
+
+class _HeaderReader(_FolderReader):
+    """Reads no more of a picture than its header; the place of a file stands for its contents."""
+
+    def _content_hash(self, path: Path) -> str:
+        return str(path)
+
+    def _size_and_alpha(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
+        return images.open_header(path)
+
+    def _check_mask(self, file: Path) -> None:
+        images.open_header(file)
 
 
 def _or_default(value: float | None, default: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...storage.problem_list import problem_lines
 from .dataset import Dataset
+from .folder_reader import FolderGlance
 from .listing import FolderListing, ImageEntry, first_names, unique_images
 
 MOST_IMAGES = 500  # that the editor's data lists
@@ -129,6 +130,28 @@ def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:
         "problems": [_problem_row(problem) for problem in listing.problems],
         "notes": list(listing.notes),
         "report": lines,
+    }
+
+
+def glance_data(glance: FolderGlance) -> dict[str, Any]:
+    """A glance as JSON for the editor: as `editor_data`, with how many pictures there are and were looked at, what a
+    run would refuse, and everything that the report would remark.
+    """
+    listing = glance.listing
+    data = editor_data(listing, "")
+    remarks = list(listing.notes)
+    if listing.entries:
+        remarks = [*_size_and_mask_lines(listing), *_caption_lines(listing), *remarks]
+    return {
+        **data,
+        "train": data["count"] - glance.held_out,
+        "held_out": glance.held_out,
+        "a_round": sum(entry.repeats for entry in listing.entries),
+        "found": glance.found,
+        "seen": glance.seen,
+        "refusal": glance.refusal,
+        "notes": remarks,
+        "encoding": listing.settings.filters.encoding,
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import buckets
 from .filters import Filters
 from .layouts import registry
+from .yaml_values import shorten
 
 
 @dataclass(frozen=True)
@@ -126,3 +127,25 @@ def parse_settings(filters: str, other_errors: Sequence[str], **plain: Any) -> F
     if errors or settings is None:
         raise ValueError("Dataset: " + "; ".join(errors) + ".")
     return settings
+
+
+def read_settings(values: Mapping[str, Any]) -> FolderSettings:
+    """The settings in a node's inputs as the editor sends them, what is missing at its default; other inputs are left
+    alone. Raises ValueError for what is wrong with them.
+    """
+    plain: dict[str, Any] = {}
+    errors: list[str] = []
+    for setting in fields(FolderSettings):
+        if setting.name in values and setting.name != "filters":
+            value = values[setting.name]
+            kind = type(setting.default)
+            if kind is float and type(value) is int:
+                value = float(value)
+            if type(value) is not kind:
+                errors.append(f"{setting.name} is {shorten(value)}, expected {_KINDS[kind]}")
+                continue
+            plain[setting.name] = value
+    return parse_settings(str(values.get("filters") or ""), errors, **plain)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

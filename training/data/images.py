@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +24,21 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
 OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".psd", ".svg")  # named in the report
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
+MOST_PIXELS = 64_000_000  # that are read for a thumbnail
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name is read as an image, by its ending; masks are not."""
+    stem, suffix = os.path.splitext(name)
+    return suffix.lower() in SUFFIXES and not stem.endswith(MASK_ENDING)
 
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below the folder, in the order of its relative path; without hidden folders and masks."""
     by_name: dict[str, Path] = {}
     for path, _ in files_below(folder):
-        if path.suffix.lower() not in SUFFIXES or path.stem.endswith(MASK_ENDING):
+        if not is_image(path.name):
             continue
         relative = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in relative.parts)
@@ -98,6 +107,37 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
             alpha = image.getchannel("A")
             image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
         return image.convert("RGB"), alpha
+
+
+def open_header(path: Path) -> tuple[tuple[int, int], bool]:
+    """((width, height) as `open_image` turns it, whether it has transparency) from the file's first bytes: its pixels
+    are not read, so damage further down is not seen. Raises ValueError when it is no picture.
+    """
+    from PIL import Image
+
+    with pillow_errors(path), open_picture(path) as file:
+        width, height = file.size
+        # A PNG's own `getexif` reads all pixels first.
+        if Image.Image.getexif(file).get(_ORIENTATION) in _ON_ITS_SIDE:
+            width, height = height, width
+        return (width, height), _has_transparency(file)
+
+
+def thumbnail(path: Path, side: int) -> bytes:
+    """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
+    from PIL import Image, ImageOps
+
+    with pillow_errors(path), open_picture(path) as file:
+        file.draft("RGB", (side, side))  # a JPEG is read at a fraction of its size
+        if file.width * file.height > MOST_PIXELS:
+            raise ValueError(f"{file.width}x{file.height} is too large for a thumbnail")
+        image: Image.Image = file
+        if file.mode.startswith("I"):
+            image = _eight_bit(file)
+        image.thumbnail((side, side), Image.Resampling.BILINEAR)
+        content = io.BytesIO()
+        ImageOps.exif_transpose(image).convert("RGBA").save(content, format="WEBP", quality=75)
+    return content.getvalue()
 
 
 def _has_transparency(image: Image.Image) -> bool:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_file
 from graft_nodes.tests.storage import starting
-from graft_nodes.training.data import buckets, encoding
+from graft_nodes.training.data import buckets, encoding, folder_reader
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_report import editor_data, report
+from graft_nodes.training.data.folder_reader import glance_at_folder, read_folder
+from graft_nodes.training.data.folder_report import editor_data, glance_data, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.images import crop_image, open_image
 from graft_nodes.training.data.layouts.layout import kohya_repeats
@@ -730,3 +730,55 @@ def test_shapes_beyond_four_to_one_keep_theirs_between_the_sides(tmp_path):
     assert wide.bucket[0] / wide.bucket[1] > 4 and wide.framings[0].kept > 0.85
     shorter = read_folder(tmp_path, FolderSettings(validation=0.0, min_side=16, max_side=128, **SMALL)).train[0]
     assert max(shorter.bucket) == 128
+
+
+def test_a_glance_says_what_the_run_will_without_reading_a_picture(tmp_path, monkeypatch):
+    root = tmp_path / "10_"
+    _pictures(root)
+    _picture(root / "wide.png", (128, 64), seed=90)
+    _picture(root / "small.png", (20, 20), seed=91)
+    (root / "broken.png").write_bytes(b"no picture")
+    settings = FolderSettings(**SMALL, validation=0.2)
+    read = read_folder(root, settings)
+
+    def fail(*_):
+        raise AssertionError("a picture was read")
+
+    monkeypatch.setattr(folder_reader, "content_hash", fail)
+    monkeypatch.setattr(folder_reader.images, "open_image", fail)
+    glance = glance_at_folder(root, settings, 100, 60.0)
+    data, whole = glance_data(glance), editor_data(read, "")
+    assert (glance.found, glance.seen, glance.refusal) == (13, 13, "")
+    for name in ("count", "train", "held_out", "problems"):
+        assert data[name] == whole[name]
+    pictures = [{**row, "held_out": False} for row in whole["pictures"]]
+    assert data["pictures"] == pictures and data["a_round"] == 120
+    totals = {(row["width"], row["height"]): row["train"] + row["held_out"] for row in whole["buckets"]}
+    assert {(row["width"], row["height"]): row["train"] for row in data["buckets"]} == totals
+    assert "1 smaller than their bucket, enlarged: small.png" in data["notes"]
+    assert "2 without a caption, the empty caption is used: small.png, wide.png" in data["notes"]
+
+
+def test_a_glance_ends_at_its_limits(tmp_path):
+    _pictures(tmp_path)
+    settings = FolderSettings(**SMALL, keep_tags=3)
+    part = glance_at_folder(tmp_path, settings, 4, 60.0)
+    assert (part.found, part.seen, len(part.listing.entries), part.refusal) == (10, 4, 4, "")
+    late = glance_at_folder(tmp_path, settings, 100, -1.0)
+    assert (late.found, late.seen) == (10, 0) and glance_data(late)["pictures"] == []
+    one = glance_at_folder(tmp_path, settings, 100, 60.0, "3.png")
+    assert [row["caption"] for row in glance_data(one)["pictures"]] == ["caption 3"]
+
+
+def test_a_glance_says_what_a_run_would_refuse(tmp_path):
+    _pictures(tmp_path)
+    settings = FolderSettings(**SMALL, keep_tags=3)
+    with pytest.raises(ValueError, match="keep first tags has no effect") as refused:
+        read_folder(tmp_path, settings)
+    assert glance_at_folder(tmp_path, settings, 100, 60.0).refusal == str(refused.value)
+    for path in tmp_path.glob("*.png"):
+        path.write_bytes(b"no picture")
+    glance = glance_at_folder(tmp_path, FolderSettings(**SMALL), 100, 60.0)
+    assert "no picture in folder" in glance.refusal and len(glance.listing.problems) == 10
+    with pytest.raises(ValueError, match="has no pictures"):
+        glance_at_folder(tmp_path / "none", FolderSettings(**SMALL), 100, 60.0)

@@ -2,7 +2,7 @@
 
 import pytest
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.folder_settings import FolderSettings, parse_settings
+from graft_nodes.training.data.folder_settings import FolderSettings, parse_settings, read_settings
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,20 @@ def test_sides_of_buckets_go_for_every_resolution():
     assert [max(max(size) for size in choices) for choices in wide.bucket_choices()] == [2048, 2048]
     with pytest.raises(ValueError, match="maximum bucket side is 768, expected at least 1024"):
         FolderSettings(resolution=512, max_side=768, filters=Filters(resolutions=(1024,)))
+
+
+def test_settings_as_the_editor_sends_them():
+    sent = {"resolution": 64, "flip": 0, "captions": "txt", "filters": "crop: top", "vae": ["1", 2], "folder": "x"}
+    settings = read_settings(sent)
+    assert settings == FolderSettings(resolution=64, flip=0.0, captions="txt", filters=Filters.parse("crop: top"))
+    assert read_settings({}) == FolderSettings()
+    with pytest.raises(ValueError) as refused:
+        read_settings({"resolution": "64", "buckets": 1, "flip": [0], "captions": None, "filters": "crops: 3"})
+    for part in (
+        "resolution is '64', expected a whole number",
+        "buckets is 1, expected true or false",
+        "flip is [0], expected a number",
+        "captions is None, expected a text",
+        "crops",
+    ):
+        assert part in str(refused.value)

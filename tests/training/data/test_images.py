@@ -204,3 +204,34 @@ def test_a_contact_sheet_shows_36_pictures_in_rows():
     assert (np.asarray(images.contact_sheet(pictures, side=20)) == expected).all()
     assert images.contact_sheet(pictures[:2]).size == (320, 160)
     assert images.contact_sheet(pictures[:7]).size == (960, 320)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+def test_a_header_says_what_the_whole_picture_does(tmp_path, suffix, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", (40, 20)).save(tmp_path / f"a{suffix}", exif=exif)
+    whole, alpha = images.open_image(tmp_path / f"a{suffix}")
+    assert images.open_header(tmp_path / f"a{suffix}") == (whole.size, alpha is not None)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_headers_and_thumbnails_of_every_kind_of_pixels(tmp_path, mode):
+    path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
+    Image.new(mode, (400, 200)).save(path)
+    whole, alpha = images.open_image(path)
+    assert images.open_header(path) == (whole.size, alpha is not None)
+    small = Image.open(io.BytesIO(images.thumbnail(path, 100)))
+    assert small.format == "WEBP" and small.size == (100, 50)
+
+
+def test_a_header_of_what_is_no_picture(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0")
+    for read in (images.open_header, lambda path: images.thumbnail(path, 8)):
+        with pytest.raises(ValueError, match="not a picture that can be read"):
+            read(tmp_path / "a.png")
+    Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
+    monkeypatch.setattr(images, "MOST_PIXELS", 799)
+    with pytest.raises(ValueError, match="40x20 is too large for a thumbnail"):
+        images.thumbnail(tmp_path / "a.png", 8)

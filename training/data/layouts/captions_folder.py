@@ -54,4 +54,5 @@ LAYOUT = DatasetLayout(
     suffixes=(".txt",),
     recognise=_recognise,
     open=_open,
+    text_files=text_files,
 )

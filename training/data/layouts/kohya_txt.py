@@ -43,4 +43,5 @@ LAYOUT = DatasetLayout(
     suffixes=SUFFIXES,
     recognise=_recognise,
     open=_open,
+    text_files=lambda image, folder: text_files(image),
 )

@@ -52,6 +52,11 @@ def looks_like_repeats(name: str) -> bool:
     return re.match(r"\d+_", name) is not None and _REPEATS.match(name) is None
 
 
+def no_text_files(image: Path, folder: Path) -> list[Path]:
+    """Of a layout whose captions are no plain text files."""
+    return []
+
+
 class CaptionReader:
     """Reads the captions of one layout below a folder. A layout's own reader overrides what it does differently.
 
@@ -98,6 +103,7 @@ class DatasetLayout:
     has_scores: bool = False  # whether it gives scores, for min_score and the like
     unlisted_reason: str = ""  # why images that no index file lists are left out, if they are: "that no … describes"
     fallback_note: str = ""  # the report's words after the number of captions that came from `fallback`
+    text_files: Callable[[Path, Path], list[Path]] = no_text_files  # with captions, best place first
     repeats: Callable[[Path, Path], int] = kohya_repeats  # (image, dataset folder) -> how often it counts
     mask_file: Callable[[Path, Path], Path | None] = images.mask_file  # (image, dataset folder) -> its loss mask
     settings_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # {file name or pattern: its keys}

@@ -1,0 +1,83 @@
+"""The folders below another one that hold pictures, with how many; from the names of the files alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .images import MASK_FOLDER, is_image
+
+
+@dataclass
+class PictureFolders:
+    """How many pictures each folder has with its subfolders, by relative path; `cut` when not everything was looked at
+    within the limits.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    cut: bool = False
+
+
+def picture_folders(root: str, most_entries: int = 500_000, seconds: float = 5.0) -> PictureFolders:
+    """Count the pictures of every folder below `root`. Folders without pictures are listed only where they lie right
+    in `root`. Linked and hidden folders are left out, as a dataset leaves them out.
+    """
+    found = PictureFolders()
+    end = time.monotonic() + seconds
+    looked_at = 0
+    waiting = [""]
+    while waiting:
+        name = waiting.pop()
+        own = 0
+        for entry in _entries(os.path.join(root, name)):
+            looked_at += 1
+            if looked_at > most_entries:
+                break
+            if entry.is_dir(follow_symlinks=False):
+                if not entry.name.startswith(".") and entry.name != MASK_FOLDER:
+                    waiting.append(f"{name}/{entry.name}".lstrip("/"))
+            elif is_image(entry.name) and entry.is_file():
+                own += 1
+        _add(found.counts, name, own)
+        if looked_at > most_entries or time.monotonic() > end:
+            found.cut = bool(waiting) or looked_at > most_entries
+            break
+    found.counts = dict(sorted(found.counts.items()))
+    return found
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """What lies in a folder; nothing where it has gone or may not be opened."""
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError:
+        return
+
+
+def _add(counts: dict[str, int], name: str, own: int) -> None:
+    """Count a folder's own pictures for it and for every folder around it."""
+    if name and "/" not in name:
+        counts.setdefault(name, 0)
+    while name and own:
+        counts[name] = counts.get(name, 0) + own
+        name = name.rpartition("/")[0]
+
+
+def file_names(root: str, most: int) -> list[str] | None:
+    """The relative paths of all files below a folder; None when there are more than `most`."""
+    names: list[str] = []
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in _entries(os.path.join(root, folder)):
+            name = f"{folder}/{entry.name}".lstrip("/")
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(name)
+            else:
+                names.append(name)
+            if len(names) + len(waiting) > most:
+                return None
+    return sorted(names)
