@@ -11,10 +11,10 @@ import torch
 from ..patches.lora_files import read_stack
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
-from ..patches.lora_files.merge import WeightChange
 from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
 from ..patches.patching import ledger
+from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import PatchTarget, plan_stack
 from .base_weights import base_weights
 from .lora_host_patches import can_enlarge, enlarges_weight, with_enlarging_loras, with_host_patches

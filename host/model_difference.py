@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..patches.lora_files.merge import check_comparable
 from ..patches.patching.fuse import Patch, effective, in_order
 from .base_weights import base_weights
 from .lora_injection import carried_stacks
@@ -19,6 +18,8 @@ def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Te
 
     Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
     """
+    from ..patches.lora_files.merge import check_comparable
+
     trained, original = base_weights(patcher), base_weights(base)
     changes: dict[str, Callable[[], torch.Tensor]] = {}
     for name in check_comparable(trained, original, prefix="diffusion_model."):

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files import merge
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
+from ..patches.lora_files.low_rank import RANK_RULES
+from ..patches.lora_files.merge_methods import METHODS, MergeSettings
 from ..patches.lora_files.stack_rows import rows_of
 from ..patches.patching.plan import scheduled_weights
 from .lora import lora_entries
-from .schema import LoraModel, LoraStack, aliases
+from .refusals import refusal
+from .schema import LoraModel, LoraStack, advanced, aliases
 
 
-def _report(merged: merge.MergedLora, source: str) -> str:
+def _report(merged: Any, source: str) -> str:
+    """The line on a merge.MergedLora: what it is made of, its layers and ranks, and what the cut lost."""
     layers = sum(key.endswith((".lora_up.weight", ".diff", ".diff_b")) for key in merged.state)
+    ranks = f"largest rank {merged.rank}"
+    if merged.lowest_rank < merged.rank:
+        ranks += f", lowest {merged.lowest_rank}"
+    left_out = "nothing left out"
     if merged.lost:
-        left_out = f"{merged.lost:.2%} of the change left out (by norm)"
-    else:
-        left_out = "nothing left out"
-    return f"{source}: {layers} layers, largest rank {merged.rank}, {left_out}"
+        left_out = f"{merged.lost:.2%} of the change left out (by norm)" + _worst(merged.cut)
+    return f"{source}: {layers} layers, {ranks}, {left_out}"
+
+
+def _worst(loss: Any) -> str:
+    return f", most in {loss.worst_layer} ({loss.worst_share:.2%})"
+
+
+def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]:
+    """A line for each file on what the method lost of its change."""
+    lines = []
+    for file, loss in merged.files.items():
+        line = f"{entries[file].name}: {method} leaves nothing out"
+        if loss.share:
+            line = f"{entries[file].name}: {method} leaves out {loss.share:.2%} of its change (by norm)" + _worst(loss)
+        lines.append(line)
+    return lines
 
 
 def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
@@ -45,6 +66,11 @@ def _advancing(steps: int) -> Callable[[], None]:
     return advance
 
 
+def _described(registry: Iterable[Any]) -> str:
+    """The names of a registry, each with what it does."""
+    return " ".join(f"{record.name} {record.help}." for record in registry)
+
+
 class GraftMergeLoRAs(io.ComfyNode):
     """Merges a stack of LoRAs into one LoRA."""
 
@@ -55,10 +81,10 @@ class GraftMergeLoRAs(io.ComfyNode):
             display_name="Merge LoRAs",
             category="Graft/lora",
             description=(
-                "Merges a whole stack into one LoRA, strengths included: the exact same change, or the"
-                " closest one of a rank you choose."
+                "Merges a whole stack into one LoRA, strengths included: the exact same change, the"
+                " closest one of a rank you choose, or a mix by TIES, DARE, DELLA and others."
             ),
-            **aliases("merge lora", "combine lora", "resize lora", "svd"),
+            **aliases("merge lora", "combine lora", "resize lora", "svd", "ties", "dare", "della", "karcher"),
             inputs=[
                 LoraStack.Input(
                     "lora_stack", tooltip="The LoRAs and strengths to merge, of any kind. Block weights count."
@@ -70,8 +96,9 @@ class GraftMergeLoRAs(io.ComfyNode):
                     min=0,
                     max=4096,
                     tooltip=(
-                        "0 keeps the change exactly and adds up the ranks. Above 0 the change is reduced to this"
-                        " rank by SVD, for a smaller file; the report says how much is lost."
+                        "0 keeps the change exactly and adds up the ranks; TIES, DARE and DELLA come as close as"
+                        " those ranks allow. Above 0 the change is reduced to this rank by SVD, for a smaller file."
+                        " The report says how much is lost."
                     ),
                 ),
                 io.Model.Input(
@@ -87,12 +114,111 @@ class GraftMergeLoRAs(io.ComfyNode):
                     optional=True,
                     tooltip="The text encoder, connected together with the model, for LoRAs that train it too.",
                 ),
+                io.Combo.Input(
+                    "method",
+                    display_name="merge method",
+                    options=METHODS.names(),
+                    default="sum",
+                    optional=True,
+                    tooltip="How the LoRAs become one. " + _described(METHODS) + " Try ties if a sum looks overdone.",
+                ),
+                io.Float.Input(
+                    "density",
+                    display_name="density",
+                    default=0.5,
+                    min=0.0,
+                    max=1.0,
+                    step=0.05,
+                    optional=True,
+                    tooltip=(
+                        "For ties, dare_linear, dare_ties and della: the share of each LoRA's elements that stays."
+                        " Lower it if the LoRAs still get in each other's way."
+                    ),
+                ),
+                io.Combo.Input(
+                    "resize",
+                    display_name="resize",
+                    options=RANK_RULES.names(),
+                    default="none",
+                    optional=True,
+                    tooltip=(
+                        "Gives every layer its own rank, up to maximum rank. "
+                        + _described(RANK_RULES)
+                        + " The sv rules are kohya's."
+                    ),
+                ),
+                io.Float.Input(
+                    "resize_to",
+                    display_name="resize to",
+                    default=0.9,
+                    min=0.0,
+                    max=10000.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip=(
+                        "The target of resize: a share such as 0.9 for energy, sv_fro and sv_cumulative, a ratio such"
+                        " as 20 for sv_ratio."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "epsilon",
+                    display_name="epsilon",
+                    default=0.1,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    tooltip=(
+                        "For della: how far the chance to stay differs between the largest and the smallest element of"
+                        " a row. 0 drops like dare_ties."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "mask_seed",
+                    display_name="seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    optional=True,
+                    tooltip=(
+                        "For DARE and DELLA: which elements are dropped. The same seed and inputs give the same file."
+                    ),
+                ),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
 
     @classmethod
-    def execute(cls, lora_stack, rank=0, model=None, clip=None) -> io.NodeOutput:
+    def validate_inputs(cls, method="sum", density=0.5, resize="none", resize_to=0.9, epsilon=0.1) -> bool | str:
+        return refusal(
+            cls,
+            MergeSettings,
+            method=method,
+            density=density,
+            resize=resize,
+            resize_to=resize_to,
+            epsilon=epsilon,
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        lora_stack,
+        rank=0,
+        model=None,
+        clip=None,
+        method="sum",
+        density=0.5,
+        resize="none",
+        resize_to=0.9,
+        epsilon=0.1,
+        mask_seed=0,
+    ) -> io.NodeOutput:
+        from ..patches.lora_files import merge
+
+        settings = MergeSettings(method, density, resize, resize_to, epsilon, mask_seed)
         if clip is not None and model is None:
             raise ValueError("CLIP is connected without model: connect both, or neither")
         rows = rows_of(lora_stack)
@@ -104,13 +230,17 @@ class GraftMergeLoRAs(io.ComfyNode):
             )
         entries = lora_entries(rows)
         if model is None:
-            merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted)
+            merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted, settings)
             left_out = _embeddings_left_out(entries)
         else:
             changes, left_out = host.lora.lora_changes(model, clip, entries)
-            merged = merge.merge_changes(changes, rank, _advancing(len(changes)))
-        strengths = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
-        return io.NodeOutput(merged.state, "\n".join([_report(merged, strengths), *left_out]))
+            merged = merge.merge_changes(changes, rank, _advancing(len(changes)), settings)
+        source = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
+        if method != "sum":
+            source = f"{method} of {source}"
+        return io.NodeOutput(
+            merged.state, "\n".join([_report(merged, source), *_losses(merged, entries, method), *left_out])
+        )
 
 
 class GraftExtractLoRA(io.ComfyNode):
@@ -149,6 +279,8 @@ class GraftExtractLoRA(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
+        from ..patches.lora_files import merge
+
         changes = host.model_difference.model_difference(model, base)
         merged = merge.extract_lora(changes, rank, _advancing(len(changes)))
         lines = [_report(merged, f"difference of {len(changes)} weights")]

@@ -1,9 +1,19 @@
-"""Reduces a matrix or a product to a rank by SVD (randomized for large matrices, Halko 2011)."""
+"""Reduces a matrix or a product to a rank by SVD (randomized for large matrices, Halko 2011), and chooses ranks.
+
+A rank rule says how many singular values of a layer stay. To add one, list its record here. sv_fro, sv_cumulative and
+sv_ratio are those of kohya's resize_lora.py (sd-scripts).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+from ..registry import Registry
 
 _SMALL = 384  # up to this side a full SVD is quick
 
@@ -40,3 +50,101 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     roots = values[:rank].sqrt()
     residual = float(matrix.norm()) ** 2 - float(values[:rank].square().sum())
     return left[:, :rank] * roots, roots[:, None] * right[:rank], max(residual, 0.0)
+
+
+class Singular(NamedTuple):
+    """An SVD: left @ diag(values) @ right, the largest value first."""
+
+    left: Tensor
+    values: Tensor
+    right: Tensor
+
+    def first(self, rank: int) -> Singular:
+        """The largest singular values only."""
+        return Singular(self.left[:, :rank], self.values[:rank], self.right[:rank])
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """(up, down) in float32, with the singular values split evenly between them."""
+        roots = self.values.sqrt()
+        return (self.left * roots).float(), (roots[:, None] * self.right).float()
+
+
+def svd(matrix: Tensor) -> Singular:
+    """The exact SVD of a matrix, in float64 up to a few hundred rows or columns, else in float32."""
+    if min(matrix.shape) <= _SMALL:
+        matrix = matrix.double()
+    return Singular(*(part.double() for part in torch.linalg.svd(matrix, full_matrices=False)))
+
+
+def svd_of_product(up: Tensor, down: Tensor) -> Singular:
+    """The exact SVD of a product (out, r) @ (r, columns) in float64, from the small matrix between orthogonal sides."""
+    (left_side, first), (right_side, second) = torch.linalg.qr(up.double()), torch.linalg.qr(down.double().T)
+    left, values, right = torch.linalg.svd(first @ second.T, full_matrices=False)
+    return Singular(left_side @ left, values, right @ right_side.T)
+
+
+# --- a rank for each layer --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRule:
+    """One rule. `rank(values, target)` is the rank for singular values, the largest first; it is at least 1."""
+
+    name: str
+    help: str
+    rank: Callable[[Tensor, float], int]
+    target_is_ratio: bool = False
+    """The target is a ratio above 1, not a share between 0 and 1."""
+
+    def problem(self, target: float) -> str | None:
+        """What is wrong with a target, or None."""
+        if self.target_is_ratio:
+            if target > 1.0:
+                return None
+            return f"{target:g}, expected above 1 with {self.name}, such as 20"
+        if 0.0 < target <= 1.0:
+            return None
+        return f"{target:g}, expected above 0 and at most 1 with {self.name}, such as 0.9"
+
+
+def _all(values: Tensor, target: float) -> int:
+    return len(values)
+
+
+def _energy(values: Tensor, target: float) -> int:
+    return _first_reaching(values.square(), target)
+
+
+def _frobenius(values: Tensor, target: float) -> int:
+    return _first_reaching(values.square(), target**2)
+
+
+def _cumulative(values: Tensor, target: float) -> int:
+    return _first_reaching(values, target)
+
+
+def _ratio(values: Tensor, target: float) -> int:
+    return max(1, int((values > values[0] / target).sum()))
+
+
+def _first_reaching(parts: Tensor, share: float) -> int:
+    """How many of `parts` it takes until they add up to a share of all."""
+    shares = parts.cumsum(0) / parts.sum()
+    return min(int(torch.searchsorted(shares, share)) + 1, len(parts))
+
+
+RANK_RULES: Registry[RankRule] = Registry(
+    "resize",
+    (
+        RankRule(name="none", help="maximum rank alone decides", rank=_all),
+        RankRule(name="energy", help="keeps this share of the squared singular values", rank=_energy),
+        RankRule(name="sv_fro", help="keeps this share of the Frobenius norm", rank=_frobenius),
+        RankRule(name="sv_cumulative", help="keeps this share of the sum of the singular values", rank=_cumulative),
+        RankRule(
+            name="sv_ratio",
+            help="keeps singular values above the largest divided by this",
+            rank=_ratio,
+            target_is_ratio=True,
+        ),
+    ),
+)

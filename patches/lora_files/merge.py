@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,17 +12,17 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..models.block_names import DiffusersBlocks
-from ..patching.fuse import Patch, additive, fuse, in_order
+from ..patching.fuse import MERGEABLE_DTYPES, Patch, WeightChange, additive, fuse, in_order
 from . import block_weights
 from .entry import LoraEntry
 from .key_formats import registry as key_formats
 from .key_formats.diffusers import strip_attn_processor
 from .layer_names import canonical
-from .low_rank import best, cut_to_rank
+from .low_rank import RANK_RULES, Singular, best, cut_to_rank, svd, svd_of_product
+from .merge_methods import METHODS, FileChange, MergeSettings, inner
 from .parse import unplaced
 from .peft_config import peft_configs
 
-MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
         r"(input|output|double|single|joint)_blocks_|middle_block_|blocks_\d+_((self|cross)_attn_|ffn_\d$)"
@@ -33,27 +33,37 @@ _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by 
         r"|(layers|\w+_refiner)_\d+_att(n|ention)_to_"
     ),
 )
+_SUM = MergeSettings()
 # ComfyUI's prefix of text encoders, which kohya numbers.
 _GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 
 
+class Loss(NamedTuple):
+    """How much of a change is lost (by norm): the share of the whole, and the layer that loses most with its share."""
+
+    share: float = 0.0
+    worst_layer: str = ""
+    worst_share: float = 0.0
+
+
 @dataclass(frozen=True)
 class MergedLora:
-    """A merged LoRA's state dict, its largest rank, and how much of the change (by norm) the cut lost."""
+    """A merged LoRA's state dict, its smallest and largest rank, and what was lost.
+
+    `cut` is what the reduction to a rank lost of the merged change; `files` is what the method lost of each file's
+    change, by its place in the stack.
+    """
 
     state: dict[str, Tensor]
     rank: int
-    lost: float
+    lowest_rank: int
+    cut: Loss
+    files: Mapping[int, Loss]
 
-
-class WeightChange(NamedTuple):
-    """What a stack does to one weight of a model: its patches, the weight's shape, and how to read the weight in
-    float32.
-    """
-
-    patches: Sequence[Patch]
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    @property
+    def lost(self) -> float:
+        """The share of the merged change (by norm) that the cut lost."""
+        return self.cut.share
 
 
 # --- LoRAs without a model --------------------------------------------------------------------------------------------
@@ -66,18 +76,24 @@ class LayerKey(NamedTuple):
     bias: bool
 
 
-def merge_loras(entries: Iterable[LoraEntry], rank: int = 0, advance: Callable[[], None] = lambda: None) -> MergedLora:
-    """Merge LoRAs into one without a model; it makes the same change as all together, so every layer must be additive.
+def merge_loras(
+    entries: Iterable[LoraEntry],
+    rank: int = 0,
+    advance: Callable[[], None] = lambda: None,
+    settings: MergeSettings = _SUM,
+) -> MergedLora:
+    """Merge LoRAs into one without a model, so every layer must be additive. The sum makes the change of all together.
 
-    `rank` 0 keeps the change exactly (factors side by side, float32; a difference if a layer has one); above 0 it is
-    cut to that rank by SVD. Layers are paired by name without prefixes and separators, so a model's own names and
-    diffusers' do not mix. Raises ValueError listing everything that cannot be merged.
+    `rank` 0 keeps the sum exactly (factors side by side, float32; a difference if a layer has one); above 0 it is cut
+    to that rank by SVD. A method that drops elements leaves no factors: with rank 0 its change is cut to the ranks of
+    the files, added up. Layers are paired by name without prefixes and separators, so a model's own names and
+    diffusers' do not mix. Files are read layer by layer. Raises ValueError listing everything that cannot be merged.
     """
     collected = _CollectedLayers()
-    for entry in entries:
-        collected.add(entry)
+    for file, entry in enumerate(entries):
+        collected.add(entry, file)
     collected.raise_problems()
-    merged = _MergedLayers(rank)
+    merged = _MergedLayers(rank, settings)
     for key, patches in collected.patches.items():
         merged.add_patches(collected.file_names[key], patches, _largest_shape(patches), key.bias)
         advance()
@@ -93,8 +109,8 @@ class _CollectedLayers:
         self.spellings: dict[int, str] = {}  # spelling -> a file that uses it
         self.problems: list[str] = []
 
-    def add(self, entry: LoraEntry) -> None:
-        """Add the layers of a file, with its strengths and block weights."""
+    def add(self, entry: LoraEntry, file: int) -> None:
+        """Add the layers of a file, with its strengths and block weights; `file` is its place in the stack."""
         state = key_formats.generic_keys(entry.state_dict)
         diffusers = block_weights.diffusers_blocks(state)
         layers, problems = unplaced(state, peft_configs(entry.metadata))
@@ -115,7 +131,7 @@ class _CollectedLayers:
             if strength != 0.0:
                 key = LayerKey(name, bias)
                 self.file_names.setdefault(key, base)
-                self.patches.setdefault(key, []).append(Patch(layer, strength))
+                self.patches.setdefault(key, []).append(Patch(layer, strength, file=file))
 
     def _note_spelling(self, file: str, names: Sequence[str]) -> None:
         spellings = [number for number, pattern in enumerate(_SPELLINGS) if any(map(pattern.match, names))]
@@ -224,10 +240,16 @@ def _mlp_place(match: re.Match[str]) -> str:
 
 
 def merge_changes(
-    changes: Mapping[str, WeightChange], rank: int = 0, advance: Callable[[], None] = lambda: None
+    changes: Mapping[str, WeightChange],
+    rank: int = 0,
+    advance: Callable[[], None] = lambda: None,
+    settings: MergeSettings = _SUM,
 ) -> MergedLora:
-    """Merge the patches (of any kind, in order) of a model's weights into one LoRA; `rank` as in `merge_loras`."""
-    merged = _MergedLayers(rank)
+    """Merge the patches (of any kind, in order) of a model's weights into one LoRA; `rank` as in `merge_loras`.
+
+    Methods other than the sum take what each file does to the model's own weight.
+    """
+    merged = _MergedLayers(rank, settings)
     for name, change in changes.items():
         bias = name.endswith(".bias")
         base = name.removesuffix(".weight")
@@ -245,7 +267,7 @@ def extract_lora(
 
     Each difference is computed only when needed. Biases, norms and other vectors stay full differences.
     """
-    merged = _MergedLayers(rank)
+    merged = _MergedLayers(rank, _SUM)
     for name, compute in changes.items():
         change = compute().float()
         if bool(change.any()):
@@ -253,7 +275,7 @@ def extract_lora(
             if base == name:
                 merged.add_whole(name.removesuffix(".bias"), change, bias=name.endswith(".bias"))
             elif change.ndim > 1:
-                merged.add_cut(base, change)
+                merged.add_cut(base, change, rank)
             else:
                 merged.add_whole(base, change)
         advance()
@@ -283,13 +305,43 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
     return names
 
 
+class _Tally:
+    """Squared norms of changes and of what they lost, layer by layer."""
+
+    def __init__(self) -> None:
+        self.kept = self.left_out = 0.0
+        self.worst_layer, self.worst_share = "", 0.0
+
+    def add(self, layer: str, whole: float, left_out: float) -> None:
+        """Count a layer: its squared norm, and that of what it lost."""
+        self.kept += whole
+        self.left_out += left_out
+        share = _share(left_out, whole)
+        if share > self.worst_share:
+            self.worst_layer, self.worst_share = layer, share
+
+    def loss(self) -> Loss:
+        """What all layers lost."""
+        return Loss(_share(self.left_out, self.kept), self.worst_layer, self.worst_share)
+
+
+def _share(left_out: float, whole: float) -> float:
+    if not whole:
+        return 0.0
+    return (left_out / whole) ** 0.5
+
+
 class _MergedLayers:
     """Collects the layers of the merged LoRA, and counts how much of the change is lost."""
 
-    def __init__(self, rank: int):
-        self.rank, self.largest_rank = rank, 0
+    def __init__(self, rank: int, settings: MergeSettings):
+        self.rank, self.settings = rank, settings
+        self.method, self.rule = METHODS.get(settings.method), RANK_RULES.get(settings.resize)
+        self.chooses_ranks = settings.resize != "none"
+        self.ranks: set[int] = set()
         self.state: dict[str, Tensor] = {}
-        self.kept = self.left_out = 0.0  # squared norms
+        self.cut = _Tally()
+        self.files: dict[int, _Tally] = {}
 
     def add_patches(
         self,
@@ -302,9 +354,13 @@ class _MergedLayers:
         """Add the change of all patches of a weight (or bias) of `shape`; `read` gives the weight to patches that need
         it.
         """
+        may_be_flat = read is None and len(shape) == 2 and all(patch.layer.kind != "diff" for patch in patches)
+        if self.method.merge is not None:
+            self.add_merged(base, file_changes(patches, shape, read), bias, may_be_flat)
+            return
         if read is not None and not additive(patches):
             weight = read()
-            self.add_change(base, in_order(weight, patches) - weight, bias)
+            self.add_change(base, in_order(weight, patches) - weight, self.rank, bias)
             return
         fused = fuse(patches, shape)
         up, down, diff = fused.up, fused.down.float(), fused.diff
@@ -314,16 +370,32 @@ class _MergedLayers:
         # As one tensor: if a name has factors and a difference, ComfyUI reads only the difference.
         if up.shape[1]:
             diff = diff + (up @ down).reshape(diff.shape)
-        may_be_flat = read is None and len(shape) == 2 and all(patch.layer.kind != "diff" for patch in patches)
-        self.add_change(base, diff, bias, may_be_flat)
+        self.add_change(base, diff, self.rank, bias, may_be_flat)
 
-    def add_change(self, base: str, change: Tensor, bias: bool = False, may_be_flat: bool = False) -> None:
-        """Add a difference, cut to the rank or in full.
+    def add_merged(self, base: str, changes: Sequence[FileChange], bias: bool, may_be_flat: bool) -> None:
+        """Add the changes of the files to one weight, merged by the method."""
+        assert self.method.merge is not None
+        up, down, diff, left_out = self.method.merge(changes, self.settings, base)
+        for change, lost in zip(changes, left_out, strict=True):
+            self.files.setdefault(change.file, _Tally()).add(base, inner(change, change), lost)
+        shape = changes[0].shape
+        if up is not None and down is not None:
+            self.add_product(base, up, down, shape)
+        elif diff is not None:
+            limit = self.rank
+            if not limit and not self.chooses_ranks:
+                limit = _ranks_together(changes)
+            if limit >= min(diff.shape[0], diff[0].numel()):
+                limit = 0  # factors would be larger than the difference
+            self.add_change(base, diff, limit, bias, may_be_flat)
+
+    def add_change(self, base: str, change: Tensor, limit: int, bias: bool = False, may_be_flat: bool = False) -> None:
+        """Add a difference, cut to a rank of at most `limit`, or in full.
 
         In full it becomes factors with a unit matrix if it may be that of a flattened convolution.
         """
-        if self.rank and change.ndim > 1:
-            self.add_cut(base, change)
+        if change.ndim > 1 and (limit or self.chooses_ranks):
+            self.add_cut(base, change, limit)
         elif may_be_flat:
             unit = torch.eye(min(change.shape))
             if len(unit) == len(change):
@@ -335,12 +407,24 @@ class _MergedLayers:
 
     def add_product(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
         """Add a product up @ down, cut if its rank is above the requested one."""
+        if self.chooses_ranks:
+            self.add_chosen(base, svd_of_product(up, down), shape, self.rank)
+            return
         if self.rank and up.shape[1] > self.rank:
             up, down, total_energy, cut_energy = cut_to_rank(up, down, self.rank)
-            self._count(total_energy, cut_energy)
+            self.cut.add(base, total_energy, cut_energy)
         else:
-            self._count(float(((up.T @ up) * (down @ down.T)).sum()), 0.0)
+            self.cut.add(base, float(((up.T @ up) * (down @ down.T)).sum()), 0.0)
         self.add_pair(base, up, down, shape)
+
+    def add_chosen(self, base: str, change: Singular, shape: Sequence[int], limit: int) -> None:
+        """Add a change cut to the rank that the rule chooses, and to at most `limit`."""
+        rank = self.rule.rank(change.values, self.settings.resize_to)
+        if limit:
+            rank = min(rank, limit)
+        energies = change.values.square()
+        self.cut.add(base, float(energies.sum()), float(energies[rank:].sum()))
+        self.add_pair(base, *change.first(rank).factors(), shape)
 
     def add_pair(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
         """Add a factor pair (out, r), (r, columns) for a weight of `shape`."""
@@ -349,31 +433,65 @@ class _MergedLayers:
         self.state[f"{base}.lora_up.weight"] = up.reshape(up.shape[0], rank, *kernel).contiguous()
         self.state[f"{base}.lora_down.weight"] = down.reshape(rank, *shape[1:]).contiguous()
         self.state[f"{base}.alpha"] = torch.tensor(float(rank))
-        self.largest_rank = max(self.largest_rank, rank)
+        self.ranks.add(rank)
 
     def add_whole(self, base: str, change: Tensor, bias: bool = False) -> None:
         """Add a difference unchanged."""
-        self._count(float(change.norm()) ** 2, 0.0)
+        self.cut.add(base, float(change.norm()) ** 2, 0.0)
         key = f"{base}.diff"
         if bias:
             key = f"{base}.diff_b"
         self.state[key] = change.contiguous()
 
-    def add_cut(self, base: str, change: Tensor) -> None:
-        """Add a difference cut to the rank."""
-        up, down, left_out = best(change.flatten(1), self.rank)
-        self._count(float(change.norm()) ** 2, left_out)
+    def add_cut(self, base: str, change: Tensor, limit: int) -> None:
+        """Add a difference cut to a rank of at most `limit`."""
+        if self.chooses_ranks:
+            self.add_chosen(base, svd(change.flatten(1)), change.shape, limit)
+            return
+        up, down, left_out = best(change.flatten(1), limit)
+        self.cut.add(base, float(change.norm()) ** 2, left_out)
         self.add_pair(base, up, down, change.shape)
-
-    def _count(self, whole: float, left_out: float) -> None:
-        self.kept += whole
-        self.left_out += left_out
 
     def lora(self) -> MergedLora:
         """The collected LoRA; ValueError if it is empty."""
         if not self.state:
             raise ValueError("there is nothing to make a LoRA of: the change is zero everywhere")
-        lost = 0.0
-        if self.kept:
-            lost = (self.left_out / self.kept) ** 0.5
-        return MergedLora(self.state, self.largest_rank, lost)
+        files = {file: tally.loss() for file, tally in sorted(self.files.items())}
+        lowest, largest = min(self.ranks, default=0), max(self.ranks, default=0)
+        return MergedLora(self.state, largest, lowest, self.cut.loss(), files)
+
+
+def file_changes(
+    patches: Sequence[Patch], shape: Sequence[int], read: Callable[[], Tensor] | None = None
+) -> list[FileChange]:
+    """What each file does to a weight of `shape`; `read` gives the weight to patches that need it."""
+    by_file: dict[int, list[Patch]] = {}
+    for patch in patches:
+        by_file.setdefault(patch.file, []).append(patch)
+    changes, weight = [], None
+    for file, own in by_file.items():
+        made = FileChange(file, own[0].strength, tuple(shape))
+        if read is not None and not additive(own):
+            if weight is None:
+                weight = read()
+            changes.append(replace(made, diff=in_order(weight, own) - weight))
+            continue
+        fused = fuse(own, shape)
+        if fused.diff is None:
+            changes.append(replace(made, up=fused.up, down=fused.down.float()))
+            continue
+        diff = fused.diff
+        if fused.up.shape[1]:
+            diff = diff + (fused.up @ fused.down.float()).reshape(diff.shape)
+        changes.append(replace(made, diff=diff))
+    return changes
+
+
+def _ranks_together(changes: Sequence[FileChange]) -> int:
+    """The ranks of the files for a layer, added up; 0 if one of them has no factors."""
+    together = 0
+    for change in changes:
+        if change.down is None:
+            return 0
+        together += len(change.down)
+    return together

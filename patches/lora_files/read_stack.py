@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
-from ..patching.fuse import Patch, additive
+from ..patching.fuse import MERGEABLE_DTYPES, Patch, additive
 from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
 from .entry import LoraEntry, StateDict
-from .merge import MERGEABLE_DTYPES
 from .peft_config import peft_configs
 from .trainer import oft_trainer
 
@@ -264,7 +263,7 @@ def patches_by_weight(
     skipped.
     """
     patches: dict[str, list[Patch]] = {}
-    for entry, lora in loras:
+    for file, (entry, lora) in enumerate(loras):
         if entry.strength(space) == 0.0:
             continue
         by_block = entry.block_strengths()
@@ -275,7 +274,7 @@ def patches_by_weight(
             strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
                 applied = _as_applied(layer, strength, entry)
-                patches.setdefault(weight, []).append(Patch(applied, strength, part, schedule))
+                patches.setdefault(weight, []).append(Patch(applied, strength, part, schedule, file))
     return patches
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from .rounding import stochastic
 from .strength_schedule import Schedule
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
+
+# Weights in these types can be compared, and changed by any kind of layer; the others are quantized.
+MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _serial = itertools.count(1)
 _BLOCK = 2**18  # elements processed at once if float32 copies are needed
@@ -35,13 +38,25 @@ _LEFT = 1 / 400  # the fraction of the noise of rounding both factors that two p
 class Patch:
     """One layer of one LoRA, for one weight.
 
-    A schedule multiplies its strength during sampling; it works only at the activations.
+    A schedule multiplies its strength during sampling; it works only at the activations. `file` is the LoRA's place in
+    the stack, for merges that treat files by themselves.
     """
 
     layer: Layer
     strength: float
     part: Slice | None = None
     schedule: Schedule | None = None
+    file: int = 0
+
+
+class WeightChange(NamedTuple):
+    """What a stack does to one weight of a model: its patches, the weight's shape, and how to read the weight in
+    float32.
+    """
+
+    patches: Sequence[Patch]
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
 
 
 class Stack:

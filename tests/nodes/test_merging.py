@@ -1,9 +1,12 @@
 """Merged and extracted LoRAs on the open host, against the stack or the model they were made of."""
 
 import os
+import re
 
 import pytest
 import torch
+from graft_nodes.patches.lora_files.merge_methods import METHODS
+from graft_nodes.storage.digest import sha256_of_tensors
 from safetensors.torch import save_file
 
 from .test_lora import KINDS, of_kind
@@ -40,6 +43,68 @@ def test_block_weights_are_merged_too(host, small, stack):
 
 def test_a_lower_rank_says_what_is_lost(host, small, stack):
     assert "of the change left out (by norm)" in host.call("GraftMergeLoRAs", lora_stack=stack, rank=2)[1]
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_methods_say_what_they_lose_with_and_without_a_model(host, small, stack, method):
+    """With a model and without one the same LoRA is made; at full rank nothing is cut."""
+    given = {"lora_stack": stack, "method": method, "rank": 4096, "density": 0.6}
+    made, report = host.call("GraftMergeLoRAs", **given)
+    with_model, _ = host.call("GraftMergeLoRAs", model=small.unet(), **given)
+    lines = report.splitlines()
+    if method == "sum":
+        assert len(lines) == 1
+    else:
+        assert lines[0].startswith(f"{method} of part0.safetensors at 0.7 + part1.safetensors at -0.4: ")
+        for name, line in zip(("part0", "part1"), lines[1:], strict=True):
+            assert (
+                line.startswith(f"{name}.safetensors: {method} leaves out ")
+                and "% of its change (by norm), most in" in line
+            )
+    assert lines[0].endswith("nothing left out")
+    if method not in ("dare_linear", "dare_ties", "della"):  # there the layer's name seeds its masks
+        ours = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=made)[0])
+        theirs = small.forward(host.call("LoRAStackPatch", model=small.unet(), lora_model=with_model)[0])
+        assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_every_setting_of_a_method_changes_the_result(host, small, stack):
+    def made(**given):
+        given = {"lora_stack": stack, "method": "della", "resize": "energy"} | given
+        return sha256_of_tensors(host.call("GraftMergeLoRAs", **given)[0])
+
+    before = made()
+    assert made() == before
+    flips = {
+        "method": "dare_ties",
+        "density": 0.6,
+        "resize": "sv_fro",
+        "resize_to": 0.5,
+        "epsilon": 0.4,
+        "mask_seed": 1,
+        "rank": 2,
+    }
+    inputs = {entry.id for entry in host.node("GraftMergeLoRAs").define_schema().inputs}
+    assert inputs == {"lora_stack", "model", "clip", *flips}
+    for name, value in flips.items():
+        assert made(**{name: value}) != before, name
+
+
+def test_resize_says_the_ranks(host, small, stack):
+    _, report = host.call("GraftMergeLoRAs", lora_stack=stack, resize="energy", resize_to=0.7)
+    assert re.search(r"largest rank \d, lowest \d, \d+\.\d\d% of the change left out \(by norm\), most in ", report)
+
+
+def test_impossible_settings_are_refused_before_the_run(host):
+    node = host.node("GraftMergeLoRAs")
+    assert node.validate_inputs() is True
+    assert node.validate_inputs(method="sum", density=0.0, resize_to=50.0) is True  # they do nothing there
+    assert "density is 0" in node.validate_inputs(method="ties", density=0.0)
+    assert "density is 2, expected from 0.0 to 1.0" in node.validate_inputs(density=2)
+    assert "merge method is 'mean', expected one of" in node.validate_inputs(method="mean")
+    assert "resize to is 20" in node.validate_inputs(resize="sv_fro", resize_to=20.0)
+    assert node.validate_inputs(resize="sv_ratio", resize_to=20.0) is True
+    assert "epsilon is 0.5" in node.validate_inputs(method="della", density=0.9, epsilon=0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
