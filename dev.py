@@ -144,7 +144,7 @@ def host(arguments: list[str]) -> None:
 def second_device(arguments: list[str]) -> None:
     """Run tests with models on the second device, tests/second_device/device.py: those named, or every node test."""
     install("develop")
-    named = arguments or [*parallel(cores()), "tests/second_device/checks", "tests/nodes"]
+    named = arguments or [*parallel(cores()), "-m", "not long", "tests/second_device/checks", "tests/nodes"]
     run("-m", "pytest", *named, environment={"GRAFT_TEST_DEVICE": "second", **ONE_THREAD})
 
 

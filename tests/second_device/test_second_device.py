@@ -15,11 +15,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("arguments", [("test_device.py",), ("test_synchronisations.py", "-k", "waits_once and lora")])
+CHECKS = "tests/second_device/checks"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (f"{CHECKS}/test_device.py", f"{CHECKS}/test_activations.py"),
+        (f"{CHECKS}/test_synchronisations.py", "-k", "waits_once and lora"),
+    ],
+)
 def test_checks(arguments):
     """`python dev.py second-device` runs all of them, and the node tests."""
-    file, *options = arguments
-    command = [sys.executable, "-m", "pytest", "-q", f"tests/second_device/checks/{file}", *options]
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
     environment = {**os.environ, "GRAFT_TEST_DEVICE": "second"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]

@@ -76,6 +76,24 @@ class Parking:
         self._waiting.clear()
 
 
+class _OnHost:
+    """A copy of a device's tensor in host memory. It comes back as it lay: another layout may give other last bits."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._device, self._shape = tensor.device, tensor.shape
+        for dimension, stride in enumerate(tensor.stride()):
+            if stride == 0:  # expanded: the same numbers again and again
+                tensor = tensor.narrow(dimension, 0, 1)
+        self._strides = tensor.stride()
+        self._host = empty_on_host(tensor).copy_(tensor, non_blocking=True)
+
+    def value(self) -> Tensor:
+        """The tensor on its device again."""
+        host = self._host
+        back = torch.empty_strided(host.shape, self._strides, dtype=host.dtype, device=self._device)
+        return back.copy_(host, non_blocking=True).expand(self._shape)
+
+
 @contextmanager
 def activations_on_host(module: nn.Module) -> Iterator[None]:
     """For the block what autograd keeps of the forward passes is in host memory until the backward pass asks for it.
@@ -89,13 +107,10 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         size = tensor.numel() * tensor.element_size()
         if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in weight_storages:
             return KeptTensor(tensor.detach())
-        return tensor.device, empty_on_host(tensor).copy_(tensor, non_blocking=True)
+        return _OnHost(tensor)
 
     def unpack(packed: Any) -> Tensor:
-        if isinstance(packed, KeptTensor):
-            return packed.value()
-        device, host = packed
-        return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+        return packed.value()
 
     weight_storages: set[int] = set()
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
