@@ -1,5 +1,5 @@
-"""LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftSaveLoRA writes a trained
-one.
+"""LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftLoadLoRAs does both,
+GraftSaveLoRA writes a trained one.
 """
 
 from __future__ import annotations
@@ -78,6 +78,46 @@ def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, 
     )
 
 
+def _rows_input() -> Any:
+    """The input whose value is the rows' JSON; the editor draws a list of rows for it."""
+    return io.String.Input(
+        "rows",
+        display_name="LoRA rows",
+        default=EMPTY,
+        multiline=True,
+        socketless=True,
+        tooltip=(
+            'The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true,'
+            ' "model": 1.0, "clip": 1.0, "blocks": "", "schedule": "", "partial": false}]}. blocks:'
+            ' one number per block (LBW lists), names such as "IN=0, OUT05=0.5", or an LBW preset.'
+            ' schedule: "0.2-0.8" of sampling, or points "0:1, 0.5:0.3, 1:0". Files come from the'
+            " loras folder, or from output/loras/... if Graft saved them."
+        ),
+    )
+
+
+def _rows_problem(rows: str) -> bool | str:
+    """What is wrong with the rows before anything runs, or True if nothing is."""
+    try:
+        found_files(parse(rows))
+    except ValueError as error:
+        return str(error)
+    return True
+
+
+def _rows_fingerprint(rows: str) -> str:
+    """Changes when the rows or a listed file change."""
+    digest = sha256(rows.encode())
+    for path in found_files(parse(rows)):
+        digest.update(repr((path, open_file.version(path))).encode())
+    return digest.hexdigest()
+
+
+def _used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
+    """The entries of the rows that change something: their files are read, the others' are not."""
+    return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
+
+
 class GraftLoRAStack(io.ComfyNode):
     """A list of LoRA files with strengths."""
 
@@ -93,20 +133,7 @@ class GraftLoRAStack(io.ComfyNode):
             ),
             **aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
             inputs=[
-                io.String.Input(
-                    "rows",
-                    display_name="LoRA rows",
-                    default=EMPTY,
-                    multiline=True,
-                    socketless=True,
-                    tooltip=(
-                        'The rows as JSON: {"version": 1, "rows": [{"file": "name.safetensors", "on": true,'
-                        ' "model": 1.0, "clip": 1.0, "blocks": "", "schedule": "", "partial": false}]}. blocks:'
-                        ' one number per block (LBW lists), names such as "IN=0, OUT05=0.5", or an LBW preset.'
-                        ' schedule: "0.2-0.8" of sampling, or points "0:1, 0.5:0.3, 1:0". Files come from the'
-                        " loras folder, or from output/loras/... if Graft saved them."
-                    ),
-                ),
+                _rows_input(),
                 LoraStack.Input(
                     "lora_stack",
                     optional=True,
@@ -118,19 +145,12 @@ class GraftLoRAStack(io.ComfyNode):
 
     @classmethod
     def validate_inputs(cls, rows=EMPTY) -> bool | str:
-        try:
-            found_files(parse(rows))
-        except ValueError as error:
-            return str(error)
-        return True
+        return _rows_problem(rows)
 
     @classmethod
     def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
         """Changes when a listed file changes. A stack from the socket is fingerprinted by the node that made it."""
-        digest = sha256(rows.encode())
-        for path in found_files(parse(rows)):
-            digest.update(repr((path, open_file.version(path))).encode())
-        return digest.hexdigest()
+        return _rows_fingerprint(rows)
 
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
@@ -214,12 +234,52 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(
         cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
     ) -> io.NodeOutput:
-        rows = [row for row in rows_of(lora_stack or []) if row[1] != 0.0 or (clip is not None and row[2] != 0.0)]
-        entries = lora_entries(rows)
+        entries = _used_entries(rows_of(lora_stack or []), clip)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
         entries = [entry._replace(comfyui_oft=comfyui_oft) for entry in entries]
         patched = host.lora.apply_lora_stack(model, clip, entries, mode)
+        return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
+
+
+class GraftLoadLoRAs(io.ComfyNode):
+    """LoRA Stack and Patch Model with LoRA Stack in one node."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftLoadLoRAs",
+            display_name="Load LoRAs",
+            category="Graft/lora",
+            description=(
+                "Lists LoRA files and applies them to a model (and its CLIP), in one node. It does what LoRA"
+                " Stack and Patch Model with LoRA Stack do together, in patch mode auto."
+            ),
+            **aliases("load lora", "lora loader", "multi lora", "power lora", "lora stack", "apply lora"),
+            inputs=[
+                io.Model.Input("model", tooltip="The diffusion model. It is not changed; a patched clone comes out."),
+                _rows_input(),
+                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL"),
+                io.Clip.Output(display_name="CLIP"),
+                io.String.Output(display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def validate_inputs(cls, rows=EMPTY) -> bool | str:
+        return _rows_problem(rows)
+
+    @classmethod
+    def fingerprint_inputs(cls, model=None, rows=EMPTY, clip=None) -> str:
+        """Changes when a listed file changes."""
+        return _rows_fingerprint(rows)
+
+    @classmethod
+    def execute(cls, model, rows=EMPTY, clip=None) -> io.NodeOutput:
+        patched = host.lora.apply_lora_stack(model, clip, _used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
@@ -324,4 +384,4 @@ def _how_to_load(left_out: list[str]) -> str:
     )
 
 
-NODES = [GraftLoRAStack, LoRAStackPatch, GraftSaveLoRA]
+NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA]

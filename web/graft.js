@@ -18,6 +18,8 @@ const CREATED = {
   TrainStep: training.addTrainingPanel,
 }
 
+const WITH_ROWS = ['GraftLoRAStack', 'GraftLoadLoRAs']
+
 app.registerExtension({
   name: 'Graft',
   settings: SETTINGS,
@@ -29,7 +31,7 @@ app.registerExtension({
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows }),
   beforeRegisterNodeDef(nodeType, nodeData) {
-    if (nodeData.name !== 'GraftLoRAStack') return
+    if (!WITH_ROWS.includes(nodeData.name)) return
     const rows = nodeData.input.required.rows
     nodeData.input.required.rows = [TYPE, rows[1]]
   },

@@ -753,6 +753,49 @@ def test_rows_are_checked_before_anything_runs(host, files):
         assert "is outside the loras folder" in stack.validate_inputs(rows=rows({"file": name})), name
 
 
+LISTS = {
+    "two with blocks": (
+        {"file": "lora0.safetensors", "model": 0.7, "clip": 0.2, "blocks": "OUTALL"},
+        {"file": "lora1.safetensors", "on": False},
+        {"file": "lora1.safetensors", "model": -0.4},
+    ),
+    "one with a schedule": ({"file": "lora0.safetensors", "schedule": "0.2-0.8"},),
+    "none": (),
+    "none that changes anything": ({"file": "lora0.safetensors", "model": 0, "clip": 0},),
+}
+
+
+@pytest.mark.parametrize("listed", LISTS.values(), ids=LISTS)
+def test_load_loras_is_the_two_nodes_in_one(host, small, files, listed):
+    def weights(patched):
+        small.load(patched)
+        return {name: tensor.clone() for name, tensor in patched.model.state_dict().items()}
+
+    stack, _ = host.call("GraftLoRAStack", rows=rows(*listed))
+    two = host.call("LoRAStackPatch", model=small.unet(torch.bfloat16), lora_stack=stack)
+    one = host.call("GraftLoadLoRAs", model=small.unet(torch.bfloat16), rows=rows(*listed))
+    assert one[1] is two[1] is None and one[2] == two[2]
+    expected, found = weights(two[0]), weights(one[0])
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert torch.equal(small.forward(one[0]), small.forward(two[0]))
+
+
+def test_load_loras_checks_its_rows_as_the_stack_does_and_names_them_as_the_widget_counts(host, small, files):
+    stack, loader = host.node("GraftLoRAStack"), host.node("GraftLoadLoRAs")
+    off = {"file": "lora1.safetensors", "on": False}
+    for row in ({"file": "gone.safetensors"}, {"file": "lora0.safetensors", "blocks": "1"}, {"file": "../x"}):
+        said = loader.validate_inputs(rows=rows(off, row))
+        assert said == stack.validate_inputs(rows=rows(off, row)) and "row 2" in said
+    assert loader.validate_inputs(rows=rows(off)) is True
+    text = rows({"file": "lora0.safetensors"})
+    assert loader.fingerprint_inputs(model=None, rows=text, clip=None) == stack.fingerprint_inputs(rows=text)
+    path = os.path.join(host.models, "loras", "lora0.safetensors")
+    Path(path).write_bytes(b"no LoRA")
+    with pytest.raises(ValueError, match="row 2: .*lora0.safetensors is not a whole safetensors file"):
+        host.call("GraftLoadLoRAs", model=small.unet(), rows=rows(off, {"file": "lora0.safetensors"}))
+
+
 def test_the_executor_refuses_bad_rows(host):
     result = host.run({"1": {"class_type": "GraftLoRAStack", "inputs": {"rows": "{"}}}, {"stack": ["1", 0]})
     assert not result["valid"] and "not JSON" in str(result["errors"])
