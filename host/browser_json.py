@@ -29,3 +29,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(entry) for entry in value]
     return value
+
+
+def named(request: Any, name: str) -> str:
+    """A name from a request's query. ValueError when it is missing or has characters that no name has."""
+    value = request.query.get(name, "")
+    if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
+        raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")
+    return str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 
 from ..storage.disk_errors import disk_errors_at
@@ -60,17 +59,10 @@ def lora_path(name: str) -> str:
 
 
 def near_loras(name: str, count: int = 3) -> list[str]:
-    """Up to `count` LoRAs that the user may have meant: first the same file in another folder, then similar names."""
-    names = lora_names()
-    same_file = [other for other in names if _file_name(other) == _file_name(name)]
-    stems = {other: os.path.splitext(other)[0] for other in names}  # every name ends the same way
-    close_stems = difflib.get_close_matches(os.path.splitext(name)[0], stems.values(), n=count, cutoff=0.5)
-    similar = [other for stem in close_stems for other in names if stems[other] == stem]
-    return [*same_file, *(other for other in similar if other not in same_file)][:count]
+    """Up to `count` LoRAs that the user may have meant, the likeliest first."""
+    from ..patches.lora_files.near_names import near_names
 
-
-def _file_name(name: str) -> str:
-    return _plain(name).rpartition("/")[2].casefold()
+    return near_names(name, lora_names(), count)
 
 
 def weights_path(name: str) -> str:
@@ -147,19 +139,38 @@ def training_folder() -> str:
     return os.path.join(folder_paths.get_output_directory(), "graft")
 
 
+def loras_folder() -> str:
+    """Where new LoRA files go: the first of ComfyUI's loras folders. FileNotFoundError when there is none."""
+    import folder_paths
+
+    for folder in folder_paths.get_folder_paths("loras"):
+        if os.path.isdir(folder):
+            return str(folder)
+    raise FileNotFoundError("ComfyUI has no loras folder: make models/loras in it")
+
+
 def store_limit() -> int:
     """The size limit in bytes for all training states: the environment variable GRAFT_STORE_GB, or 100 GB. 0 means no
     limit.
     """
-    text = os.environ.get("GRAFT_STORE_GB", "100")
+    return _gigabytes("GRAFT_STORE_GB", "100", "no limit")
+
+
+def upload_limit() -> int:
+    """The most bytes of a LoRA file that is dropped onto a node: the environment variable GRAFT_UPLOAD_GB, or 4 GB.
+    0 means that none is taken.
+    """
+    return _gigabytes("GRAFT_UPLOAD_GB", "4", "none at all")
+
+
+def _gigabytes(variable: str, default: str, zero: str) -> int:
+    text = os.environ.get(variable, default)
     try:
         limit = float(text)
     except ValueError:
         limit = -1.0
     if not 0 <= limit < float("inf"):
-        raise ValueError(
-            f"the environment variable GRAFT_STORE_GB is {text!r}, expected a number of GB, or 0 for no limit"
-        )
+        raise ValueError(f"the environment variable {variable} is {text!r}, expected a number of GB, or 0 for {zero}")
     return int(limit * 1e9)
 
 

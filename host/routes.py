@@ -7,6 +7,10 @@ never paths.
     GET  /graft/loras                 {"loras": [name]}, as the LoRA nodes name them
     GET  /graft/near_loras?name=      {"near": [name]}, which files a missing one may have been
     GET  /graft/lora_info?name=       what one file says of itself
+    GET  /graft/lora_preview?name=    {"picture", "problem"}, its preview picture as a data URL
+    GET  /graft/lora_row?name=&blocks=&schedule=  {"blocks", "problems"}, the strength of each of its blocks
+    GET  /graft/lora_upload?name=&size=  whether a file of this name and size may be sent
+    POST /graft/lora_upload?name=     stores a LoRA file, its bytes the body: {"name", "new"}
     GET  /graft/runs                  {"runs": [{run, states, step}]}
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
     GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
@@ -18,9 +22,9 @@ never paths.
     GET  /graft/dataset/caption?folder=&name=&captions=&encoding=    {"file", "text", "version"} of its caption
     POST /graft/dataset/caption       the same and {"text", "version"}: writes it, if it still is of that version
 
-What is wrong comes back as {"error": "…"} with 400 (not a name), 403 (another site asks to change something), 404 (not
-there), 409 (it does not run, is damaged, or has changed meanwhile), 413 (too much) or 500 (the disk). No answer names a
-folder or quotes a damaged file.
+What is wrong comes back as {"error": "…"} with 400 (not a name, no LoRA), 403 (another site asks to change something),
+404 (not there), 409 (it does not run, is damaged, has changed meanwhile, or there is another of the name), 413 (too
+much), 500 (the disk) or 507 (the disk is full). No answer names a folder or quotes a damaged file.
 """
 
 from __future__ import annotations
@@ -33,10 +37,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from . import events, folders, previews
-from .browser_json import text_of
+from .browser_json import named, text_of
 
 Answer = tuple[int, Any]
 MOST_BYTES = 4 << 20  # of a question's body
+_UPLOAD = "/graft/lora_upload"
+_ANOTHER_SITE: Answer = (403, {"error": "another site's page asked for this; only ComfyUI's own page may"})
 
 
 def register() -> None:
@@ -57,22 +63,28 @@ def register_on(instance: Any) -> None:
     for path, ask in _ROUTES_WITH_BODY:
         if path not in paths:
             instance.routes.post(path)(_reads_body(ask))
+    if _UPLOAD not in paths:
+        instance.routes.post(_UPLOAD)(_take_in)
 
 
 def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
     """An aiohttp handler that answers in a thread, as files are read."""
 
     async def handle(request: Any) -> Any:
-        from aiohttp import web
-
-        status, value = 403, {"error": "another site's page asked for this; only ComfyUI's own page may"}
+        status, value = _ANOTHER_SITE
         if request.method == "GET" or not _from_another_site(request.headers):
             status, value = await asyncio.to_thread(_answered, ask, request)
-        if isinstance(value, Mapping):
-            return web.Response(text=text_of(value), status=status, content_type="application/json")
-        return web.Response(body=value.body, status=status, headers=value.headers)
+        return _response(status, value)
 
     return handle
+
+
+def _response(status: int, value: Any) -> Any:
+    from aiohttp import web
+
+    if isinstance(value, Mapping):
+        return web.Response(text=text_of(value), status=status, content_type="application/json")
+    return web.Response(body=value.body, status=status, headers=value.headers)
 
 
 def _reads_body(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
@@ -97,6 +109,16 @@ def _parsed(body: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError("expected a JSON object")
     return values
+
+
+async def _take_in(request: Any) -> Any:
+    """POST /graft/lora_upload: a body that is read as it arrives."""
+    from . import lora_routes
+
+    status, value = _ANOTHER_SITE
+    if not _from_another_site(request.headers):
+        status, value = await lora_routes.answer_to_a_file(request)
+    return _response(status, value)
 
 
 def _from_another_site(headers: Mapping[str, str]) -> bool:
@@ -124,14 +146,6 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
         return 400, {"error": str(error)}
 
 
-def _named(request: Any, name: str) -> str:
-    """A name from the query. ValueError when it is missing or has characters that no name has."""
-    value = request.query.get(name, "")
-    if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
-        raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")
-    return value
-
-
 # --- LoRA files -------------------------------------------------------------------------------------------------------
 
 
@@ -140,23 +154,18 @@ def _loras(request: Any) -> Answer:
 
 
 def _near_loras(request: Any) -> Answer:
-    return 200, {"near": folders.near_loras(_named(request, "name"))}
+    return 200, {"near": folders.near_loras(named(request, "name"))}
 
 
-def _lora_info(request: Any) -> Answer:
-    from ..patches.lora_files import metadata
-    from ..storage.safetensors import PickledFile
+def _of_lora(name: str) -> Callable[[Any], Answer]:
+    """What lora_routes.py answers under a name; imported when it is asked for, so that ComfyUI starts without it."""
 
-    name = _named(request, "name")
-    if not folders.listed(name):
-        raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
-    try:
-        return 200, {"name": name, **metadata.describe(folders.lora_path(name))}
-    except PickledFile:
-        raise ValueError(f"{name!r} is a pickle; Graft reads safetensors only") from None
-    except ValueError as error:  # it may name folders and quote the file
-        logging.warning("Graft: %s", error)
-        raise ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more") from None
+    def ask(request: Any) -> Answer:
+        from . import lora_routes
+
+        return lora_routes.ANSWERS[name](request)
+
+    return ask
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ def _state(request: Any) -> Answer:
 
 
 def _stop(request: Any) -> Answer:
-    run = _named(request, "run")
+    run = named(request, "run")
     if not events.stop(run):
         return 409, {"error": f"no training step of run {run!r} is running"}
     return 200, {"run": run, "stopping": True}
@@ -210,7 +219,10 @@ def _of_dataset(name: str) -> Callable[[Any], Answer]:
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/loras", _loras),
     ("get", "/graft/near_loras", _near_loras),
-    ("get", "/graft/lora_info", _lora_info),
+    ("get", "/graft/lora_info", _of_lora("info")),
+    ("get", "/graft/lora_preview", _of_lora("preview")),
+    ("get", "/graft/lora_row", _of_lora("row")),
+    ("get", _UPLOAD, _of_lora("may_come")),
     ("get", "/graft/runs", _runs),
     ("get", "/graft/runs/{run}", _run),
     ("get", "/graft/runs/{run}/{key}", _state),

@@ -260,15 +260,19 @@ def picture(width: int = 8, height: int = 6, color: tuple[int, ...] = (200, 30, 
     return out.getvalue()
 
 
-def lora(path: Path) -> None:
-    """A LoRA file of rank 4 that says a few things about itself, some of them markup."""
+def lora(path: Path, more: dict[str, str] | None = None) -> None:
+    """A LoRA file of rank 4 that says a few things about itself, some of them markup, and `more`."""
     import torch
     from safetensors.torch import save_file
 
     layer = "lora_unet_input_blocks_1_1_transformer_blocks_0_attn1_to_q"
     factors = {f"{layer}.lora_down.weight": torch.zeros(4, 8), f"{layer}.lora_up.weight": torch.zeros(8, 4)}
     said = {"ss_network_dim": "4", "ss_todo_factor": "2", "modelspec.trigger_phrase": "zorp, <b>bold</b>"}
-    save_file({**factors, f"{layer}.alpha": torch.tensor(2.0)}, path, {**said, "ss_base_model_version": "SD 1.5"})
+    save_file(
+        {**factors, f"{layer}.alpha": torch.tensor(2.0)},
+        path,
+        {**said, "ss_base_model_version": "SD 1.5", **(more or {})},
+    )
 
 
 def shows(name: str = "picture", width: int = 16, color: int = 0xFF0000) -> dict[str, Any]:

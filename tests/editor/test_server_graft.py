@@ -74,6 +74,142 @@ def test_what_a_missing_file_may_have_been(server):
     assert server.ask("/graft/near_loras").status == 400
 
 
+def picture_of(said):
+    """The picture in a data URL."""
+    import base64
+    import io
+
+    from PIL import Image
+
+    head, _, text = said["picture"].partition(",")
+    assert head == "data:image/webp;base64" and said["problem"] == ""
+    return Image.open(io.BytesIO(base64.b64decode(text)))
+
+
+def test_a_preview_picture_lies_beside_the_file_or_in_it(server):
+    import base64
+
+    loras = server.place / "models" / "loras"
+    lora(loras / "seen.safetensors")
+    asked = "/graft/lora_preview?name=seen.safetensors"
+    assert server.ask(asked).json == {"picture": "", "problem": ""}
+    thumbnail = base64.b64encode(picture(30, 20)).decode()
+    lora(loras / "seen.safetensors", {"modelspec.thumbnail": f"data:image/png;base64,{thumbnail}"})
+    assert picture_of(server.ask(asked).json).size == (30, 20)
+    (loras / "seen.preview.png").write_bytes(picture(1000, 500))
+    assert picture_of(server.ask(asked).json).size == (256, 128), "a small copy"
+    (loras / "seen.png").write_bytes(b"<svg onload=alert(1)>")
+    assert server.ask(asked).json == {
+        "picture": "",
+        "problem": "seen.png cannot be shown as a picture (UnidentifiedImageError)",
+    }
+    for wrong, status in (("", 400), ("?name=..%2Fx", 404), ("?name=none.safetensors", 404)):
+        assert server.ask(f"/graft/lora_preview{wrong}").status == status
+
+
+def test_trigger_words_come_from_notes_beside_the_file_too(server):
+    loras = server.place / "models" / "loras"
+    lora(loras / "noted.safetensors")
+    (loras / "noted.json").write_text('{"activation text": "zorp, hat", "preferred weight": 0.8}')
+    (loras / "noted.civitai.info").write_text('{"trainedWords": ["zorp style", 3, "zorp, hat"]}')
+    said = server.ask("/graft/lora_info?name=noted.safetensors").json
+    assert said["noted"] == ["zorp, hat", "zorp style"] and said["words"] == "zorp, <b>bold</b>"
+
+
+def test_a_rows_texts_are_checked_and_its_blocks_are_the_files(server):
+    from urllib.parse import urlencode
+
+    def asked(**query):
+        return server.ask("/graft/lora_row?" + urlencode({"name": "blocks.safetensors", **query})).json
+
+    lora(server.place / "models" / "loras" / "blocks.safetensors")
+    assert asked() == {"blocks": [["IN01", 1.0]], "problems": {}}
+    assert asked(blocks="IN=0.5, OUT05=0")["blocks"] == [["IN01", 0.5]]
+    seventeen = "1,0.25" + ",0" * 15
+    assert asked(blocks=seventeen, schedule="0.2-0.8") == {"blocks": [["IN01", 0.25]], "problems": {}}
+    wrong = asked(blocks="1,2", schedule="0.8-0.2")["problems"]
+    assert wrong["blocks"].startswith("expected a list of 17") and wrong["schedule"].startswith("expected a start")
+    foreign = asked(blocks="D=0, S05=1")["problems"]["blocks"]
+    assert foreign == "this file is for a model without D, S05; its blocks are IN01"
+    assert asked(name="none.safetensors", blocks="XX=1")["problems"]["blocks"].startswith("XX is no block")
+    assert server.ask("/graft/lora_row?name=a&blocks=" + "1" * 4001).status == 400
+
+
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+def test_a_dropped_file_is_stored_whole_checked_and_never_in_place_of_another(server, tmp_path):
+    loras = server.place / "models" / "loras"
+    lora(tmp_path / "new.safetensors")
+    content = (tmp_path / "new.safetensors").read_bytes()
+
+    def send(name, body=content, headers=OCTETS):
+        return server.ask(f"/graft/lora_upload?name={name}", "POST", body, headers)
+
+    assert server.ask(f"/graft/lora_upload?name=new.safetensors&size={len(content)}").status == 200
+    assert send("new.safetensors").json == {"name": "new.safetensors", "new": True}
+    assert (loras / "new.safetensors").read_bytes() == content
+    assert "new.safetensors" in server.ask("/graft/loras").json["loras"]
+    assert send("NEW.safetensors").json == {"name": "new.safetensors", "new": False}, "the same file"
+
+    lora(tmp_path / "other.safetensors", {"note": "another"})
+    other = (tmp_path / "other.safetensors").read_bytes()
+    swapped = content[:-1] + bytes([content[-1] ^ 1])
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    from safetensors.torch import save
+    from torch import zeros
+
+    model = save({"model.diffusion_model.out.0.weight": zeros(4), "first_stage_model.decoder.conv_in.weight": zeros(4)})
+    for name, body, status, said in (
+        ("new.safetensors", other, 409, "there is another LoRA of this name (new.safetensors), with other content"),
+        ("new.safetensors", swapped, 409, "there is another LoRA of this name"),
+        ("model.safetensors", model, 400, "is no LoRA: none of its 2 tensors"),
+        ("cut.safetensors", content[:-10], 400, "cut.safetensors is not a whole safetensors file"),
+        ("pickle.safetensors", b"PK\x03\x04" + bytes(40), 400, "is a pickle"),
+        ("new.pt", content, 400, "is no safetensors file"),
+        ("..%2Fnew2.safetensors", content, 400, "cannot be the name of a file"),
+        ("a%5Cb.safetensors", content, 400, "cannot be the name of a file"),
+        (".hidden.safetensors", content, 400, "cannot be the name of a file"),
+        ("nul.safetensors", content, 400, "cannot be the name of a file"),
+        ("", content, 400, "name is missing"),
+    ):
+        reply = send(name, body)
+        assert reply.status == status and said in reply.json["error"], (name, reply.body)
+        assert str(server.place) not in reply.json["error"]
+    assert server.ask("/graft/lora_upload?name=new.safetensors&size=7").status == 409
+    large = server.ask(f"/graft/lora_upload?name=big.safetensors&size={5 * 10**9}")
+    assert large.status == 413 and "more than the 4 GB" in large.json["error"]
+    assert server.ask("/graft/lora_upload?name=big.safetensors&size=x").status == 400
+    assert send("form.safetensors", headers={"Content-Type": "text/plain"}).status == 415
+    for headers in ({"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
+        assert send("evil.safetensors", headers={**OCTETS, **headers}).status == 403
+    assert (loras / "new.safetensors").read_bytes() == content
+    names = {path.name for path in loras.iterdir()}
+    assert not {name for name in names if name.startswith((".", "evil", "cut", "model", "form", "big"))}, names
+
+
+def test_no_file_is_taken_where_it_is_switched_off_or_the_disk_is_full(monkeypatch):
+    import shutil
+    import types
+
+    import folder_paths
+    from graft_nodes.host import lora_routes
+
+    monkeypatch.setenv("GRAFT_UPLOAD_GB", "0")
+    with pytest.raises(lora_routes.Refused, match="takes no LoRA files from the browser") as refused:
+        lora_routes.check("a.safetensors", 10)
+    assert refused.value.status == 403
+    monkeypatch.setenv("GRAFT_UPLOAD_GB", "lots")
+    with pytest.raises(ValueError, match="GRAFT_UPLOAD_GB is 'lots'"):
+        lora_routes.check("a.safetensors", 10)
+    monkeypatch.delenv("GRAFT_UPLOAD_GB")
+    monkeypatch.setattr(folder_paths, "get_folder_paths", lambda kind: ["."])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=10**9))
+    with pytest.raises(lora_routes.Refused, match=r"has 1.0 GB left: make room for 'a.safetensors' first") as refused:
+        lora_routes.check("a.safetensors", 10**9)
+    assert refused.value.status == 507
+
+
 def test_a_finished_run_is_shown_again(server, few):
     entry = server.wait(server.queue(trains("short run", 4)).json["prompt_id"])
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]

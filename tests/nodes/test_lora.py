@@ -792,7 +792,7 @@ def test_load_loras_checks_its_rows_as_the_stack_does_and_names_them_as_the_widg
     assert loader.fingerprint_inputs(model=None, rows=text, clip=None) == stack.fingerprint_inputs(rows=text)
     path = os.path.join(host.models, "loras", "lora0.safetensors")
     Path(path).write_bytes(b"no LoRA")
-    with pytest.raises(ValueError, match="row 2: .*lora0.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"row 2: .*lora0\.safetensors is not a whole safetensors file"):
         host.call("GraftLoadLoRAs", model=small.unet(), rows=rows(off, {"file": "lora0.safetensors"}))
 
 

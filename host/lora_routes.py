@@ -1,0 +1,214 @@
+"""What the rows of a LoRA stack ask of one file: what it says of itself, its preview picture, its blocks, and to take
+in a file that was dropped onto the node.
+
+Imported with the first such request, so that a start does not pay for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..patches.lora_files import beside, incoming, metadata, row_check
+from ..patches.lora_files.near_names import file_name
+from ..storage.atomic import move_file, write_whole
+from ..storage.digest import sha256_of_file
+from ..storage.safetensors import PickledFile
+from . import folders
+from .browser_json import named
+
+Answer = tuple[int, Any]
+PART = 1 << 20  # bytes of an upload to read at a time
+_LONGEST = 4000  # characters of block weights or a schedule
+_SPARE = 1 << 30  # bytes that an upload leaves free on the disk
+_placing = threading.Lock()
+
+
+def _listed(request: Any) -> str:
+    """The name of a LoRA file in the query. FileNotFoundError when there is no such file."""
+    name = named(request, "name")
+    if not folders.listed(name):
+        raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
+    return name
+
+
+def _info(request: Any) -> Answer:
+    name = _listed(request)
+    path = folders.lora_path(name)
+    try:
+        return 200, {"name": name, **metadata.describe(path), "noted": beside.trigger_words(path)}
+    except ValueError as error:
+        raise _unreadable(name, error) from None
+
+
+def _unreadable(name: str, error: ValueError) -> ValueError:
+    """What to say of a file that cannot be read: the error itself may name folders and quote the file."""
+    if isinstance(error, PickledFile):
+        return ValueError(f"{name!r} is a pickle; Graft reads safetensors only")
+    logging.warning("Graft: %s", error)
+    return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
+
+
+def _preview(request: Any) -> Answer:
+    """{"picture": a data URL or "", "problem": why one that is there cannot be shown}."""
+    name = _listed(request)
+    try:
+        return 200, {"picture": beside.preview(folders.lora_path(name)), "problem": ""}
+    except beside.NoPicture as error:
+        return 200, {"picture": "", "problem": str(error)}
+    except ValueError as error:
+        raise _unreadable(name, error) from None
+
+
+def _row(request: Any) -> Answer:
+    """{"blocks": [[block, strength]] of the file's layers, "problems": {"blocks" or "schedule": what is wrong}}."""
+    name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
+    if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
+        raise ValueError(f"block weights and schedules have at most {_LONGEST} characters")
+    problems = row_check.checked(blocks, schedule)
+    names: list[str] = []
+    if folders.listed(name):
+        try:
+            names = row_check.blocks_of(folders.lora_path(name))
+        except ValueError as error:  # it may name folders and quote the file
+            logging.warning("Graft: %s", error)
+    foreign = row_check.foreign_blocks(names, blocks)
+    if foreign:
+        problems["blocks"] = foreign
+    return 200, {"blocks": list(zip(names, row_check.strengths(names, blocks), strict=True)), "problems": problems}
+
+
+# --- a file that was dropped onto the node ----------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """A file that is not taken in: the status of the answer, and what to say."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def _may_come(request: Any) -> Answer:
+    """Says before a file is sent whether it will be taken."""
+    name, size = named(request, "name"), request.query.get("size", "")
+    if not size.isascii() or not size.isdecimal() or len(size) > 15:
+        raise ValueError(f"size is missing or no number of bytes: got {size[:100]!r}")
+    try:
+        check(name, int(size))
+    except Refused as error:
+        return error.status, {"error": str(error)}
+    return 200, {"name": name, "size": int(size)}
+
+
+def check(name: str, size: int) -> None:
+    """Raises Refused for what is known before the first byte."""
+    limit = folders.upload_limit()
+    if not limit:
+        raise Refused(403, "this ComfyUI takes no LoRA files from the browser (GRAFT_UPLOAD_GB is 0)")
+    if size > limit:
+        raise Refused(
+            413, f"{name[:100]!r} has {size / 1e9:.1f} GB, more than the {limit / 1e9:g} GB of GRAFT_UPLOAD_GB"
+        )
+    try:
+        incoming.check_name(name)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    same = _same_names(name)
+    if same and size not in map(_size, same):
+        raise Refused(409, _taken(name, same))
+    free = shutil.disk_usage(folders.loras_folder()).free
+    if size + _SPARE > free:
+        raise Refused(507, f"the disk of the loras folder has {free / 1e9:.1f} GB left: make room for {name!r} first")
+
+
+def _same_names(name: str) -> list[str]:
+    return [other for other in folders.lora_names() if file_name(other) == file_name(name)]
+
+
+def _size(name: str) -> int:
+    return os.path.getsize(folders.lora_path(name))
+
+
+def _taken(name: str, same: list[str]) -> str:
+    return f"there is another LoRA of this name ({same[0]}), with other content: rename {name!r}, or choose that one"
+
+
+async def answer_to_a_file(request: Any) -> Answer:
+    """Stores the body of a request as a LoRA file. The file appears whole, checked, or not at all, and never in place
+    of another; one that is there already is named in the answer.
+    """
+    try:
+        return await _take_in(request, named(request, "name"))
+    except Refused as error:
+        return error.status, {"error": str(error)}
+    except ValueError as error:
+        return 400, {"error": str(error)}
+    except OSError as error:
+        logging.error("Graft: a LoRA file could not be stored: %s", error)
+        return 507, {"error": f"the file could not be stored: {error.strerror or error}"}
+
+
+async def _take_in(request: Any, name: str) -> Answer:
+    if request.content_type != "application/octet-stream":  # what no form of another site can send
+        raise Refused(415, "send the file itself, as application/octet-stream")
+    if request.content_length is None:
+        raise Refused(411, "say how long the file is (Content-Length)")
+    size: int = request.content_length
+    await asyncio.to_thread(check, name, size)
+    draft = os.path.join(folders.loras_folder(), f".{secrets.token_hex(8)}.incoming")
+    chunks = _chunks(request.content, asyncio.get_running_loop(), size)
+    try:
+        await asyncio.to_thread(write_whole, draft, chunks)
+        return await asyncio.to_thread(_place, draft, name)
+    finally:
+        await asyncio.to_thread(_remove, draft)
+
+
+def _chunks(content: Any, loop: asyncio.AbstractEventLoop, size: int) -> Iterator[bytes]:
+    """The bytes of a body, read by the server's loop, for a thread that writes them."""
+    received = 0
+    while chunk := asyncio.run_coroutine_threadsafe(content.read(PART), loop).result():
+        received += len(chunk)
+        if received > size:
+            break
+        yield chunk
+    if received != size:
+        raise Refused(400, f"the file did not arrive whole: {received} of {size} bytes")
+
+
+def _place(draft: str, name: str) -> Answer:
+    """Give a draft its name if it is a LoRA and the name is free."""
+    try:
+        incoming.check_lora(draft, name)
+    except ValueError as error:
+        raise Refused(400, str(error)) from error
+    with _placing:
+        same = _same_names(name)
+        for other in same:
+            if _size(other) == os.path.getsize(draft) and _digest(other) == sha256_of_file(draft):
+                return 200, {"name": other, "new": False}
+        target = os.path.join(folders.loras_folder(), name)
+        if same or os.path.lexists(target):
+            raise Refused(409, _taken(name, same or [name]))
+        move_file(draft, target)
+    logging.info("Graft: stored %s in the loras folder", name)
+    return 200, {"name": name, "new": True}
+
+
+def _digest(name: str) -> str:
+    return sha256_of_file(folders.lora_path(name))
+
+
+def _remove(draft: str) -> None:
+    if os.path.exists(draft):
+        os.remove(draft)
+
+
+ANSWERS: dict[str, Callable[[Any], Answer]] = {"info": _info, "preview": _preview, "row": _row, "may_come": _may_come}
