@@ -14,7 +14,7 @@ export function close() {
 
 /**
  * Open the list below an element; `choose` is called with the name taken. `words` are the list's own: {title, search,
- * none}, and note(name) is what stands behind a name.
+ * none}, `query` is what it begins to search for, and note(name) is what stands behind a name.
  */
 export function pick(anchor, names, chosen, choose, words) {
   close()
@@ -27,6 +27,7 @@ export function pick(anchor, names, chosen, choose, words) {
     type: 'search',
     placeholder: words.search,
     'aria-label': words.search,
+    value: words.query ?? '',
     role: 'combobox',
     'aria-expanded': 'true',
     'aria-controls': 'graft-picker-list',

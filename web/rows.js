@@ -1,4 +1,5 @@
 /** Reads and writes the JSON in GraftLoRAStack's input `rows`, by the same rules as the pack's own reader. */
+import { t } from './texts.js'
 
 const VERSION = 1
 
@@ -9,7 +10,12 @@ export function parse(text) {
     throw new Error('expected {"version": 1, "rows": […]}')
   }
   if (content.version !== VERSION) {
-    throw new Error(`these rows have version ${content.version}; this Graft reads version ${VERSION}`)
+    throw new Error(
+      t('these rows have version {version}, this Graft reads version {own}: update Graft', {
+        version: content.version,
+        own: VERSION,
+      }),
+    )
   }
   for (const [index, entry] of content.rows.entries()) {
     if (entry === null || typeof entry !== 'object' || typeof entry.file !== 'string') {

@@ -49,13 +49,18 @@ def browser():
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory):
+def place(tmp_path_factory):
+    """The folder that the server of `address` works in."""
+    return tmp_path_factory.mktemp("browsed")
+
+
+@pytest.fixture(scope="session")
+def address(place):
     """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR
     names. GRAFT_TEST_FRONT_END names the folder of a front end to use in place of the installed one.
     """
     import serving
 
-    place = tmp_path_factory.mktemp("browsed")
     (place / "models" / "loras").mkdir(parents=True)
     (place / "input").mkdir()
     for folder in ("concept", "regular"):

@@ -35,7 +35,7 @@ ROWS = {
             "on": True,
             "model": 0.5,
             "clip": 0.5,
-            "block_weights": "IN=0",
+            "blocks": "IN=0",
             "schedule": "0.2-0.8",
         },
     ],
@@ -43,7 +43,7 @@ ROWS = {
 # No badge with the pack's folder, no links.
 SETTINGS = {"Comfy.NodeBadge.NodeSourceBadgeMode": "None", "Comfy.LinkRenderMode": -1}
 WIDTH = 400
-VALUES = {"GraftLoRAStack": {"rows": json.dumps(ROWS)}}
+VALUES = {name: {"rows": json.dumps(ROWS)} for name in ("GraftLoRAStack", "GraftLoadLoRAs")}
 
 
 def main(wanted: list[str]) -> None:
@@ -65,6 +65,8 @@ def workplace(folder: Path) -> Path:
     (loras / "style").mkdir(parents=True)
     serving.lora(loras / "zorp.safetensors")
     serving.lora(loras / "style" / "paper cut.safetensors")
+    picture = next((ROOT / "demo" / "concept").glob("*.png"))
+    shutil.copy(picture, loras / "style" / "paper cut.png")
     return folder
 
 

@@ -15,11 +15,13 @@ def stack(editor):
     """(the editor, the id of a fresh LoRA stack in an empty graph); the host has 5,002 LoRAs."""
     editor.page.route("**/graft/loras*", lambda route: route.fulfill(json={"loras": NAMES}))
     editor.page.route("**/graft/near_loras*", lambda route: route.fulfill(json={"near": ["zorp.safetensors"]}))
+    editor.page.route("**/graft/lora_preview*", lambda route: route.fulfill(json={"picture": "", "problem": ""}))
     editor.clear()
     editor.do("() => app.refreshComboInNodes()")
     node = editor.add("GraftLoRAStack", 200, 150)
     editor.page.wait_for_timeout(500)
     yield editor, node
+    editor.page.unroute("**/graft/lora_preview*")
     editor.page.unroute("**/graft/loras*")
     editor.page.unroute("**/graft/near_loras*")
 

@@ -1,0 +1,307 @@
+"""LoRA rows in a real browser: how they look, their menu, pictures and words, files dropped, presets, block weights."""
+
+import base64
+import json
+import shutil
+
+import pytest
+import serving
+import torch
+from safetensors.torch import save_file
+from test_browser_panels import CONTRAST, SETTINGS
+
+BLOCKS = (
+    "lora_te_text_model_encoder_layers_0_mlp_fc1",
+    "lora_unet_mid_block_attentions_0_proj_in",
+    *(f"lora_unet_down_blocks_{number}_attentions_{place}_proj_in" for number in (0, 1, 2) for place in (0, 1)),
+    *(f"lora_unet_up_blocks_{number}_attentions_{place}_proj_in" for number in (1, 2, 3) for place in (0, 1)),
+)
+DROP = """([selector, files]) => {
+  const given = new DataTransfer()
+  for (const [name, text] of files) {
+    given.items.add(new File([Uint8Array.from(atob(text), (one) => one.charCodeAt(0))], name))
+  }
+  const target = [...document.querySelectorAll(selector)].find((one) => one.offsetParent)
+  for (const type of ['dragover', 'drop']) {
+    target.dispatchEvent(new DragEvent(type, {dataTransfer: given, bubbles: true, cancelable: true}))
+  }
+}"""
+# Texts of the rows that are cut off, lie outside their node or over each other, and boxes that scroll sideways.
+MISLAID = """() => {
+  const out = []
+  const seen = (one) => one.offsetParent && getComputedStyle(one).visibility !== 'hidden'
+  for (const panel of [...document.querySelectorAll('.graft-stack, .graft-popup')].filter(seen)) {
+    const around = panel.getBoundingClientRect()
+    const texts = [...panel.querySelectorAll('button, span, input, dt, dd, output, .graft-note')].filter(seen)
+    for (const one of texts) {
+      const box = one.getBoundingClientRect()
+      const what = `${one.className} ${one.textContent.slice(0, 30)}`
+      if (one.scrollWidth > one.clientWidth + 1 && one.clientWidth && one.tagName !== 'INPUT') out.push(`cut ${what}`)
+      if (box.right > around.right + 1 || box.left < around.left - 1) out.push(`outside ${what}`)
+      if (box.bottom > around.bottom + 1) out.push(`below ${what}`)
+    }
+    for (const line of panel.querySelectorAll('.graft-line, .graft-field, .graft-slider, .graft-foot')) {
+      const boxes = [...line.children].filter(seen).map((one) => one.getBoundingClientRect())
+      for (const [index, box] of boxes.entries()) {
+        if (index && box.left < boxes[index - 1].right - 1 && box.top < boxes[index - 1].bottom - 1) {
+          out.push(`overlap ${line.textContent.slice(0, 40)}`)
+        }
+      }
+    }
+    if (panel.scrollWidth > panel.clientWidth + 1) out.push(`sideways ${panel.className}`)
+  }
+  return out
+}"""
+
+
+def with_blocks(path):
+    """A LoRA file with layers in thirteen blocks and the text encoder."""
+    tensors = {}
+    for layer in BLOCKS:
+        tensors[f"{layer}.lora_up.weight"] = torch.zeros(8, 2, 1, 1)
+        tensors[f"{layer}.lora_down.weight"] = torch.zeros(2, 8, 1, 1)
+    save_file(tensors, path, {"ss_tag_frequency": json.dumps({"10_x": {"ink wash": 12, "brush": 3}})})
+
+
+@pytest.fixture
+def loader(editor, place):
+    """(the editor, the id of a fresh Load LoRAs, the loras folder with real files, one of them with a picture)."""
+    loras = place / "models" / "loras"
+    (loras / "styles").mkdir(exist_ok=True)
+    serving.lora(loras / "styles" / "anime_v2.1.safetensors")
+    (loras / "styles" / "anime_v2.1.preview.png").write_bytes(serving.picture(64, 48, (30, 120, 200)))
+    with_blocks(loras / "ink.safetensors")
+    editor.clear()
+    editor.do("() => app.refreshComboInNodes()")
+    node = editor.add("GraftLoadLoRAs", 200, 60)
+    editor.page.wait_for_timeout(500)
+    yield editor, node, loras
+    editor.page.keyboard.press("Escape")
+    shutil.rmtree(place / "user" / "default" / "graft_lora_presets", ignore_errors=True)
+
+
+def give(editor, node, *rows):
+    """Set the rows of a node, as a workflow does."""
+    text = json.dumps({"version": 1, "rows": [{"file": row} if isinstance(row, str) else row for row in rows]})
+    script = "([id, text]) => { app.graph.getNodeById(id).widgets.find((one) => one.name === 'rows').value = text }"
+    editor.do(script, [node, text])
+    editor.page.wait_for_timeout(700)
+
+
+def files_of(editor, node):
+    return [row["file"].removesuffix(".safetensors") for row in editor.rows(node)]
+
+
+def menu(editor, row, entry):
+    """Choose an entry of a row's menu."""
+    editor.page.locator(".graft-file:visible").nth(row).click(button="right")
+    editor.page.get_by_role("menuitem", name=entry, exact=True).click()
+    editor.page.wait_for_timeout(200)
+
+
+def test_a_row_by_its_looks_and_its_menu(loader):
+    editor, node, _ = loader
+    give(
+        editor, node, "styles/anime_v2.1.safetensors", "ink.safetensors", "zorp.safetensors", "old/Anime-V2.safetensors"
+    )
+    first = editor.page.locator(".graft-file:visible").first
+    assert first.inner_text().split("\n") == ["anime_v2.1", "styles"], "the file first, its folder after"
+    assert first.locator("img").evaluate("(one) => [one.naturalWidth, one.naturalHeight]") == [64, 48]
+    heads = editor.page.locator(".graft-head:visible")
+    for place, field in ((0, ".graft-model"), (1, ".graft-clip")):
+        head, number = heads.nth(place).bounding_box(), editor.page.locator(f"{field}:visible").first.bounding_box()
+        assert head["y"] < number["y"] and abs(head["x"] + head["width"] - number["x"] - number["width"]) < 3
+    note = editor.page.locator(".graft-note:visible")
+    assert "styles/anime_v2.1.safetensors" in note.inner_text(), "near by its parts"
+    note.locator(".graft-link").click()
+    assert files_of(editor, node)[3] == "styles/anime_v2.1"
+
+    menu(editor, 3, "Remove")
+    menu(editor, 2, "Move to the top")
+    menu(editor, 0, "Duplicate")
+    assert files_of(editor, node) == ["zorp", "zorp", "styles/anime_v2.1", "ink"]
+    editor.page.locator(".graft-on:visible").first.click()
+    menu(editor, 3, "Solo: switch all other rows off")
+    assert [row["on"] for row in editor.rows(node)] == [False, False, False, True]
+    menu(editor, 3, "End solo")
+    assert [row["on"] for row in editor.rows(node)] == [False, True, True, True], "as it was before"
+    menu(editor, 2, "Choose another file of this folder")
+    assert editor.page.locator(".graft-picker-option:visible").all_inner_texts() == ["styles/anime_v2.1.safetensors"]
+    editor.page.keyboard.press("Escape")
+    menu(editor, 2, "File info")
+    editor.page.locator(".graft-preview:visible").wait_for()
+    editor.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    editor.page.locator(".graft-chip:visible").get_by_text("zorp, <b>bold</b>").click()
+    editor.page.locator(".graft-copied:visible").get_by_text("Copied").wait_for()
+    assert editor.do("() => navigator.clipboard.readText()") == "zorp, <b>bold</b>"
+    editor.page.locator(".graft-handle:visible").nth(1).focus()
+    editor.page.keyboard.press("Shift+F10")  # the menu by the keyboard: down to "Move down"
+    if editor.page.locator(".graft-menu:visible").count():
+        editor.page.keyboard.press("ArrowDown")
+        editor.page.keyboard.press("Enter")
+        editor.page.wait_for_timeout(200)
+        assert files_of(editor, node) == ["zorp", "styles/anime_v2.1", "zorp", "ink"]
+    editor.screenshot("lora-rows")
+    assert editor.do(MISLAID) == []
+
+
+def test_a_dropped_file_becomes_a_row_and_what_is_wrong_with_it_is_said(loader, tmp_path):
+    editor, node, loras = loader
+    give(editor, node, "zorp.safetensors")
+    serving.lora(tmp_path / "fresh.safetensors", {"note": "fresh"})
+    fresh = base64.b64encode((tmp_path / "fresh.safetensors").read_bytes()).decode()
+
+    def drop(*files, selector=".graft-stack"):
+        editor.do(DROP, [selector, files])
+        editor.page.wait_for_timeout(1200)
+        return editor.page.locator(".graft-message").first.inner_text()
+
+    assert drop(("fresh.safetensors", fresh)) == ""
+    assert files_of(editor, node) == ["zorp", "fresh"] and (loras / "fresh.safetensors").exists()
+    assert drop(("fresh.safetensors", fresh)) == "" and files_of(editor, node) == ["zorp", "fresh", "fresh"]
+    editor.undo()
+    assert files_of(editor, node) == ["zorp", "fresh"]
+    before = (loras / "zorp.safetensors").read_bytes()
+    said = drop(("zorp.safetensors", fresh), ("notes.txt", "YQ=="), ("no.safetensors", "YWFhYWFhYWFhYWFh"))
+    assert "there is another LoRA of this name (zorp.safetensors), with other content" in said
+    assert "“notes.txt” is no LoRA: drop a .safetensors file" in said
+    assert "no.safetensors is not a whole safetensors file" in said
+    assert files_of(editor, node) == ["zorp", "fresh"] and (loras / "zorp.safetensors").read_bytes() == before
+    assert not (loras / "no.safetensors").exists()
+    large = {"error": "'big.safetensors' has 9.0 GB, more than the 4 GB of GRAFT_UPLOAD_GB"}
+    editor.page.route("**/graft/lora_upload?*", lambda route: route.fulfill(status=413, json=large))
+    assert "more than the 4 GB" in drop(("big.safetensors", fresh))
+    editor.page.unroute("**/graft/lora_upload?*")
+    editor.screenshot("lora-rows-dropped")
+    editor.errors[:] = [error for error in editor.errors if "/graft/lora_upload" not in error]  # it notes every 400
+    (loras / "fresh.safetensors").unlink()
+
+
+def test_presets_are_kept_on_the_server_and_a_newer_one_is_refused_without_loss(loader, place):
+    editor, node, _ = loader
+    give(editor, node, "zorp.safetensors", {"file": "ink.safetensors", "model": 0.4, "clip": 0.1})
+    presets = editor.page.get_by_role("button", name="Presets")
+    name = editor.page.get_by_label("Name of a new preset")
+    presets.click()
+    name.fill("night/day")
+    editor.page.keyboard.press("Enter")
+    editor.page.locator(".graft-presets .graft-note").get_by_text("A name has 1 to 80 characters").wait_for()
+    name.fill("夜 ink")
+    editor.page.get_by_role("button", name="Save rows").click()
+    line = editor.page.locator(".graft-preset", has_text="夜 ink")
+    line.wait_for()
+    folder = place / "user" / "default" / "graft_lora_presets"
+    stored = json.loads((folder / "夜 ink.json").read_text(encoding="utf-8"))
+    assert stored["version"] == 1 and [row["file"] for row in stored["rows"]] == ["zorp.safetensors", "ink.safetensors"]
+    newer = '{"version": 2, "rows": [], "more": "of a newer Graft"}'
+    (folder / "newer.json").write_text(newer)
+    editor.page.keyboard.press("Escape")
+
+    give(editor, node, "styles/anime_v2.1.safetensors")
+    presets.click()
+    editor.page.locator(".graft-preset", has_text="newer").click()
+    message = editor.page.locator(".graft-presets .graft-note")
+    message.get_by_text("these rows have version 2, this Graft reads version 1: update Graft").wait_for()
+    name.fill("newer")
+    editor.page.keyboard.press("Enter")
+    message.get_by_text("these rows have version 2").wait_for()
+    assert (folder / "newer.json").read_text() == newer, "it is not written over either"
+    assert files_of(editor, node) == ["styles/anime_v2.1"]
+    editor.screenshot("lora-presets")
+    assert editor.do(MISLAID) == []
+    editor.page.get_by_role("button", name="Add to the rows").last.click()
+    editor.page.wait_for_timeout(300)
+    assert files_of(editor, node) == ["styles/anime_v2.1", "zorp", "ink"]
+    presets.click()
+    line.click()
+    editor.page.wait_for_timeout(300)
+    assert [(row["file"], row["model"]) for row in editor.rows(node)] == [
+        ("zorp.safetensors", 1),
+        ("ink.safetensors", 0.4),
+    ]
+    editor.undo()
+    assert len(editor.rows(node)) == 3
+    presets.click()
+    for _ in range(2):
+        editor.page.get_by_label("Delete 夜 ink").click()
+    editor.page.wait_for_timeout(300)
+    assert not (folder / "夜 ink.json").exists() and (folder / "newer.json").exists()
+
+
+def test_block_weights_by_sliders_and_their_checks(loader):
+    editor, node, _ = loader
+    give(editor, node, {"file": "ink.safetensors", "blocks": "OUTALL"})
+    editor.page.locator(".graft-more:visible").click()
+    sliders = editor.page.locator(".graft-slider:visible")
+    sliders.first.wait_for()
+    shown = dict(text.split("\n") for text in sliders.all_inner_texts())
+    assert list(shown)[:3] == ["CLIP", "IN01", "IN02"] and len(shown) == len(BLOCKS)
+    assert (shown["CLIP"], shown["IN01"], shown["OUT03"], shown["OUT10"]) == ("1", "0", "1", "1")
+    sliders.get_by_label("OUT03 of").focus()
+    editor.page.keyboard.press("ArrowLeft")
+    editor.page.wait_for_timeout(400)
+    (row,) = editor.rows(node)
+    assert row["blocks"] == "IN=0, M=0, OUT03=0.95"
+    assert editor.page.get_by_label("Block weights of").input_value() == row["blocks"]
+    assert editor.do("document.activeElement.closest('.graft-slider')?.innerText.startsWith('OUT03')")
+    note = editor.page.locator(".graft-note:visible")
+    editor.page.get_by_label("Block weights of").fill("1,2,3")
+    editor.page.keyboard.press("Tab")
+    note.get_by_text("Block weights: expected a list of 17").wait_for()
+    editor.page.get_by_role("textbox", name="Schedule of").fill("0.8-0.2")
+    editor.page.keyboard.press("Tab")
+    note.get_by_text("Schedule: expected a start before an end").wait_for()
+    editor.page.get_by_label("Block weights of").fill("D=0")
+    editor.page.keyboard.press("Tab")
+    note.get_by_text("this file is for a model without D").wait_for()
+    editor.screenshot("lora-blocks")
+    editor.page.get_by_label("Block weights of").fill("IN=0.5")
+    editor.page.get_by_role("textbox", name="Schedule of").fill("")
+    editor.page.keyboard.press("Tab")
+    editor.page.wait_for_timeout(500)
+    assert note.count() == 0
+    editor.page.get_by_role("button", name="All blocks at 1").click()
+    editor.page.wait_for_timeout(300)
+    assert editor.rows(node)[0]["blocks"] == ""
+
+
+LONG = "a folder of mine/another one/a rather long name of a LoRA file_with_underscores-and-numbers-0001.safetensors"
+
+
+@pytest.mark.parametrize("locale", ["en", "zh"])
+@pytest.mark.parametrize("palette", ["dark", "light"])
+def test_rows_fit_and_are_legible(loader, palette, locale):
+    editor, node, loras = loader
+    (loras / LONG).parent.mkdir(parents=True, exist_ok=True)
+    serving.lora(loras / LONG)
+    editor.do(SETTINGS, ["Comfy.ColorPalette", palette])
+    editor.do(SETTINGS, ["Comfy.Locale", locale])
+    try:
+        editor.page.wait_for_timeout(800)
+        editor.clear()
+        editor.do("() => app.refreshComboInNodes()")
+        node = editor.add("GraftLoadLoRAs", 100, 40)
+        wrong = {"file": "gone/ink_2.safetensors", "blocks": "D=0"}
+        off = {"file": "zorp.safetensors", "on": False}
+        give(editor, node, LONG, {"file": "ink.safetensors", "blocks": "IN=0.5"}, off, wrong)
+        editor.page.locator(".graft-more:visible").nth(1).click()
+        editor.page.locator(".graft-info-button:visible").first.click()
+        editor.page.locator(".graft-slider:visible").first.wait_for()
+        for width, height in ((1600, 1000), (1280, 720)):
+            editor.page.set_viewport_size({"width": width, "height": height})
+            editor.page.wait_for_timeout(700)
+            editor.screenshot(f"lora-rows-{palette}-{locale}-{width}")
+            assert editor.do(MISLAID) == []
+            assert not [one for one in editor.do(CONTRAST, editor.modern) if one[0] < 4.5]
+        editor.page.locator(".graft-file:visible").nth(2).click(button="right")
+        editor.page.wait_for_timeout(200)
+        editor.screenshot(f"lora-menu-{palette}-{locale}")
+        assert editor.do(MISLAID) == []
+        menu_box = editor.page.locator(".graft-menu").bounding_box()
+        assert menu_box["y"] + menu_box["height"] <= 720
+        editor.page.keyboard.press("Escape")
+    finally:
+        editor.page.set_viewport_size({"width": 1600, "height": 1000})
+        editor.do(SETTINGS, ["Comfy.ColorPalette", "dark"])
+        editor.do(SETTINGS, ["Comfy.Locale", "en"])
+        editor.page.wait_for_timeout(500)
