@@ -132,6 +132,13 @@ def is_below_input(path: str) -> bool:
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
+def below_input(path: str | os.PathLike[str]) -> str:
+    """A path in ComfyUI's input folder relative to it, with forward slashes."""
+    import folder_paths
+
+    return os.path.relpath(path, os.path.realpath(folder_paths.get_input_directory())).replace(os.sep, "/")
+
+
 def training_folder() -> str:
     """Where training states are stored."""
     import folder_paths

@@ -25,6 +25,7 @@ SOCKETS = {
     "lora_stack": "LoRA stack",
     "loss": "losses",
     "model": "model",
+    "more_images": "more images",
     "negative": "negative prompt",
     "objective": "objective settings",
     "optimizer": "optimizer settings",

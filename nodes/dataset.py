@@ -261,6 +261,38 @@ class GraftDataset(io.ComfyNode):
                         " at resolution 1024. 0 is no limit of its own."
                     ),
                 ),
+                Dataset.Input(
+                    "more_images",
+                    optional=True,
+                    tooltip=(
+                        "Optional. Another Dataset whose images are trained as well, with its own repeats, captions,"
+                        " resolution and batch size. Chain as many as you like."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "batch_size",
+                    display_name="own batch size",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    optional=True,
+                    tooltip=(
+                        "Batches of these images have this size, in place of that of Optimizer Settings. Raise it for"
+                        " the lower resolution of two datasets. 0 takes that of Optimizer Settings."
+                    ),
+                ),
+                advanced(
+                    io.String,
+                    "validation_folder",
+                    display_name="validation folder",
+                    default="",
+                    optional=True,
+                    tooltip=(
+                        "A folder under ComfyUI's input folder whose images are only used to measure the loss. It"
+                        " replaces validation split. Leave empty to use validation split."
+                    ),
+                ),
             ],
             outputs=[
                 Dataset.Output(display_name="GRAFT_DATASET"),
@@ -270,32 +302,37 @@ class GraftDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder=None) -> bool | str:
+    def validate_inputs(cls, folder=None, validation_folder=None) -> bool | str:
         """Refuses a folder that is not there or has no pictures before anything runs. A name that comes through a link
         (None here) is known only to `execute`.
         """
         from ..training.data.folder_reader import pictures_in
 
-        if folder is None:
-            return True
         try:
-            pictures_in(Path(host.folders.input_folder(folder)))
+            if folder is not None:
+                pictures_in(Path(host.folders.input_folder(folder)))
+            if validation_folder:
+                pictures_in(_validation_folder(validation_folder))
         except (ValueError, FileNotFoundError) as error:
             return str(error)
         return True
 
     @classmethod
-    def fingerprint_inputs(cls, folder="", **_) -> str:
-        """Changes when a file in the folder changes. A folder name that comes through a link is known only to
+    def fingerprint_inputs(cls, folder="", validation_folder="", **_) -> str:
+        """Changes when a file in the folders changes. A folder name that comes through a link is known only to
         `execute`.
         """
         digest = sha256(str(folder).encode())
-        try:
-            root = host.folders.input_folder(folder or "")
-        except (ValueError, OSError):
-            return digest.hexdigest()
-        for path, stat in files_below(root):
-            digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
+        names = [folder or ""]
+        if validation_folder:
+            names.append(validation_folder)
+        for name in names:
+            try:
+                root = host.folders.input_folder(name)
+            except (ValueError, OSError):
+                break
+            for path, stat in files_below(root):
+                digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -323,15 +360,17 @@ class GraftDataset(io.ComfyNode):
         no_upscale=False,
         min_side=0,
         max_side=0,
+        more_images=None,
+        batch_size=0,
+        validation_folder="",
     ) -> io.NodeOutput:
-        from ..training.data import encoding, folder_report
-        from ..training.data.cache import Cache
-        from ..training.data.folder_reader import read_folder
-        from ..training.data.folder_settings import parse_settings
+        from ..training.data.folder_settings import FolderSource, parse_settings
 
+        if validation_folder:
+            validation = 0.0
         settings = parse_settings(
             filters,
-            _missing_inputs({"VAE": vae, "CLIP": clip}),
+            [*_missing_inputs({"VAE": vae, "CLIP": clip}), *_batch_size_errors(batch_size)],
             resolution=resolution,
             buckets=buckets,
             bucket_step=bucket_step,
@@ -346,56 +385,126 @@ class GraftDataset(io.ComfyNode):
             min_side=min_side,
             max_side=max_side,
         )
+        sources = [FolderSource(Path(host.folders.input_folder(folder)), settings, caption_dropout, batch_size)]
+        if validation_folder:
+            sources.append(FolderSource(_validation_folder(validation_folder), settings, is_validation=True))
+        reading = _Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
+        return reading.output(sources, regularisation, regularisation_share, more_images)
+
+
+class _Reading:
+    """Reads and encodes the folders of one run of the node."""
+
+    def __init__(self, vae, clip, clip_skip, weighted_captions, filters) -> None:
+        from ..training.data.cache import Cache
+
+        self.vae, self.clip, self.clip_skip, self.weighted_captions = vae, clip, clip_skip, weighted_captions
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
-        unhashed = vae_hash.unhashed + clip_hash.unhashed
-        cache = None
+        self.encoders = vae_hash.digest, f"{clip_hash.digest} {clip_skip}"
+        self.unhashed = vae_hash.unhashed + clip_hash.unhashed
+        self.cache = None
         # Without a hash there is no cache entry to find.
-        if settings.filters.cache and not unhashed:
-            cache = Cache(Path(host.folders.training_folder()) / "cache", settings.filters.cache_gb)
-        listing = read_folder(Path(host.folders.input_folder(folder)), settings, cache)
-        progress = host.events.progress(len(listing.entries))
+        if filters.cache and not self.unhashed:
+            self.cache = Cache(Path(host.folders.training_folder()) / "cache", filters.cache_gb)
+        self.progress: Any = None
+        self.done = 0
+        self.sheets: list[Any] = []
 
-        def encode_captions(texts):
-            host.events.raise_if_interrupted()
-            return host.encoding.encode_captions(clip, texts, clip_skip, weighted_captions)
+    def output(self, sources, regularisation, share, more_images) -> io.NodeOutput:
+        """What the node gives. All folders are read before the first one is encoded."""
+        from ..training.data import combine, folder_report, images
+        from ..training.data.folder_reader import read_folder
 
-        def prompt_of(caption):
-            return host.encoding.prompt_of(caption, weighted_captions)
+        listings = [read_folder(source.folder, source.settings, self.cache) for source in sources]
+        self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
+        trained: list[Any] = []
+        measured: list[Any] = []
+        overlap: list[str] = []
+        for source, listing in zip(sources, listings, strict=True):
+            if source.is_validation:
+                measured.append(self._encoded(source, listing, None, 0.0))
+            elif trained:
+                trained.append(self._encoded(source, listing, None, 0.0))
+            else:
+                trained.append(self._encoded(source, listing, regularisation, share))
+        dataset = combine.combine(trained)
+        if measured:
+            validation = combine.combine(measured)
+            dataset = combine.with_validation(dataset, validation)
+            overlap = folder_report.overlap(validation, dataset)
+        parts = trained
+        if more_images is not None:
+            parts = [dataset, more_images]
+            dataset = combine.combine(parts)
+        names = [host.folders.below_input(source.folder) for source in sources]
+        read = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
+        lines = read.lines(regularisation, share) + overlap
+        if len(parts) > 1:
+            lines += folder_report.together(parts, dataset)
+        lines.append(folder_report.memory(dataset))
+        lines += read.brackets(self.weighted_captions)
+        if self.unhashed:
+            lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
+        if self.cache is not None:
+            lines += self.cache.report()
+        report = "\n".join(lines)
+        ui = {"text": [report], "graft_dataset": [read.editor_data(report)]}
+        return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 
-        def on_progress(done):
-            progress(done)
-            host.events.raise_if_interrupted()
+    def _encoded(self, source, listing, regularisation, share) -> Any:
+        """The dataset of one folder."""
+        from ..training.data import encoding
 
-        fields = {"caption_dropout": caption_dropout, "unhashed": unhashed, "regularisation_share": 0.0}
-        fields["weighted_captions"] = weighted_captions
-        if clip_skip:
-            fields["clip_skip"] = clip_skip
+        fields = {
+            "caption_dropout": source.caption_dropout,
+            "unhashed": self.unhashed,
+            "regularisation_share": 0.0,
+            "weighted_captions": self.weighted_captions,
+        }
+        if self.clip_skip:
+            fields["clip_skip"] = self.clip_skip
+        if source.batch_size:
+            fields["batch_size"] = source.batch_size
         if regularisation is not None:
-            fields["regularisation_share"] = regularisation_share
-            fields["unhashed"] = unhashed + regularisation.unhashed
+            fields["regularisation_share"] = share
+            fields["unhashed"] = self.unhashed + regularisation.unhashed
         dataset, sheet = encoding.encode(
             listing,
-            lambda pixels: host.encoding.encode_pictures(vae, pixels),
-            encode_captions,
-            (vae_hash.digest, f"{clip_hash.digest} {clip_skip}"),
-            cache,
-            on_progress,
-            prompt_of,
+            lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
+            self._encode_captions,
+            self.encoders,
+            self.cache,
+            self._on_progress,
+            lambda caption: host.encoding.prompt_of(caption, self.weighted_captions),
             regularisation=regularisation,
             **fields,
         )
-        lines = [folder_report.report(listing, regularisation, regularisation_share), folder_report.memory(dataset)]
-        lines += folder_report.brackets(listing, weighted_captions)
-        if unhashed:
-            lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(unhashed)}")
-        if cache is not None:
-            lines += cache.report()
-        report = "\n".join(lines)
-        data = {**folder_report.editor_data(listing, report), "folder": folder}
-        return io.NodeOutput(
-            replace(dataset, report=report), sheet, report, ui={"text": [report], "graft_dataset": [data]}
-        )
+        self.done += len(listing.entries)
+        self.sheets.append(sheet)
+        return dataset
+
+    def _encode_captions(self, texts) -> Any:
+        host.events.raise_if_interrupted()
+        return host.encoding.encode_captions(self.clip, texts, self.clip_skip, self.weighted_captions)
+
+    def _on_progress(self, done) -> None:
+        self.progress(self.done + done)
+        host.events.raise_if_interrupted()
+
+
+def _validation_folder(name: str) -> Path:
+    """The validation folder of this name; its errors say which input they are about."""
+    try:
+        return Path(host.folders.input_folder(name))
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"validation folder: {error}") from error
+
+
+def _batch_size_errors(batch_size: int) -> list[str]:
+    if batch_size < 0:
+        return [f"own batch size is {batch_size}, expected 0 or more"]
+    return []
 
 
 def _missing_inputs(inputs: dict[str, Any]) -> list[str]:

@@ -346,3 +346,77 @@ def test_the_editor_gets_its_data(host, tagged):
 def test_a_run_may_not_be_named_like_the_cache(host, tagged):
     result = host.run(_train(host, tagged, [1], "cache"), capture={})
     assert not result["success"] and "give the run another name" in str(result["errors"])
+
+
+def _two_folders(host, folder):
+    """A folder of small pictures and one of large ones below it."""
+    for name, count, size in (("low", 4, (64, 64)), ("high", 3, (128, 128))):
+        os.makedirs(os.path.join(host.input, folder, name))
+        for i in range(count):
+            _picture(host, f"{folder}/{name}", f"{i}.png", f"a red circle, {name} {i}", size, 10 * len(name) + i)
+    return f"{folder}/low", f"{folder}/high"
+
+
+def test_several_folders_train_with_their_own_settings(host, folder):
+    low, high = _two_folders(host, folder)
+    prompt = _train(host, low, [2], "several", {"accumulation": 2}, repeats=2, batch_size=3, filters="workers: 2")
+    prompt["3000"] = {
+        "class_type": "GraftDataset",
+        "inputs": {
+            **prompt["2"]["inputs"],
+            **{"folder": high, "resolution": 128, "batch_size": 0, "repeats": 1, "validation": 0.4, "filters": ""},
+            **{"shuffle_tags": True, "keep_tags": 1, "validation_folder": ""},
+        },
+    }
+    prompt["2"]["inputs"]["more_images"] = ["3000", 0]
+    last = {"lora": ["10", 3], "report": ["10", 5], "data": ["2", 0], "said": ["2", 2], "start": ["7", 1]}
+    result = host.run(prompt, capture=last)
+    assert result["success"], result["errors"]
+    got = result["captured"]
+    shapes = {image.name: tuple(image.latent.shape[-2:]) for image in got["data"].images}
+    assert len(shapes) == 6 and {name.split("/")[0]: shape for name, shape in shapes.items()} == {
+        "low": (8, 8),
+        "high": (16, 16),
+    }
+    assert len(got["data"].held_out) == 1 and got["data"].held_out[0].name.startswith("high/")
+    assert "together 6 images to train on, 1 held out, of 2 datasets" in got["said"]
+    assert "batch 2 and 3 x 2" in got["start"] and "own batch size of Dataset: 3, in place of" in got["start"]
+    # 8 pictures in threes and 2 in twos are 4 batches, two to a step
+    assert "6 images, 1 held out for validation; an epoch is 2 steps" in got["start"]
+    lora = {name: tensor.numpy().tobytes() for name, tensor in got["lora"].items()}
+    _forget(host, "several")
+    prompt["2"]["inputs"]["filters"] = ""
+    prompt["10"]["inputs"]["steps"] = 1
+    prompt["11"] = {"class_type": "TrainStep", "inputs": {**prompt["10"]["inputs"], "state": ["10", 0], "steps": 1}}
+    again = host.run(prompt, capture={"lora": ["11", 3]})
+    assert again["success"], again["errors"]
+    assert {name: tensor.numpy().tobytes() for name, tensor in again["captured"]["lora"].items()} == lora
+
+
+def test_a_validation_folder_is_measured_and_not_trained(host, demo, folder):
+    low, high = _two_folders(host, folder)
+    plain = _call(host, demo, low, resolution=64, validation=0.0)[0]
+    whole, sheet, said = _call(host, demo, low, resolution=64, validation_folder=high)
+    assert len(whole.images) == 4 and [image.name for image in whole.held_out] == [f"high/{i}.png" for i in range(3)]
+    assert {tuple(image.latent.shape[-2:]) for image in whole.held_out} == {(8, 8)} and sheet.shape[0] == 1
+    assert f"{high} (resolution 64, validation):" in said and "3 pictures: 0 to train on, 3 held out" in said
+    assert whole.digest != plain.digest and [image.repeats for image in plain.images] == [1] * 4
+    _picture(host, high, "copy.png", "copy", (64, 64), 30)  # as low/0.png
+    assert "1 images of the validation folder are trained on too" in _call(host, demo, low, validation_folder=high)[2]
+    for name, message in (
+        ("nowhere", "validation folder: there is no folder"),
+        ("..", "validation folder: .* outside"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            _call(host, demo, low, validation_folder=name)
+
+
+def test_a_changed_file_of_the_validation_folder_runs_the_node_again(host, folder):
+    low, high = _two_folders(host, folder)
+    node = host.node("GraftDataset")
+    before = node.fingerprint_inputs(folder=low, validation_folder=high)
+    assert node.fingerprint_inputs(folder=low, validation_folder=high) == before
+    assert node.fingerprint_inputs(folder=low) != before
+    _picture(host, high, "new.png", seed=5)
+    assert node.fingerprint_inputs(folder=low, validation_folder=high) != before
+    assert node.validate_inputs(folder=low, validation_folder="nowhere").startswith("validation folder: there is no")

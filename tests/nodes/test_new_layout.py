@@ -85,7 +85,7 @@ def test_from_the_folder_to_the_saved_lora(host, registered, folder):
     }
     assert "2 pictures: 2 to train on" in report and "captions: 2 found, 2 different" in report
     assert "1 left out that captions.csv does not list" in report and "1 left out with multiply 0" in report
-    assert "captions.csv" in dataset.watched.files
+    assert "captions.csv" in dataset.watched[0].files
     saved = host.run({**prompt, "7": _node(host, "GraftSaveLoRA", state=["6", 0])}, capture={"path": ["7", 0]})
     assert saved["success"], saved["errors"]
     with safe_open(saved["captured"]["path"], "pt") as file:

@@ -69,6 +69,9 @@ CASES: dict[str, dict[str, Case]] = {
         "no_upscale": Case(True, {"GraftDataset": {"resolution": 512}}),
         "min_side": Case(128),
         "max_side": Case(128),
+        "more_images": Case("dead2"),
+        "batch_size": Case(3),
+        "validation_folder": Case("dead2"),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
@@ -237,10 +240,9 @@ class Lab:
         vae, clip = (
             self.other(name) if given.pop(name, "") == "other" else getattr(self, name) for name in ("vae", "clip")
         )
-        if given.get("regularisation"):
-            given["regularisation"] = self.dataset(
-                {**BASE["GraftDataset"], "folder": given["regularisation"], "validation": 0.0}
-            )
+        for name in ("regularisation", "more_images"):
+            if given.get(name):
+                given[name] = self.dataset({**BASE["GraftDataset"], "folder": given[name], "validation": 0.0})
         return self.host.call("GraftDataset", vae=vae, clip=clip, **given)[0]
 
     def run(self, given):

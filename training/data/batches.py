@@ -94,9 +94,12 @@ def _draw_item(
     flip = dataset.flip
     if image.flip is not None:
         flip = image.flip
+    caption_dropout = dataset.caption_dropout
+    if image.caption_dropout is not None:
+        caption_dropout = image.caption_dropout
     flipped = flip_draw < flip and image.flipped_latent is not None
     if image.dropout is None:
-        dropped = objective_draw < dropout or caption_draw < dataset.caption_dropout
+        dropped = objective_draw < dropout or caption_draw < caption_dropout
     else:
         dropped = caption_draw < image.dropout
     crop = 0

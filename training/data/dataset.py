@@ -45,6 +45,10 @@ class DatasetImage:
     is there if it does: shuffled tags, wildcards. `other_crops` are further crops with `crop: random`. `flip` and
     `dropout` override the dataset's chances (`dropout` the objective's too). Images of different `batch_id`s never
     share a batch. `loss_weight` scales the loss.
+
+    Of a dataset that is one of several: `batch_size` is its own (0: the run's), `resolution` its base resolution, and
+    `caption_dropout` overrides that of the whole. Images that differ in the first two never share a batch. `sha256` is
+    the content hash of the file, where there is one.
     """
 
     name: str
@@ -60,6 +64,10 @@ class DatasetImage:
     dropout: float | None = None
     batch_id: str = ""
     loss_weight: float = 1.0
+    batch_size: int = 0
+    resolution: int = 0
+    caption_dropout: float | None = None
+    sha256: str = ""
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
@@ -90,8 +98,12 @@ class Dataset:
     weighted_captions: bool = False  # whether brackets in captions weigh what is in them, for the same
     workers: int = 0  # threads that prepare batches ahead; not part of the digest
     write_schedule: bool = False
-    watched: WatchedFiles | None = None  # the files it was read from
+    watched: tuple[WatchedFiles, ...] = ()  # the files it was read from
     kohya_metadata: Mapping[str, Any] = field(default_factory=dict)  # for saved LoRAs: `kohya_metadata.folder_metadata`
+    batch_size: int = 0  # of its images; 0: that of the run
+    resolution: int = 0  # its base resolution, and the name of its folder; neither is part of the digest
+    folder: str = ""
+    encoders: tuple[str, str] = ("", "")  # hashes of VAE and text encoder, which the digest has
 
     def __post_init__(self) -> None:
         if not self.images:
@@ -110,6 +122,11 @@ class Dataset:
             raise ValueError(f"regularization share is {self.regularisation_share}, expected above 0 and below 1.")
         if other.regularisation is not None:
             raise ValueError("The regularization dataset has a regularization dataset of its own: connect only one.")
+        if any(image.batch_size for image in other.images):
+            raise ValueError(
+                "The regularization dataset has a batch size of its own, and its share of each batch says how many of"
+                " its images there are: set its own batch size to 0."
+            )
         channels = self.images[0].latent.shape[0]
         other_channels = other.images[0].latent.shape[0]
         if channels != other_channels:

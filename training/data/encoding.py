@@ -44,7 +44,7 @@ def encode(
     `on_progress` gets the number of images done; `prompt_of` gives what the text encoder reads of a caption; `settings`
     are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
     """
-    encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache)
+    encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache, settings.get("batch_size", 0))
     for number, entry in enumerate(listing.entries, 1):
         encoder.add(entry)
         on_progress(number)
@@ -58,8 +58,11 @@ def encode(
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
-        watched=WatchedFiles(listing.folder, stamp_files(listing.folder), filters.changed == "stop"),
+        watched=(WatchedFiles(listing.folder, stamp_files(listing.folder), filters.changed == "stop"),),
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
+        resolution=listing.settings.resolution,
+        folder=listing.folder.name,
+        encoders=encoders,
         **settings,
     )
     return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
@@ -88,9 +91,15 @@ class ImageEncoder:
     """
 
     def __init__(
-        self, listing: FolderListing, encode_pixels: Callable[[Tensor], Tensor], encoder: str, cache: Cache | None
+        self,
+        listing: FolderListing,
+        encode_pixels: Callable[[Tensor], Tensor],
+        encoder: str,
+        cache: Cache | None,
+        batch_size: int = 0,
     ) -> None:
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
+        self.batch_size = batch_size
         self.images: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
         self.sheet: list[Image.Image] = []
         self._names: set[str] = set()
@@ -136,6 +145,8 @@ class ImageEncoder:
             dropout=entry.dropout,
             batch_id=entry.batch_id,
             loss_weight=entry.loss_scale,
+            batch_size=self.batch_size,
+            sha256=entry.sha256,
         )
 
     def _crop(self, entry: ImageEntry, framing: Framing) -> ImageCrop:

@@ -32,15 +32,21 @@ class _Epoch(NamedTuple):
 class EpochOrder:
     """The endless sequence of batches of one dataset: epoch after epoch, each in an order of its own.
 
-    It holds indices, never the dataset itself, so that it may live as long as the dataset and no longer. They are
-    tensors, as repeats may make millions of them.
+    `batch_size` counts the images of the dataset itself in a batch; images with a batch size of their own keep that,
+    less the regularisation images in it. It holds indices, never the dataset itself, so that it may live as long as the
+    dataset and no longer. They are tensors, as repeats may make millions of them.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, purpose: str) -> None:
-        self.batch_size, self.seed, self.purpose = batch_size, seed, purpose
-        keys = [(tuple(image.latent.shape), image.batch_id) for image in dataset.images]
+        self.seed, self.purpose = seed, purpose
+        keys = [_group_key(image) for image in dataset.images]
         numbers = {key: number for number, key in enumerate(sorted(set(keys)))}
         self._groups = [numbers[key] for key in keys]
+        self._batch_sizes: list[int] = []  # by group
+        for *_, own_size in numbers:
+            if own_size:
+                own_size -= regularisation_count(dataset, own_size)
+            self._batch_sizes.append(own_size or batch_size)
         self._repeats = [image.repeats for image in dataset.images]
         self._equal_epochs = all(float(repeats).is_integer() for repeats in self._repeats)
         self._first_batches = [0]  # number of the first batch of each epoch
@@ -57,16 +63,16 @@ class EpochOrder:
             times.append(math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase))
         return times
 
-    def _group_sizes(self, times: list[int]) -> list[int]:
-        """How many images each group has, of those that have any, in the groups' order."""
+    def _group_sizes(self, times: list[int]) -> list[tuple[int, int]]:
+        """(images, batch size) of each group that has any images, in the groups' order."""
         sizes: Counter[int] = Counter()
         for group, count in zip(self._groups, times, strict=True):
             sizes[group] += count
-        return [size for _, size in sorted(sizes.items()) if size]
+        return [(size, self._batch_sizes[group]) for group, size in sorted(sizes.items()) if size]
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
-        return sum(math.ceil(size / self.batch_size) for size in self._group_sizes(self.times(epoch)))
+        return sum(math.ceil(size / batch_size) for size, batch_size in self._group_sizes(self.times(epoch)))
 
     def batch(self, epoch: int, position: int) -> list[int]:
         """A batch of an epoch, in an order drawn from (seed, epoch). All its images have the same size and batch_id;
@@ -85,9 +91,9 @@ class EpochOrder:
         begins: list[Tensor] = []
         ends: list[Tensor] = []
         first = 0
-        for size in self._group_sizes(times):
-            begins.append(torch.arange(first, first + size, self.batch_size))
-            ends.append((begins[-1] + self.batch_size).clamp(max=first + size))
+        for size, batch_size in self._group_sizes(times):
+            begins.append(torch.arange(first, first + size, batch_size))
+            ends.append((begins[-1] + batch_size).clamp(max=first + size))
             first += size
         order = torch.randperm(sum(map(len, begins)), generator=rng)
         return _Epoch(indices, torch.cat(begins)[order], torch.cat(ends)[order])
@@ -103,6 +109,11 @@ class EpochOrder:
             self._first_batches.append(self._first_batches[-1] + self.count(len(self._first_batches) - 1))
         epoch = bisect_right(self._first_batches, number) - 1
         return self.batch(epoch, number - self._first_batches[epoch])
+
+
+def _group_key(image: DatasetImage) -> tuple[tuple[int, ...], str, int, int]:
+    """What the images of a batch have in common: latent size, batch_id, and what their dataset has of its own."""
+    return tuple(image.latent.shape), image.batch_id, image.resolution, image.batch_size
 
 
 _ORDERS: weakref.WeakKeyDictionary[Dataset, dict[tuple[int, int, str], EpochOrder]] = weakref.WeakKeyDictionary()
@@ -121,19 +132,28 @@ def batches_per_epoch(dataset: Dataset, batch_size: int) -> int:
 
     Where repeats are fractions, epochs differ by an image or so, and this counts the first one that is not empty.
     """
-    regularisation_count = _regularisation_count(dataset, batch_size)
-    order = _epoch_order(dataset, batch_size - regularisation_count, 0, "order")
+    order = _epoch_order(dataset, batch_size - regularisation_count(dataset, batch_size), 0, "order")
     count = next(count for count in map(order.count, range(_MOST_EPOCHS)) if count)
-    if dataset.regularisation is not None and regularisation_count == 0:
+    if dataset.regularisation is not None and _most_regularisation(dataset, batch_size) == 0:
         return math.ceil(count / (1 - dataset.regularisation_share))
     return count
 
 
-def _regularisation_count(dataset: Dataset, batch_size: int) -> int:
-    """How many images of each batch are regularisation images."""
+def batch_sizes(dataset: Dataset, batch_size: int) -> list[int]:
+    """The batch sizes of a run with this one, smallest first: images of a dataset with its own keep that."""
+    return sorted({image.batch_size or batch_size for image in dataset.images})
+
+
+def regularisation_count(dataset: Dataset, batch_size: int) -> int:
+    """How many images of a batch of this size are regularisation images."""
     if dataset.regularisation is None:
         return 0
     return min(batch_size - 1, int(batch_size * dataset.regularisation_share + 0.5))
+
+
+def _most_regularisation(dataset: Dataset, batch_size: int) -> int:
+    """How many regularisation images a batch has at most; 0 where no batch has room for one."""
+    return regularisation_count(dataset, batch_sizes(dataset, batch_size)[-1])
 
 
 def _take(dataset: Dataset, batch_size: int, seed: int, number: int, purpose: str) -> list[DatasetImage]:
@@ -145,19 +165,21 @@ def select_images(
 ) -> tuple[list[DatasetImage], list[DatasetImage]]:
     """The images of micro-batch `number` (from 0): (of the dataset, of its regularisation dataset).
 
-    A share of each batch goes to regularisation. If the batch is so small that the share is less than one image, whole
-    batches do.
+    A share of each batch goes to regularisation. If all batches are so small that the share is less than one image,
+    whole batches do.
     """
     other = dataset.regularisation
     if other is None:
         return _take(dataset, batch_size, seed, number, "order"), []
-    count = _regularisation_count(dataset, batch_size)
-    if count == 0:
+    most = _most_regularisation(dataset, batch_size)
+    if most == 0:
         regularisation_batches = math.floor(number * dataset.regularisation_share)
         if math.floor((number + 1) * dataset.regularisation_share) > regularisation_batches:
             return [], _take(other, batch_size, seed, regularisation_batches, "regularisation order")
         return _take(dataset, batch_size, seed, number - regularisation_batches, "order"), []
+    images = _take(dataset, batch_size - regularisation_count(dataset, batch_size), seed, number, "order")
+    count = regularisation_count(dataset, images[0].batch_size or batch_size)
     regularisation_images: list[DatasetImage] = []
-    for i in range(number * count, (number + 1) * count):
+    for i in range(number * most, number * most + count):  # smaller batches pass over the rest of `most`
         regularisation_images += _take(other, 1, seed, i, "regularisation order")
-    return _take(dataset, batch_size - count, seed, number, "order"), regularisation_images
+    return images, regularisation_images

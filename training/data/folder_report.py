@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...storage.problem_list import problem_lines
+from .combine import repeated_names, unmeasured
 from .dataset import Dataset
 from .folder_reader import FolderGlance
+from .folder_settings import FolderSource
 from .listing import FolderListing, ImageEntry, first_names, unique_images
 
 MOST_IMAGES = 500  # that the editor's data lists
@@ -32,9 +36,101 @@ def report(listing: FolderListing, regularisation: Dataset | None = None, share:
     if listing.problems:
         lines.append(f"{len(listing.problems)} left out:")
         lines.append(problem_lines(listing.problems, "  "))
-    if regularisation is not None:
-        lines.append(f"regularization dataset: {len(regularisation.images)} pictures, {share:.0%} of each batch")
-    return "\n".join(lines)
+    return "\n".join(lines + _regularisation_lines(regularisation, share))
+
+
+@dataclass(frozen=True)
+class ReadFolders:
+    """What the folders of one dataset say together: (path below the input folder, source, listing) of each."""
+
+    folders: Sequence[tuple[str, FolderSource, FolderListing]]
+
+    def lines(self, regularisation: Dataset | None, share: float) -> list[str]:
+        """The report: of several folders each with its name in front."""
+        if len(self.folders) == 1:
+            return [report(self.folders[0][2], regularisation, share)]
+        lines: list[str] = []
+        for name, source, listing in self.folders:
+            lines.append(f"{name} ({_how(source)}):")
+            lines += [f"  {line}" for line in report(_as_used(source, listing)).splitlines()]
+        return lines + _regularisation_lines(regularisation, share)
+
+    def brackets(self, weighted: bool) -> list[str]:
+        """What brackets in captions do, where there are any."""
+        lines: list[str] = []
+        for _, _, listing in self.folders:
+            lines += [line for line in brackets(listing, weighted) if line not in lines]
+        return lines
+
+    def editor_data(self, lines: str) -> dict[str, Any]:
+        """`editor_data` of all folders, with the folder's path in front of each name where they are several."""
+        if len(self.folders) == 1:
+            name, _, listing = self.folders[0]
+            return {**editor_data(listing, lines), "folder": name}
+        data: dict[str, Any] = {"version": 1, "folder": ".", "resolution": 0, "count": 0, "train": 0, "held_out": 0}
+        lists: dict[str, list[Any]] = {"buckets": [], "pictures": [], "problems": [], "notes": []}
+        for folder, source, listing in self.folders:
+            of_folder = editor_data(_as_used(source, listing), lines)
+            for name in ("count", "train", "held_out"):
+                data[name] += of_folder[name]
+            data["resolution"] = max(data["resolution"], of_folder["resolution"])
+            for row in [*of_folder["pictures"], *of_folder["problems"]]:
+                row["name"] = f"{folder}/{row['name']}"
+            lists["notes"] += [f"{folder}: {note}" for note in of_folder["notes"]]
+            for name in ("buckets", "pictures", "problems"):
+                lists[name] += of_folder[name]
+        lists["pictures"] = lists["pictures"][:MOST_IMAGES]
+        return {**data, **lists, "buckets": _added_rows(lists["buckets"]), "report": lines}
+
+
+def _how(source: FolderSource) -> str:
+    """What a folder of several is for, and its own settings."""
+    words = [f"resolution {source.settings.resolution}"]
+    if source.batch_size:
+        words.append(f"batch size {source.batch_size}")
+    if source.is_regularisation:
+        words.append("regularization")
+    if source.is_validation:
+        words.append("validation")
+    return ", ".join(words)
+
+
+def _as_used(source: FolderSource, listing: FolderListing) -> FolderListing:
+    """The listing with all images held out where the folder is for validation."""
+    if source.is_validation:
+        return replace(listing, train=(), held_out=listing.entries)
+    return listing
+
+
+def _regularisation_lines(regularisation: Dataset | None, share: float) -> list[str]:
+    if regularisation is None:
+        return []
+    return [f"regularization dataset: {len(regularisation.images)} pictures, {share:.0%} of each batch"]
+
+
+def together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
+    """What there is to say of several datasets as one."""
+    trained, held_out = len(whole.images), len(whole.held_out)
+    lines = [f"together {trained} images to train on, {held_out} held out, of {len(parts)} datasets"]
+    repeated = repeated_names(parts)
+    if repeated:
+        lines.append(f"{len(repeated)} images are in several of them and count in each: {first_names(repeated)}")
+    missing = unmeasured(parts, whole)
+    if missing:
+        lines.append(f"{missing} held-out images are not measured, because another dataset trains on them")
+    return lines
+
+
+def overlap(validation: Dataset, whole: Dataset) -> list[str]:
+    """Which images of a validation folder are not measured, as they are trained on."""
+    measured = {image.sha256 for image in whole.held_out}
+    names = [image.name for image in validation.images if image.sha256 not in measured]
+    if not names:
+        return []
+    return [
+        f"{len(names)} images of the validation folder are trained on too, so they are not measured:"
+        f" {first_names(names)}"
+    ]
 
 
 def _count_lines(listing: FolderListing) -> list[str]:
@@ -153,6 +249,17 @@ def glance_data(glance: FolderGlance) -> dict[str, Any]:
         "notes": remarks,
         "encoding": listing.settings.filters.encoding,
     }
+
+
+def _added_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of buckets, with those of the same size and batch_id as one."""
+    added: dict[tuple[int, int, str], dict[str, Any]] = {}
+    for row in rows:
+        key = row["width"], row["height"], row["batch_id"]
+        known = added.setdefault(key, {**row, "train": 0, "held_out": 0})
+        known["train"] += row["train"]
+        known["held_out"] += row["held_out"]
+    return [row for _, row in sorted(added.items())]
 
 
 def _image_row(entry: ImageEntry, held_out: bool) -> dict[str, Any]:

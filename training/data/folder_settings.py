@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from . import buckets
@@ -107,6 +108,18 @@ class FolderSettings:
                 sizes = [(side, side)]
             choices.append(sizes)
         return choices
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A folder with settings of its own, one of those that a dataset is made of. `batch_size` 0 is that of the run."""
+
+    folder: Path
+    settings: FolderSettings
+    caption_dropout: float = 0.0
+    batch_size: int = 0
+    is_regularisation: bool = False
+    is_validation: bool = False
 
 
 def parse_settings(filters: str, other_errors: Sequence[str], **plain: Any) -> FolderSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
 OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".psd", ".svg")  # named in the report
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
+_BACKGROUND = 32  # of a contact sheet, from 0 to 255
 MOST_PIXELS = 64_000_000  # that are read for a thumbnail
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
 
@@ -196,6 +197,15 @@ def image_tensor(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]
 
 
+def stacked(sheets: Sequence[Tensor]) -> Tensor:
+    """Several sheets (1, H, W, 3) below each other as one, with their background beside the narrower ones."""
+    width = max(sheet.shape[2] for sheet in sheets)
+    rows: list[Tensor] = []
+    for sheet in sheets:
+        rows.append(torch.nn.functional.pad(sheet, (0, 0, 0, width - sheet.shape[2]), value=_BACKGROUND / 255.0))
+    return torch.cat(rows, 1)
+
+
 def contact_sheet(images: list[Image.Image], columns: int = 6, side: int = 160) -> Image.Image:
     """The first 36 images on one sheet, each fitted into a square of `side` pixels."""
     from PIL import Image
@@ -203,7 +213,7 @@ def contact_sheet(images: list[Image.Image], columns: int = 6, side: int = 160) 
     images = images[:SHEET_IMAGES]
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    sheet = Image.new("RGB", (columns * side, rows * side), (32, 32, 32))
+    sheet = Image.new("RGB", (columns * side, rows * side), (_BACKGROUND,) * 3)
     for index, image in enumerate(images):
         thumbnail = image.copy()
         thumbnail.thumbnail((side - 4, side - 4))

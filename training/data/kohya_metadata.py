@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from .dataset import Dataset
-from .epoch_order import batches_per_epoch
+from .epoch_order import batch_sizes, batches_per_epoch
 from .listing import FolderListing, ImageEntry, unique_images
 from .tags import split_tags
 
@@ -30,6 +30,31 @@ def folder_metadata(listing: FolderListing, clip_skip: int = 0) -> FolderMetadat
         "buckets": buckets,
         "ar_error": fmean(_aspect_ratio_error(entry) for entry in listing.train),
         "settings": _settings(listing, clip_skip),
+    }
+
+
+def joined_metadata(folders: Sequence[FolderMetadata]) -> FolderMetadata:
+    """The plain values of several folders: counts add up, and the settings are the first one's. Empty unless each has
+    some.
+    """
+    if not all(folders):
+        return {}
+    dirs: dict[str, dict[str, int]] = {}
+    tags: dict[str, Counter[str]] = {}
+    buckets: Counter[tuple[int, int]] = Counter()
+    for folder in folders:
+        for name, counts in folder["dirs"].items():
+            known = dirs.setdefault(name, {**counts, "img_count": 0})
+            known["img_count"] += counts["img_count"]
+        for name, of_directory in folder["tags"].items():
+            tags.setdefault(name, Counter()).update(of_directory)
+        buckets.update(dict(folder["buckets"] or ()))
+    return {
+        "dirs": dirs,
+        "tags": {name: dict(of_directory) for name, of_directory in tags.items()},
+        "buckets": sorted(buckets.items()) or None,
+        "ar_error": fmean(folder["ar_error"] for folder in folders),
+        "settings": folders[0]["settings"],
     }
 
 
@@ -102,7 +127,10 @@ def training_metadata(
     """
     regularisation = dataset.regularisation
     batches = batches_per_epoch(dataset, batch_size)
-    dropout_rate = 1 - (1 - dropout) * (1 - dataset.caption_dropout)
+    dropout_rate = 1 - (1 - dropout) * (1 - _caption_dropout(dataset))
+    sizes = batch_sizes(dataset, batch_size)
+    if len(sizes) == 1:
+        batch_size = sizes[0]
     values: dict[str, Any] = {
         "ss_num_train_images": _image_count(dataset),
         "ss_num_reg_images": 0,
@@ -111,6 +139,8 @@ def training_metadata(
         "ss_batch_size_per_device": batch_size,
         "ss_caption_dropout_rate": round(dropout_rate, 10),
     }
+    if sizes != [batch_size] or any(image.batch_size for image in dataset.images):
+        values["ss_total_batch_size"] = max(sizes) * accumulation
     of_regularisation: FolderMetadata = {}
     if regularisation is not None:
         values["ss_num_reg_images"] = _image_count(regularisation)
@@ -118,6 +148,14 @@ def training_metadata(
     if dataset.kohya_metadata:
         values |= _folder_values(dataset.kohya_metadata, of_regularisation)
     return {name: str(value) for name, value in values.items()}
+
+
+def _caption_dropout(dataset: Dataset) -> float:
+    """The caption dropout of the dataset; the mean of its images where they have their own."""
+    own = [image.caption_dropout for image in dataset.images if image.caption_dropout is not None]
+    if len(own) < len(dataset.images):
+        return dataset.caption_dropout
+    return fmean(own)
 
 
 def _folder_values(folder: FolderMetadata, regularisation: FolderMetadata) -> dict[str, Any]:

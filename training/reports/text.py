@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
 from ..data.dataset import Dataset
-from ..data.epoch_order import batches_per_epoch
+from ..data.epoch_order import batch_sizes, batches_per_epoch
 from ..objective.timesteps import describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
+from ..optimizers.settings import OptimizerSettings
 from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import DiskUse
@@ -42,9 +43,10 @@ def beginning(
         f"trains {count:,} parameters in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
         (
             f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {length}, "
-            f"batch {settings.batch_size} x {settings.accumulation}"
+            f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
         ),
         *remarks(settings),
+        *_own_batch_sizes(dataset, settings),
         f"{len(dataset.images)} images, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps",
     ]
     if sigma is not None:
@@ -59,6 +61,21 @@ def beginning(
     if unhashed:
         lines.append("results are neither stored nor reused, because these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
+
+
+def _batch_sizes(dataset: Dataset, batch_size: int) -> str:
+    return " and ".join(map(str, batch_sizes(dataset, batch_size)))
+
+
+def _own_batch_sizes(dataset: Dataset, settings: OptimizerSettings) -> list[str]:
+    """Where datasets have batch sizes of their own: what Optimizer Settings' batch size is left for."""
+    if not any(image.batch_size for image in dataset.images):
+        return []
+    own = " and ".join(sorted({str(image.batch_size) for image in dataset.images if image.batch_size}, key=int))
+    line = f"own batch size of Dataset: {own}, in place of Optimizer Settings' {settings.batch_size}"
+    if settings.scale_lr:
+        line += ", by which scale learning rate still goes"
+    return [line]
 
 
 def _module_of(name: str, full_weights: bool) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
+from ..data.epoch_order import batch_sizes
 from ..distributed import process_group
 from ..distributed.process_group import RankConnectionError, RemoteRankError
 from ..objective.denoiser import Denoiser
@@ -175,7 +176,8 @@ def _is_due(step: int, every: int) -> bool:
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
     settings = work.start_state.settings.optimizer
-    advice = out_of_memory.advice(work.start_state.start.adapter, settings, work.denoiser.device)
+    largest = batch_sizes(work.dataset, settings.batch_size)[-1]
+    advice = out_of_memory.advice(work.start_state.start.adapter, settings, work.denoiser.device, largest)
     saved = "No step was made yet"
     if work.saved_step:
         saved = f"The state after step {work.saved_step} is kept"

@@ -52,15 +52,19 @@ def release(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def advice(adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device) -> str:
-    """Settings that would save memory, those that cost least first."""
+def advice(
+    adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device, largest_batch: int | None = None
+) -> str:
+    """Settings that would save memory, those that cost least first. `largest_batch` is what the datasets make of the
+    batch size; None is the optimizer's.
+    """
+    batch_size = largest_batch or optimizer.batch_size
     suggestions = []
     if not optimizer.checkpointing:
         suggestions.append("switch gradient checkpointing on")
-    if optimizer.batch_size > 1:
+    if batch_size > 1:
         suggestions.append(
-            f"make batch size smaller than {optimizer.batch_size} (a larger gradient accumulation keeps the step the"
-            " same)"
+            f"make batch size smaller than {batch_size} (a larger gradient accumulation keeps the step the same)"
         )
     if device.type == "cuda" and optimizer.precision == "float32":
         suggestions.append("set training precision to bf16")

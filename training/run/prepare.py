@@ -44,11 +44,9 @@ def watching(
 
     It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
     """
-    sources = [
-        source.watched
-        for source in (dataset, dataset.regularisation)
-        if source is not None and source.watched is not None
-    ]
+    sources = [*dataset.watched]
+    if dataset.regularisation is not None:
+        sources += dataset.regularisation.watched
     watcher = FileWatcher(sources)
 
     def tell(changes: list[str]) -> None:

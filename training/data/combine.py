@@ -1,0 +1,177 @@
+"""One dataset of several: each keeps its own repeats, captions, resolution and batch size; and a validation dataset.
+
+No batch mixes images of datasets with another resolution or batch size, as in kohya's scripts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from typing import Any
+
+from ...storage.digest import sha256_of_spaced_json
+from .changed_files import WatchedFiles
+from .dataset import Conditioning, Dataset, DatasetImage
+from .kohya_metadata import joined_metadata
+
+
+class JoinedConditionings(Mapping[str, Conditioning]):
+    """The conditionings of several datasets with one text encoder. The first of them that can encodes other captions
+    when they are asked for.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, Conditioning]]) -> None:
+        self._part_of: dict[str, Mapping[str, Conditioning]] = {}
+        for part in parts:
+            for text in part:
+                self._part_of.setdefault(text, part)
+        self._encoding = next((part for part in parts if hasattr(part, "prepare")), parts[0])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._part_of)
+
+    def __len__(self) -> int:
+        return len(self._part_of)
+
+    def __getitem__(self, text: str) -> Conditioning:
+        return self._part_of.get(text, self._encoding)[text]
+
+    def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
+        """Encode the captions that are missing, as `Conditionings.prepare` does."""
+        missing = [text for text in texts if text not in self._part_of]
+        prepare: Callable[..., int] | None = getattr(self._encoding, "prepare", None)
+        if prepare is None or not missing:
+            return 0
+        return prepare(missing, done)
+
+
+def combine(datasets: Sequence[Dataset]) -> Dataset:
+    """One dataset of several, in their order. Raises ValueError where they cannot be trained together.
+
+    A held-out image of one that another one trains on is not measured: it would not tell what the model has not seen.
+    """
+    first = datasets[0]
+    if len(datasets) == 1:
+        return first
+    check_together(datasets)
+    images = tuple(image for dataset in datasets for image in _with_own_settings(dataset, dataset.images))
+    held_out = _not_trained(_in_turn([_with_own_settings(dataset, dataset.held_out) for dataset in datasets]), images)
+    regularised = next((dataset for dataset in datasets if dataset.regularisation is not None), first)
+    return replace(
+        _joined(first, datasets),
+        images=images,
+        digest=sha256_of_spaced_json(
+            ["several datasets", [[dataset.digest, dataset.resolution] for dataset in datasets]]
+        ),
+        held_out=held_out,
+        regularisation=regularised.regularisation,
+        regularisation_share=regularised.regularisation_share,
+        batch_size=0,
+        resolution=0,
+        folder="",
+        kohya_metadata=joined_metadata([dataset.kohya_metadata for dataset in datasets]),
+    )
+
+
+def with_validation(dataset: Dataset, validation: Dataset) -> Dataset:
+    """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too."""
+    check_together([dataset, validation])
+    held_out = _not_trained(_with_own_settings(validation, validation.images), dataset.images)
+    if not held_out:
+        raise ValueError(
+            f"Dataset: every image of validation folder {validation.folder!r} is trained on too, so it measures"
+            " nothing. Put other images there, or leave validation folder empty."
+        )
+    joined = _joined(dataset, [dataset, validation])
+    digest = sha256_of_spaced_json(["validation dataset", dataset.digest, validation.digest])
+    return replace(joined, held_out=held_out, digest=digest)
+
+
+def _joined(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:
+    """The dataset with the conditionings, files, threads and notes of all parts."""
+    return replace(
+        dataset,
+        conditionings=JoinedConditionings([part.conditionings for part in parts]),
+        unhashed=tuple(dict.fromkeys(chain.from_iterable(part.unhashed for part in parts))),
+        workers=max(part.workers for part in parts),
+        write_schedule=any(part.write_schedule for part in parts),
+        watched=_watched(parts),
+    )
+
+
+def _watched(parts: Sequence[Dataset]) -> tuple[WatchedFiles, ...]:
+    return tuple(chain.from_iterable(part.watched for part in parts))
+
+
+def _with_own_settings(dataset: Dataset, images: Iterable[DatasetImage]) -> list[DatasetImage]:
+    """Images that say of themselves what their dataset says of them all."""
+    described: list[DatasetImage] = []
+    for image in images:
+        flip, caption_dropout = image.flip, image.caption_dropout
+        if flip is None:
+            flip = dataset.flip
+        if caption_dropout is None:
+            caption_dropout = dataset.caption_dropout
+        name = image.name
+        if dataset.folder:
+            name = f"{dataset.folder}/{name}"
+        resolution = image.resolution or dataset.resolution
+        described.append(replace(image, name=name, flip=flip, caption_dropout=caption_dropout, resolution=resolution))
+    return described
+
+
+def _in_turn(groups: Sequence[Sequence[DatasetImage]]) -> list[DatasetImage]:
+    """The first image of each group, then the second ones …, as validation measures only the first images."""
+    rows = zip_longest(*groups)
+    return [image for row in rows for image in row if image is not None]
+
+
+def _not_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> tuple[DatasetImage, ...]:
+    contents = {image.sha256 for image in trained if image.sha256}
+    return tuple(image for image in held_out if image.sha256 not in contents)
+
+
+def unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:
+    """How many held-out images of the parts the whole leaves out, because it trains on them."""
+    return sum(len(part.held_out) for part in parts) - len(whole.held_out)
+
+
+def repeated_names(datasets: Sequence[Dataset]) -> list[str]:
+    """Names of images that more than one dataset trains on, so that each of them counts; "" of none."""
+    places: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    for dataset in datasets:
+        for image in {image.sha256: image for image in dataset.images if image.sha256}.values():
+            places[image.sha256] += 1
+            names.setdefault(image.sha256, image.name)
+    return [names[content] for content, count in places.items() if count > 1]
+
+
+def check_together(datasets: Sequence[Dataset]) -> None:
+    """Raise ValueError that names everything in which the datasets differ and must not."""
+    errors: list[str] = []
+    if _differ(dataset.images[0].latent.shape[0] for dataset in datasets) or _differ(_encoder(datasets, 0)):
+        errors.append("they were encoded by different VAEs; connect the same VAE to each")
+    if _differ(dataset.clip_skip for dataset in datasets):
+        errors.append("CLIP skip differs; set it to the same number in each")
+    elif _differ(_encoder(datasets, 1)):
+        errors.append("they were encoded by different text encoders; connect the same CLIP to each")
+    if _differ(dataset.weighted_captions for dataset in datasets):
+        errors.append("weighted captions is on in one and off in another; set it alike in each")
+    if _differ(dataset.images[0].framing is None for dataset in datasets):
+        errors.append("size_conditioning of filters differs; set it alike in each")
+    if sum(dataset.regularisation is not None for dataset in datasets) > 1:
+        errors.append("several have a regularization dataset; connect it to one of them")
+    if errors:
+        raise ValueError(f"Dataset: datasets cannot be trained together: {'; '.join(errors)}.")
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    return len(set(values)) > 1
+
+
+def _encoder(datasets: Sequence[Dataset], number: int) -> list[str]:
+    """The hashes of one encoder, of the datasets that know it."""
+    return [dataset.encoders[number] for dataset in datasets if dataset.encoders[number]]
