@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import peft.utils.merge_utils as peft
@@ -292,6 +294,19 @@ def test_resize_gives_every_layer_its_own_rank(shape, rule, target):
 # --- the same bytes, other kinds, block weights, memory ---------------------------------------------------------------
 
 
+def test_the_sum_puts_the_factors_side_by_side_bit_for_bit():
+    states = files((12, 10), 2)
+    made = merged(states, 0)
+    ups, downs = [], []
+    for state, strength in zip(states, STRENGTHS, strict=False):
+        scale = torch.tensor(strength * (float(state["a.alpha"]) / 3), dtype=torch.float32)
+        ups.append(state["a.lora_up.weight"] * scale)
+        downs.append(state["a.lora_down.weight"])
+    assert torch.equal(made.state["a.lora_up.weight"], torch.cat(ups, 1))
+    assert torch.equal(made.state["a.lora_down.weight"], torch.cat(downs, 0))
+    assert made.files == {} and made.lost == 0
+
+
 @pytest.mark.parametrize("method", METHODS.names())
 def test_the_same_input_gives_the_same_bytes(method):
     states = files((12, 10))
@@ -417,6 +432,43 @@ def test_layers_are_merged_one_after_the_other(tmp_path):
     done = subprocess.run([sys.executable, "-c", PEAK, *paths], capture_output=True, text=True, check=True)
     few, many = json.loads(done.stdout)
     assert many - few < 20 * 768 * 768 * 4  # all differences of one file are 40 of these
+
+
+STREAMED = """
+import sys, torch
+from graft_nodes.patches.lora_files import merge, open_file
+from graft_nodes.patches.lora_files.entry import LoraEntry
+from graft_nodes.patches.lora_files.merge_methods import MergeSettings
+torch.set_num_threads(1)
+def own():  # bytes that are not a file's
+    return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) * 1024
+settings, used = MergeSettings(sys.argv[1]), []
+merge.merge_loras([LoraEntry("x", {"a.diff": torch.ones(512, 512)})], 1, settings=settings)
+before = own()
+entries = [LoraEntry(path, open_file.load(path)[0]) for path in sys.argv[2:]]
+merge.merge_loras(entries, 1, lambda: used.append(own() - before), settings)
+print(max(used))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux does")
+@pytest.mark.parametrize("method", ["sum", "ties"])
+def test_files_stay_on_the_disk(tmp_path, method):
+    """Two files of 42 MB are merged layer by layer in less than 16 MB."""
+    from safetensors.torch import save_file
+
+    paths = []
+    for file in range(2):
+        state = {}
+        for number in range(40):
+            state[f"l{number}.diff"] = random(512, 512, seed=100 * file + number)
+        paths.append(str(tmp_path / f"{file}.safetensors"))
+        save_file(state, paths[-1])
+    command = [sys.executable, "-c", STREAMED, method, *paths]
+    # glibc then gives large pieces back to the system as soon as they are free
+    settings = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=settings)
+    assert int(done.stdout) < 16 * 2**20
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------
