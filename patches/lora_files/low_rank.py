@@ -129,8 +129,8 @@ def _ratio(values: Tensor, target: float) -> int:
 
 def _first_reaching(parts: Tensor, share: float) -> int:
     """How many of `parts` it takes until they add up to a share of all."""
-    shares = parts.cumsum(0) / parts.sum()
-    return min(int(torch.searchsorted(shares, share)) + 1, len(parts))
+    sums = parts.cumsum(0)
+    return min(int(torch.searchsorted(sums, share * sums[-1])) + 1, len(parts))
 
 
 RANK_RULES: Registry[RankRule] = Registry(

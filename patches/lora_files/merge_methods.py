@@ -21,7 +21,8 @@ from ..registry import Registry
 from . import low_rank
 
 _PARALLEL = 1e-6  # singular values of stacked unit vectors below this share of the largest are rounding
-_ANTIPODAL = 1e-9
+_OPPOSITE = 1e-6  # a mean of unit vectors shorter than this has no direction
+_NO_STEP = 1e-12
 _KARCHER_STEPS = 500
 
 
@@ -236,21 +237,23 @@ def _mean_on_sphere(cosines: Tensor, shares: Tensor, layer: str) -> Tensor:
     """The weighted Karcher mean of unit vectors with these cosines, as coefficients of the vectors."""
     mean = shares
     length = _length(cosines, mean)
-    if length < _ANTIPODAL:
+    if length < _OPPOSITE:
         raise ValueError(_opposite(layer))
     mean = mean / length
     for _ in range(_KARCHER_STEPS):
         on_mean = (cosines @ mean).clamp(-1.0, 1.0)
-        if bool(((on_mean < _ANTIPODAL - 1.0) & (shares > 0)).any()):
-            raise ValueError(_opposite(layer))
         angles = on_mean.acos()
-        pulls = shares * torch.where(angles > 1e-7, angles / angles.sin().clamp(min=1e-12), 1.0)
+        if bool(((math.pi - angles < _OPPOSITE) & (shares > 0)).any()):
+            raise ValueError(_opposite(layer))
+        pulls = shares * torch.where(angles > 1e-7, angles / angles.sin(), 1.0)
         tangent = pulls - (pulls * on_mean).sum() * mean
         length = _length(cosines, tangent)
-        if length < 1e-12:
-            break
+        if length < _NO_STEP:
+            return mean
         mean = math.cos(length) * mean + math.sin(length) / length * tangent
         mean = mean / _length(cosines, mean)
+    if length > _OPPOSITE:
+        raise ValueError(_opposite(layer))
     return mean
 
 
@@ -272,9 +275,11 @@ def _orthogonal(changes: Sequence[FileChange], settings: MergeSettings, layer: s
     several files share exactly counts once. If the ranks add up to more than the weight's, each file keeps its largest
     singular values. Biases and norms are added up.
     """
-    if len(changes[0].shape) < 2:
+    parts = []
+    if len(changes[0].shape) > 1:
+        parts = [_singular(change) for change in changes]
+    if not any(len(part.values) for part in parts):
         return _summed(changes)
-    parts = [_singular(change) for change in changes]
     most = min(parts[0][0].shape[0], parts[0][2].shape[1])
     if sum(len(values) for _, values, _ in parts) > most:
         each = max(1, most // len(parts))
@@ -301,14 +306,13 @@ def _singular(change: FileChange) -> low_rank.Singular:
         found = low_rank.svd_of_product(*change.factors)
     else:
         found = low_rank.svd(change.whole().flatten(1))
-    real = max(1, int((found.values > 1e-7 * found.values[0]).sum()))
-    return found.first(real)
+    return found.first(int((found.values > 1e-7 * found.values[0]).sum()))
 
 
 def _nearest_orthogonal(vectors: Tensor) -> Tensor:
     """The nearest matrix whose columns are orthonormal; columns that depend on each other share their directions."""
-    side, inner = torch.linalg.qr(vectors)
-    left, values, right = torch.linalg.svd(inner, full_matrices=False)
+    side, triangle = torch.linalg.qr(vectors)
+    left, values, right = torch.linalg.svd(triangle, full_matrices=False)
     independent = values > _PARALLEL * values[0]
     return side @ (left[:, independent] @ right[independent])
 

@@ -153,6 +153,25 @@ def test_opposite_changes_have_no_karcher_mean():
         ValueError, match=r"a: the changes of the files point in opposite directions.*use merge method sum"
     ):
         merged([lora("a", 1), lora("a", 1)], 0, (1.0, -1.0), method="karcher")
+    with pytest.raises(ValueError, match="no Karcher mean"):
+        merged([lora("a", 1), lora("a", 1)], 0, (1.0, -0.4), method="karcher")
+
+
+def test_the_karcher_mean_of_changes_that_nearly_undo_each_other_is_found():
+    apart = [
+        {"a.diff": torch.tensor([[1.0, 0.0, 0.0]])},
+        {"a.diff": torch.tensor([[-1.0, 0.1, 0.0]])},
+        {"a.diff": torch.tensor([[0.0, 0.1, 2.0]])},
+    ]
+    made = merged(apart, 0, (1.0, 1.0, 1.0), method="karcher").state["a.diff"].double()
+    changes = [state["a.diff"].double() for state in apart]
+    norms = torch.stack([delta.norm() for delta in changes])
+    units = [delta / norm for delta, norm in zip(changes, norms, strict=True)]
+    mean, pull = made / made.norm(), torch.zeros(1, 3, dtype=torch.float64)
+    for unit in units:  # at a mean the pulls cancel each other
+        angle = (mean * unit).sum().acos()
+        pull += angle / angle.sin() * (unit - angle.cos() * mean)
+    assert float(pull.norm()) < 1e-5 and np.isclose(float(made.norm()), float(norms.mean()), atol=1e-6)
 
 
 def tsv(changes, rank):
@@ -204,6 +223,21 @@ def test_the_orthogonal_sum_keeps_orthogonal_files_and_counts_the_same_file_once
     expected[0, 0], expected[1, 1] = 1.0, 2.0
     assert torch.allclose(ours, expected, atol=1e-6)
     assert made.files[0].share < 1e-6 and made.files[1].share < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("resize", ["none", "energy", "sv_fro", "sv_cumulative"])
+def test_a_file_without_any_change_changes_nothing(method, resize):
+    """A LoRA as training starts, with zeros in up; a layer that is zero in every file keeps rank 1 when resized."""
+    nothing = lora("a", 5) | {"a.lora_up.weight": torch.zeros(12, 3)}
+    nothing |= lora("b", 5) | {"b.lora_up.weight": torch.zeros(12, 3)}
+    settings = {"method": method, "resize": resize, "resize_to": 1.0, "density": 1.0, "epsilon": 0.0}
+    made = merged([lora("a", 1), nothing], FULL, (0.7, 1.0), **settings).state
+    of_a = {key: value for key, value in made.items() if key.startswith("a.")}
+    of_b = {key: value for key, value in made.items() if key.startswith("b.")}
+    assert torch.allclose(change(of_a, (12, 10)), 0.7 * change(lora("a", 1), (12, 10)), atol=1e-5)
+    assert not change(of_b, (12, 10)).any()
+    assert resize == "none" or len(of_b["b.lora_down.weight"]) == 1
 
 
 # --- what they lose, and to which rank they come back -----------------------------------------------------------------
