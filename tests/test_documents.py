@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from graft_nodes.nodes import NODES
-from graft_nodes.tests.test_help_pages import said_by_the_code
+from graft_nodes.tests.test_help_pages import locale, said_by_the_code
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,10 +69,8 @@ def test_the_messages_of_troubleshooting_are_those_of_the_code():
 
 def labels_of_the_nodes():
     """The names of each node's inputs in the editor, by the name of the node."""
-    return {
-        schema.display_name: {declared.display_name or declared.id for declared in schema.inputs}
-        for schema in (node.define_schema() for node in NODES)
-    }
+    nodes = locale("en").values()
+    return {node["display_name"]: [named["name"] for named in node.get("inputs", {}).values()] for node in nodes}
 
 
 def test_each_row_of_coming_from_names_an_input_of_its_node():
@@ -89,3 +87,11 @@ def test_each_row_of_coming_from_names_an_input_of_its_node():
                     wrong.append(cells)
     assert checked > 80
     assert not wrong
+
+
+def test_the_moving_picture_moves_and_is_small():
+    """tests/editor/moving_picture.py records it."""
+    file = ROOT / "docs" / "editor.webp"
+    assert file.stat().st_size < 1.5e6
+    with Image.open(file) as picture:
+        assert picture.n_frames > 20
