@@ -37,7 +37,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-WORKFLOW = ROOT / "example_workflows" / "train_and_sample.json"
+WORKFLOW = ROOT / "example_workflows" / "Teach the demo model a new word.json"
 
 # requirements/NAME.txt -> the extras of pyproject.toml that it holds.
 LOCKS = {"demo": ("standalone",), "develop": ("standalone", "test", "comfyui", "benchmarks")}
@@ -92,8 +92,7 @@ def demo() -> None:
     """Train, average, apply and sample with the bundled tiny model; the pictures are in output/."""
     install("demo")
     start = time.monotonic()
-    folders = ("--input", str(ROOT / "demo"), "--output", str(ROOT / "output"))
-    run("-m", "graft_nodes", "run", str(WORKFLOW), "--embedded", *folders)
+    run("-m", "graft_nodes", "run", str(WORKFLOW), "--embedded", "--output", str(ROOT / "output"))
     run("-m", "graft_nodes.demo.compare", str(ROOT / "output"))
     print(f"dev.py: the demo took {time.monotonic() - start:.0f} s (installation not counted)")
 

@@ -46,6 +46,15 @@ def send_event(name: str, data: Mapping[str, Any]) -> None:
         instance.send_sync(name, finite(dict(data)))
 
 
+def say_on_node(node: str | None, text: str) -> None:
+    """Shows a text on a node in the editor while it runs. Without a server it does nothing."""
+    import server
+
+    instance = getattr(server.PromptServer, "instance", None)
+    if instance is not None and node is not None:
+        instance.send_progress_text(text, node)
+
+
 @contextlib.contextmanager
 def stoppable(run: str) -> Iterator[Callable[[], bool]]:
     """A context in which a training step of this run can be stopped from outside.

@@ -10,15 +10,20 @@ OUTPUT_LORAS = "output/loras/"  # names of LoRAs saved in ComfyUI's output folde
 
 
 def lora_names() -> list[str]:
-    """All names that `lora_path` accepts: ComfyUI's loras folders first, then output/loras."""
+    """All names that `lora_path` accepts: ComfyUI's loras folders first, then the demo's, then output/loras."""
     import folder_paths
+
+    from . import demo_files
 
     saved = os.path.join(folder_paths.get_output_directory(), "loras")
     paths = [
         os.path.relpath(os.path.join(folder, file), saved) for folder, _, files in os.walk(saved) for file in files
     ]
     names = sorted(name.replace(os.sep, "/") for name in paths if name.endswith(".safetensors"))
-    return [*folder_paths.get_filename_list("loras"), *(OUTPUT_LORAS + name for name in names)]
+    listed_names = list(folder_paths.get_filename_list("loras"))
+    if demo_files.lora(demo_files.LORA) and demo_files.LORA not in map(_plain, listed_names):
+        listed_names.append(demo_files.LORA)
+    return [*listed_names, *(OUTPUT_LORAS + name for name in names)]
 
 
 def listed(name: str) -> bool:
@@ -38,12 +43,15 @@ def lora_path(name: str) -> str:
     """
     import folder_paths
 
+    from . import demo_files
+
     clean_name = _plain(name)
     if not _stays_inside(clean_name):
         raise ValueError(f"{name!r} is outside the loras folder; give a name inside it")
     path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", clean_name)
     if path is None and clean_name.startswith(OUTPUT_LORAS):
         path = os.path.join(folder_paths.get_output_directory(), *clean_name.split("/")[1:])
+    path = path or demo_files.lora(clean_name)
     if path is None or not os.path.isfile(path):
         if listed(name):
             raise FileNotFoundError(
@@ -137,6 +145,19 @@ def below_input(path: str | os.PathLike[str]) -> str:
     import folder_paths
 
     return os.path.relpath(path, os.path.realpath(folder_paths.get_input_directory())).replace(os.sep, "/")
+
+
+def pictures_folder(name: str) -> str:
+    """`input_folder`; until the demo's folders are in ComfyUI's input folder, Graft's own copies of them."""
+    from . import demo_files
+
+    try:
+        return input_folder(name)
+    except FileNotFoundError:
+        own = demo_files.pictures(name)
+        if own is None:
+            raise
+        return own
 
 
 def training_folder() -> str:

@@ -37,7 +37,8 @@ class GraftDataset(io.ComfyNode):
                     default="",
                     tooltip=(
                         "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10"
-                        " times, as in kohya's scripts; the report says which do."
+                        " times, as in kohya's scripts; the report says which do. graft_demo/concept and"
+                        " graft_demo/regular are the demo's; they are put there when they are missing."
                     ),
                 ),
                 io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
@@ -310,7 +311,7 @@ class GraftDataset(io.ComfyNode):
 
         try:
             if folder is not None:
-                pictures_in(Path(host.folders.input_folder(folder)))
+                pictures_in(Path(host.folders.pictures_folder(folder)))
             if validation_folder:
                 pictures_in(_validation_folder(validation_folder))
         except (ValueError, FileNotFoundError) as error:
@@ -328,7 +329,7 @@ class GraftDataset(io.ComfyNode):
             names.append(validation_folder)
         for name in names:
             try:
-                root = host.folders.input_folder(name)
+                root = host.folders.pictures_folder(name)
             except (ValueError, OSError):
                 break
             for path, stat in files_below(root):
@@ -364,6 +365,7 @@ class GraftDataset(io.ComfyNode):
         batch_size=0,
         validation_folder="",
     ) -> io.NodeOutput:
+        from ..host.demo_files import place_pictures
         from ..training.data.folder_settings import FolderSource, parse_settings
 
         if validation_folder:
@@ -385,11 +387,12 @@ class GraftDataset(io.ComfyNode):
             min_side=min_side,
             max_side=max_side,
         )
-        sources = [FolderSource(Path(host.folders.input_folder(folder)), settings, caption_dropout, batch_size)]
+        placed = [said for name in (folder, validation_folder) if (said := place_pictures(name))]
+        sources = [FolderSource(Path(host.folders.pictures_folder(folder)), settings, caption_dropout, batch_size)]
         if validation_folder:
             sources.append(FolderSource(_validation_folder(validation_folder), settings, is_validation=True))
         reading = _Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
-        return reading.output(sources, regularisation, regularisation_share, more_images)
+        return reading.output(sources, regularisation, regularisation_share, more_images, placed)
 
 
 class _Reading:
@@ -411,7 +414,7 @@ class _Reading:
         self.done = 0
         self.sheets: list[Any] = []
 
-    def output(self, sources, regularisation, share, more_images) -> io.NodeOutput:
+    def output(self, sources, regularisation, share, more_images, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         from ..training.data import combine, folder_report, images
         from ..training.data.folder_reader import read_folder
@@ -443,7 +446,7 @@ class _Reading:
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
         lines.append(folder_report.memory(dataset))
-        lines += read.brackets(self.weighted_captions)
+        lines += [*read.brackets(self.weighted_captions), *placed]
         if self.unhashed:
             lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
         if self.cache is not None:
@@ -496,7 +499,7 @@ class _Reading:
 def _validation_folder(name: str) -> Path:
     """The validation folder of this name; its errors say which input they are about."""
     try:
-        return Path(host.folders.input_folder(name))
+        return Path(host.folders.pictures_folder(name))
     except (ValueError, FileNotFoundError) as error:
         raise type(error)(f"validation folder: {error}") from error
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from comfy_api.latest import io
 
+from .. import host
 from ..demo import host_model
 from ..storage.digest import sha256_of_file
+
+log = logging.getLogger(__name__)
 
 BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 
@@ -23,10 +27,12 @@ class GraftDemo(io.ComfyNode):
             category="Graft/demo",
             description=(
                 "A tiny diffusion model that comes with Graft. It draws 'a red circle left' and the like"
-                " at 256 x 256 and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2."
+                " at 256 x 256 and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2. It puts the"
+                " demo's LoRA, graft_demo/zorp.safetensors, into the loras folder if it is not there."
             ),
             inputs=[],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
@@ -41,7 +47,14 @@ class GraftDemo(io.ComfyNode):
             raise FileNotFoundError(
                 f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`"
             )
-        return io.NodeOutput(*host_model.demo_model(str(BASE)))
+        from ..host.demo_files import place_lora
+
+        said = place_lora()
+        if not said:
+            return io.NodeOutput(*host_model.demo_model(str(BASE)))
+        log.info("Demo Model: %s", said)
+        host.events.say_on_node(cls.hidden.unique_id if cls.hidden else None, said)
+        return io.NodeOutput(*host_model.demo_model(str(BASE)), ui={"text": [said]})
 
 
 NODES = [GraftDemo]

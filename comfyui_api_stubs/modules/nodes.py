@@ -432,6 +432,91 @@ class UNETLoader:
         return (comfy.sd.load_diffusion_model(path, model_options={}),)
 
 
+NEEDS_COMFYUI = "The embedded host shows it, so that workflows with it open here; it needs a real ComfyUI to run."
+CLIP_TYPES = (
+    "stable_diffusion",
+    "stable_cascade",
+    "sd3",
+    "stable_audio",
+    "mochi",
+    "ltxv",
+    "pixart",
+    "cosmos",
+    "lumina2",
+    "wan",
+    "hidream",
+    "chroma",
+    "ace",
+    "omnigen2",
+    "qwen_image",
+    "hunyuan_image",
+)
+DUAL_CLIP_TYPES = ("sdxl", "sd3", "flux", "hunyuan_video", "hidream", "hunyuan_image")
+CLIP_DEVICE = (["default", "cpu"], {"advanced": True})
+
+
+def _needs_comfyui(node: str, file: str) -> ValueError:
+    return ValueError(
+        f"{node}: the embedded host loads no text encoders and VAEs of published models ({file}); run this workflow in"
+        " a real ComfyUI (`python -m graft_nodes run --comfyui FOLDER`)"
+    )
+
+
+class CLIPLoader:
+    @classmethod
+    def INPUT_TYPES(s) -> dict:
+        return {
+            "required": {
+                "clip_name": (folder_paths.get_filename_list("text_encoders"),),
+                "type": (list(CLIP_TYPES),),
+            },
+            "optional": {"device": CLIP_DEVICE},
+        }
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+    CATEGORY = "advanced/loaders"
+    DESCRIPTION = NEEDS_COMFYUI
+
+    def load_clip(self, clip_name: str, type: str = "stable_diffusion", device: str = "default") -> tuple:
+        raise _needs_comfyui("CLIPLoader", clip_name)
+
+
+class DualCLIPLoader:
+    @classmethod
+    def INPUT_TYPES(s) -> dict:
+        return {
+            "required": {
+                "clip_name1": (folder_paths.get_filename_list("text_encoders"),),
+                "clip_name2": (folder_paths.get_filename_list("text_encoders"),),
+                "type": (list(DUAL_CLIP_TYPES),),
+            },
+            "optional": {"device": CLIP_DEVICE},
+        }
+
+    RETURN_TYPES = ("CLIP",)
+    FUNCTION = "load_clip"
+    CATEGORY = "advanced/loaders"
+    DESCRIPTION = NEEDS_COMFYUI
+
+    def load_clip(self, clip_name1: str, clip_name2: str, type: str, device: str = "default") -> tuple:
+        raise _needs_comfyui("DualCLIPLoader", f"{clip_name1}, {clip_name2}")
+
+
+class VAELoader:
+    @classmethod
+    def INPUT_TYPES(s) -> dict:
+        return {"required": {"vae_name": (folder_paths.get_filename_list("vae"),)}}
+
+    RETURN_TYPES = ("VAE",)
+    FUNCTION = "load_vae"
+    CATEGORY = "loaders"
+    DESCRIPTION = NEEDS_COMFYUI
+
+    def load_vae(self, vae_name: str) -> tuple:
+        raise _needs_comfyui("VAELoader", vae_name)
+
+
 class LoraLoader:
     def __init__(self) -> None:
         self.loaded_lora: tuple[str, dict] | None = None
@@ -734,6 +819,9 @@ _CORE: tuple[tuple[type, str], ...] = (
     (KSamplerAdvanced, "KSampler (Advanced)"),
     (CheckpointLoaderSimple, "Load Checkpoint"),
     (UNETLoader, "Load Diffusion Model"),
+    (CLIPLoader, "Load CLIP"),
+    (DualCLIPLoader, "DualCLIPLoader"),
+    (VAELoader, "Load VAE"),
     (LoraLoader, "Load LoRA"),
     (LoraLoaderModelOnly, "LoraLoaderModelOnly"),
     (CLIPTextEncode, "CLIP Text Encode (Prompt)"),

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+from protocol import BinaryEventTypes
 
 MAX_UPLOAD = 100 * 1024 * 1024  # bytes of one request
 
@@ -99,6 +102,12 @@ class PromptServer:
         """Send an event to one client or to all; nobody is connected here, so whoever runs the host puts its own
         function in place.
         """
+
+    def send_progress_text(self, text: bytes | bytearray | str, node_id: str, sid: str | None = None) -> None:
+        """Send a text that the editor shows on a node."""
+        content = text.encode() if isinstance(text, str) else bytes(text)
+        node = str(node_id).encode()
+        self.send_sync(BinaryEventTypes.TEXT, struct.pack(">I", len(node)) + node + content, sid)
 
     def get_queue_info(self) -> dict:
         """How many workflows wait or run, as clients are told."""

@@ -144,7 +144,7 @@ class Packs:
         entries = [
             {
                 "name": path.stem,
-                "title": path.stem.replace("_", " ").capitalize(),
+                "title": _title(path.stem),
                 "description": _first_note(path),
                 "mediaType": "image",
                 "mediaSubtype": "jpg",
@@ -211,6 +211,13 @@ def _json(path: Path) -> dict[str, Any]:
     if isinstance(content, dict):
         return content
     return {}
+
+
+def _title(stem: str) -> str:
+    """A file's name as a title: with spaces it is one already."""
+    if " " in stem:
+        return stem
+    return stem.replace("_", " ").capitalize()
 
 
 def _first_note(path: Path) -> str:

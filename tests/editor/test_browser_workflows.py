@@ -293,7 +293,9 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
     editor.load(saved)
     prompt = editor.prompt()
     now = json.loads(
-        (ROOT / "tests" / "headless" / "examples" / "train_and_sample.api.json").read_text(encoding="utf-8")
+        (ROOT / "tests" / "headless" / "examples" / "Teach the demo model a new word.api.json").read_text(
+            encoding="utf-8"
+        )
     )
     since = {
         "EMAMerge": {"algebra", "rank"},
@@ -322,7 +324,7 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
 def test_templates_have_pictures(editor):
     offered = editor.do("() => fetch('/workflow_templates').then((r) => r.json())")
     ((pack, names),) = (
-        (pack, names) for pack, names in offered.items() if "graft" in pack.lower() or "train_and_sample" in names
+        (pack, names) for pack, names in offered.items() if "graft" in pack.lower() or "Train your first LoRA" in names
     )
     assert set(names) == {path.stem for path in EXAMPLES}
     for name in names:

@@ -5,7 +5,7 @@ import sys
 
 import folder_paths
 import pytest
-from graft_nodes.host import folders
+from graft_nodes.host import demo_files, folders
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def test_loras_are_found_by_name_in_every_folder_and_in_the_output(place):
     }
     touch(place / "output" / "loras" / "notes.txt")
     touch(place / "output" / "d.safetensors")
-    assert folders.lora_names() == list(expected)
+    expected_names = list(expected)
+    expected_names.insert(2, demo_files.LORA)  # offered before it is in a folder
+    assert folders.lora_names() == expected_names
     assert {name: folders.lora_path(name) for name in expected} == expected
     assert folders.lora_path("style\\b.safetensors") == expected["style/b.safetensors"]
     assert folders.listed("style\\b.safetensors") and not folders.listed("b.safetensors")

@@ -17,11 +17,13 @@ import pytest
 import torch
 from graft_nodes.demo import compare, rule, score
 from graft_nodes.headless import schema, workflow
+from graft_nodes.host import demo_files
 from PIL import Image
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "demo" / "base.safetensors"
+STACK = "A stack of LoRAs, merged or bypassed"
 
 
 def graph_of(host, name):
@@ -65,8 +67,8 @@ def file_digest(like):
 
 @pytest.fixture(scope="module")
 def trained(host):
-    """train_and_sample.json with 4 and 6 steps and two pictures, run once; what the nodes gave, and the graph."""
-    graph, titles = graph_of(host, "train_and_sample")
+    """the training example with 4 and 6 steps and two pictures, run once; what the nodes gave, and the graph."""
+    graph, titles = graph_of(host, "Teach the demo model a new word")
     graph[titles["Train 100 steps"]]["inputs"]["steps"] = 4
     graph[titles["Train 150 more"]]["inputs"]["steps"] = 6
     graph[only(graph, "GraftTrainStart")]["inputs"]["run"] = "few steps"
@@ -81,8 +83,8 @@ def trained(host):
 
 @pytest.fixture(scope="module")
 def learned(host):
-    """The same of train_and_sample.json as it is."""
-    graph, titles = graph_of(host, "train_and_sample")
+    """The same of the training example as it is."""
+    graph, titles = graph_of(host, "Teach the demo model a new word")
     return {**run_whole(host, graph, titles), "file": only_file(host, "zorp")}
 
 
@@ -93,9 +95,7 @@ def only_file(host, prefix):
 
 
 def run_whole(host, graph, titles):
-    """Run a graph of train_and_sample.json; what the nodes gave, and the graph."""
-    for folder in ("concept", "regular"):
-        shutil.copytree(ROOT / "demo" / folder, Path(host.input) / folder, dirs_exist_ok=True)
+    """Run a graph of the training example; what the nodes gave, and the graph."""
     last, merge, demo = (
         titles["Train 150 more"],
         only(graph, "EMAMerge"),
@@ -207,7 +207,7 @@ def test_a_failing_node_leaves_the_base(host, trained):
 
 
 def test_the_todo_example_runs(host):
-    graph, _ = graph_of(host, "todo_speed")
+    graph, _ = graph_of(host, "Sample faster with ToDo")
     result = host.run(graph)
     assert result["success"], result["errors"]
 
@@ -216,16 +216,28 @@ def test_the_stack_example_draws_the_same_merged_and_at_the_activations(host, tr
     drawn_by_the_stack(host, trained)
 
 
+def test_the_stack_example_draws_the_new_word_with_the_demo_s_lora(host):
+    """As it is saved, in a ComfyUI that has no such file: Demo Model puts the LoRA into the loras folder."""
+    graph, _ = graph_of(host, STACK)
+    assert rule.score(drawn(host, graph), ["a zorp left"] * 4) >= 3
+    assert (Path(host.models) / "loras" / demo_files.LORA).is_file()
+
+
 @pytest.mark.long
 def test_the_stack_example_draws_the_new_word(host, learned):
     assert rule.score(drawn_by_the_stack(host, learned), ["a zorp left"] * 4) >= 3
 
 
 def drawn_by_the_stack(host, made):
-    """The pictures of lora_stack.json with the LoRA that was saved."""
-    graph, _ = graph_of(host, "lora_stack")
+    """The pictures of the stack example with the LoRA that was saved."""
+    graph, _ = graph_of(host, STACK)
     stack = graph[only(graph, "GraftLoRAStack")]["inputs"]
-    stack["rows"] = stack["rows"].replace("zorp_00001_", made["file"].stem)
+    stack["rows"] = stack["rows"].replace(demo_files.LORA, f"output/loras/{made['file'].name}")
+    return drawn(host, graph)
+
+
+def drawn(host, graph):
+    """The pictures of the stack example, which must be the same merged and at the activations."""
     result = host.run(graph)
     assert result["success"], result["errors"]
     merge, bypass = (np.stack(pictures(host, f"stack/{mode}", 4)).astype(int) for mode in ("merge", "bypass"))

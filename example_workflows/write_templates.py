@@ -1,0 +1,455 @@
+"""Writes the templates that are made from one pattern: `python example_workflows/write_templates.py`, after a change of
+the blueprint or of a node's inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
+
+"Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "Train a LoRA for
+…" loads a published model of one of six families, with Training Recipe, previews and Save LoRA.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+BLUEPRINT = HERE.parent / "subgraphs" / "Train a LoRA (Graft).json"
+OPTIONAL = 7  # the shape of an optional input's socket
+FIRST = "Train your first LoRA"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a template names for one model family: `files` are (loader, {input: value}), its model first, then its text
+    encoders and VAE.
+    """
+
+    title: str
+    files: tuple[tuple[str, dict[str, str]], ...]
+    resolution: int
+    steps: int = 20
+    cfg: float = 4.0
+    scheduler: str = "simple"
+    guided_previews: bool = True
+
+
+def _separate(model: str, text_encoders: tuple[str, dict[str, str]], vae: str) -> tuple[Any, ...]:
+    """A diffusion model, its text encoders and its VAE in files of their own."""
+    loader = ("UNETLoader", {"unet_name": model, "weight_dtype": "default"})
+    return loader, text_encoders, ("VAELoader", {"vae_name": vae})
+
+
+def _one_encoder(file: str, kind: str) -> tuple[str, dict[str, str]]:
+    return "CLIPLoader", {"clip_name": file, "type": kind, "device": "default"}
+
+
+FLUX_ENCODERS = {
+    "clip_name1": "clip_l.safetensors",
+    "clip_name2": "t5xxl_fp16.safetensors",
+    "type": "flux",
+    "device": "default",
+}
+FAMILIES = (
+    Family(
+        "SD 1.5",
+        (("CheckpointLoaderSimple", {"ckpt_name": "v1-5-pruned-emaonly-fp16.safetensors"}),),
+        resolution=512,
+        cfg=7.0,
+        scheduler="normal",
+    ),
+    Family(
+        "SDXL",
+        (("CheckpointLoaderSimple", {"ckpt_name": "sd_xl_base_1.0.safetensors"}),),
+        resolution=1024,
+        steps=25,
+        cfg=7.0,
+        scheduler="normal",
+    ),
+    Family(
+        "Flux.1",
+        _separate("flux1-dev.safetensors", ("DualCLIPLoader", FLUX_ENCODERS), "ae.safetensors"),
+        resolution=1024,
+        cfg=1.0,
+        guided_previews=False,
+    ),
+    Family(
+        "Qwen-Image",
+        _separate(
+            "qwen_image_fp8_e4m3fn.safetensors",
+            _one_encoder("qwen_2.5_vl_7b_fp8_scaled.safetensors", "qwen_image"),
+            "qwen_image_vae.safetensors",
+        ),
+        resolution=1024,
+        cfg=2.5,
+    ),
+    Family(
+        "Z-Image",
+        _separate("z_image_bf16.safetensors", _one_encoder("qwen_3_4b.safetensors", "lumina2"), "ae.safetensors"),
+        resolution=1024,
+        steps=25,
+    ),
+    Family(
+        "Wan",
+        _separate(
+            "wan2.1_t2v_1.3B_fp16.safetensors",
+            _one_encoder("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan"),
+            "wan_2.1_vae.safetensors",
+        ),
+        resolution=632,
+        steps=30,
+        cfg=6.0,
+    ),
+)
+# The inputs that name files, and the folder of models/ that each is looked for in.
+FOLDERS = {
+    "ckpt_name": "checkpoints",
+    "unet_name": "diffusion_models",
+    "clip_name": "text_encoders",
+    "clip_name1": "text_encoders",
+    "clip_name2": "text_encoders",
+    "vae_name": "vae",
+}
+STEPS, PREVIEWS = 1500, 250
+
+
+class Graph:
+    """An editor workflow that is being written: nodes by their host's schemas, and the links between them."""
+
+    def __init__(self, classes: Mapping[str, Any], title: str, first_id: int = 1) -> None:
+        from graft_nodes.headless.schema import catalogue
+
+        self.classes, self.look_up, self.title = classes, catalogue(classes, {}), title
+        self.first_id = first_id
+        self.nodes: list[dict[str, Any]] = []
+        self.links: list[list[Any]] = []
+        self.groups: list[dict[str, Any]] = []
+
+    def note(self, text: str, place: tuple[int, int], size: tuple[int, int]) -> None:
+        """A text on the canvas."""
+        node = self._place("MarkdownNote", place, size)
+        node.update(inputs=[], outputs=[], properties={}, widgets_values=[text], color="#432", bgcolor="#653")
+
+    def add(
+        self, kind: str, place: tuple[int, int], size: tuple[int, int], title: str = "", **values: Any
+    ) -> dict[str, Any]:
+        """A node with its widgets' defaults, but for `values`."""
+        from graft_nodes.headless.widgets import sockets, widgets
+
+        schema = self.look_up(kind)
+        node = self._place(kind, place, size)
+        node["inputs"] = [_slot(item) for item in sockets(schema)]
+        node["outputs"] = [
+            {"name": name, "type": kind_, "links": []}
+            for name, kind_ in zip(self.output_names(kind), schema.outputs, strict=True)
+        ]
+        node["properties"] = {"Node name for S&R": kind}
+        node["widgets_values"] = [_value(widget, values) for widget in widgets(schema)]
+        if title:
+            node["title"] = title
+        return node
+
+    def output_names(self, kind: str) -> Sequence[str]:
+        """The names of a node's outputs."""
+        found = self.classes[kind]
+        return getattr(found, "RETURN_NAMES", None) or found.RETURN_TYPES
+
+    def link(self, source: dict[str, Any], output: int, target: dict[str, Any], name: str) -> None:
+        """Connect an output, by place, to an input, by name."""
+        (number,) = (place for place, slot in enumerate(target["inputs"]) if slot["name"] == name)
+        link = len(self.links) + 1
+        self.links.append([link, source["id"], output, target["id"], number, source["outputs"][output]["type"]])
+        source["outputs"][output]["links"].append(link)
+        target["inputs"][number]["link"] = link
+
+    def group(self, title: str, color: str, *nodes: dict[str, Any]) -> None:
+        """A frame around nodes."""
+        left, top = (min(node["pos"][axis] for node in nodes) for axis in (0, 1))
+        right, bottom = (max(node["pos"][axis] + node["size"][axis] for node in nodes) for axis in (0, 1))
+        bounding = [left - 20, top - 80, right - left + 40, bottom - top + 100]
+        self.groups.append(
+            {
+                "id": len(self.groups) + 1,
+                "title": title,
+                "bounding": bounding,
+                "color": color,
+                "font_size": 24,
+                "flags": {},
+            }
+        )
+
+    def document(self, **extra: Any) -> dict[str, Any]:
+        """The workflow as the editor saves it."""
+        return {
+            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"graft/{self.title}")),
+            "revision": 0,
+            "last_node_id": self.first_id + len(self.nodes) - 1,
+            "last_link_id": len(self.links),
+            "nodes": self.nodes,
+            "links": self.links,
+            "groups": self.groups,
+            "config": {},
+            "extra": {"ds": {"scale": 0.7, "offset": [560, 120]}, **extra},
+            "version": 0.4,
+        }
+
+    def _place(self, kind: str, place: tuple[int, int], size: tuple[int, int]) -> dict[str, Any]:
+        return self.put({"type": kind}, place, size)
+
+    def put(self, node: dict[str, Any], place: tuple[int, int], size: tuple[int, int]) -> dict[str, Any]:
+        """A node as it is, with an id and a place of its own."""
+        order = len(self.nodes)
+        node = {**node, "id": self.first_id + order, "pos": list(place), "size": list(size), "order": order}
+        self.nodes.append({**node, "flags": {}, "mode": 0})
+        return self.nodes[-1]
+
+
+def _slot(item: Any) -> dict[str, Any]:
+    slot: dict[str, Any] = {"name": item.name, "type": item.type}
+    if item.widget:
+        slot["widget"] = {"name": item.name}
+    elif not item.required:
+        slot["shape"] = OPTIONAL
+    return {**slot, "link": None}
+
+
+def _value(widget: Any, values: dict[str, Any]) -> Any:
+    if widget.input is None:
+        return "fixed"  # of a seed: the same one at every run
+    return values.get(widget.name, widget.default)
+
+
+# --- the first one ----------------------------------------------------------------------------------------------------
+
+FIRST_NOTE = (
+    "# Train your first LoRA",
+    "Teaches the demo model a word that it does not know, *zorp*, from 16 images. It needs no GPU, and there is nothing"
+    " to download: the demo's images are put into `input/graft_demo` if they are not there.",
+    "**Press Run.** It trains for a minute or two, saves the LoRA in `output/loras`, and draws *a zorp middle* before"
+    " and after.",
+    "Then change one of the nine settings and run again. Or put your own images with captions into a folder under"
+    " `input`, and give its name to *folder*.",
+    "In app mode (the menu of the workflow's tab) this is a form without the graph.",
+)
+FIRST_SETTINGS = {
+    "folder": "graft_demo/concept",
+    "resolution": 256,
+    "rank": 16,
+    "learning_rate": 0.002,
+    "batch_size": 8,
+    "steps": 250,
+    "run": "first",
+    "prefix": "loras/first",
+}
+
+
+def first(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """The blueprint with its nine settings on the demo model, images before and after, the curve and the saved file."""
+    blueprint = json.loads(BLUEPRINT.read_text(encoding="utf-8"))
+    graph = Graph(classes, FIRST, first_id=21)  # not an id inside the blueprint
+    graph.note("\n\n".join(FIRST_NOTE), (-520, 60), (460, 420))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    prompt = graph.add("CLIPTextEncode", (0, 220), (300, 110), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (0, 390), (300, 110), "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", (0, 560), (300, 130), width=256, height=256, batch_size=4)
+    before = _sampled(graph, (760, 60), "Before", "first/before")
+    train = _blueprint_node(graph, blueprint, (380, 60), (320, 420))
+    after = _sampled(graph, (760, 640), "After", "first/after")
+    curve = graph.add("SaveImage", (1560, 640), (400, 320), "Loss", filename_prefix="first/loss")
+    file = graph.add("PreviewAny", (1560, 1020), (400, 160), "Saved file")
+    for name, output in (("model", 0), ("clip", 1), ("vae", 2)):
+        graph.link(demo, output, train, name)
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    for (sampler, decode, _), model in ((before, demo), (after, train)):
+        graph.link(model, 0, sampler, "model")
+        graph.link(prompt, 0, sampler, "positive")
+        graph.link(negative, 0, sampler, "negative")
+        graph.link(latent, 0, sampler, "latent_image")
+        graph.link(demo, 2, decode, "vae")
+    graph.link(train, 2, curve, "images")
+    graph.link(train, 3, file, "source")
+    graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
+    graph.group("Train: nine settings", "#b58b2a", train)
+    graph.group("Before", "#8A8", *before)
+    graph.group("After", "#8A8", *after)
+    graph.group("The curve and the saved file", "#8A8", curve, file)
+    shown = [slot["name"] for slot in train["inputs"] if "widget" in slot]
+    form = {
+        "inputs": [[train["id"], name] for name in shown],
+        "outputs": [after[2]["id"], curve["id"], file["id"]],
+    }
+    return {**graph.document(linearData=form), "definitions": blueprint["definitions"]}
+
+
+def _blueprint_node(
+    graph: Graph, blueprint: dict[str, Any], place: tuple[int, int], size: tuple[int, int]
+) -> dict[str, Any]:
+    """The blueprint as one node, with FIRST_SETTINGS in its widgets."""
+    (node,) = json.loads(json.dumps(blueprint["nodes"]))
+    shown = [slot["name"] for slot in node["inputs"] if "widget" in slot]
+    saved = dict(zip(shown, node["widgets_values"], strict=True)) | FIRST_SETTINGS
+    node["widgets_values"] = [saved[name] for name in shown]
+    node["widgets_values_named"] = saved
+    return graph.put(node, place, size)
+
+
+def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> tuple[dict[str, Any], ...]:
+    """KSampler, VAE Decode and Save Image, linked; what the sampler needs is not."""
+    left, top = place
+    settings = {"seed": 7, "steps": 20, "cfg": 2.0, "sampler_name": "euler", "scheduler": "simple"}
+    sampler = graph.add("KSampler", (left, top), (300, 280), **settings)
+    decode = graph.add("VAEDecode", (left, top + 340), (220, 60))
+    save = graph.add("SaveImage", (left + 340, top), (400, 440), title, filename_prefix=prefix)
+    graph.link(sampler, 0, decode, "samples")
+    graph.link(decode, 0, save, "images")
+    return sampler, decode, save
+
+
+# --- real models ------------------------------------------------------------------------------------------------------
+
+NOTE = (
+    "# Train a LoRA for {title}",
+    "**Files that it expects**",
+    "{files}",
+    "Another file of the same family works too: choose it in the loader. If one is missing, ComfyUI says its name and"
+    " runs nothing.",
+    "**Your images**: put them with captions (`photo.png`, `photo.txt`) into a folder under ComfyUI's `input` folder,"
+    " and give its name to *Dataset*. Until then it trains on the demo's 16 images. Write what you train into *Prompt*,"
+    " for the previews.",
+    "**Training Recipe** chooses the settings for this model and your memory, and says why. Set *steps* there and in"
+    " *Train Step* to the same number.",
+    "The LoRA is saved under `output/loras`. You can stop at any time: queued again, the run continues.",
+)
+
+
+def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Loaders, dataset, recipe, training with previews, the average saved as a LoRA, and an image of it."""
+    title = f"Train a LoRA for {family.title}"
+    name = family.title.lower().replace(" ", "").replace(".", "")
+    graph = Graph(classes, title)
+    text = "\n\n".join(NOTE).format(title=family.title, files=_file_lines(family))
+    graph.note(text, (-560, 60), (500, 620))
+    loaders = _loaders(graph, family)
+    outputs = _outputs(loaders)
+    prompt = graph.add("CLIPTextEncode", (0, 580), (340, 130), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (0, 770), (340, 110), "Negative prompt", text="")
+    side = family.resolution // 16 * 16
+    latent = graph.add("EmptyLatentImage", (0, 940), (340, 130), width=side, height=side, batch_size=1)
+    dataset = graph.add(
+        "GraftDataset",
+        (420, 60),
+        (340, 740),
+        folder="graft_demo/concept",
+        resolution=family.resolution,
+        repeats=1,
+    )
+    sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
+    recipe = graph.add("GraftRecipe", (800, 60), (320, 240), steps=STEPS)
+    why = graph.add("PreviewAny", (800, 360), (320, 300), "What the recipe chose, and why")
+    start = graph.add("GraftTrainStart", (800, 720), (320, 320), run=name)
+    step = graph.add("TrainStep", (1160, 60), (360, 760), steps=STEPS, preview_every=PREVIEWS)
+    average = graph.add("EMAMerge", (1560, 60), (320, 600))
+    save = graph.add("GraftSaveLoRA", (1560, 720), (320, 180), prefix=f"loras/{name}")
+    settings = {
+        "seed": 7,
+        "steps": family.steps,
+        "cfg": family.cfg,
+        "sampler_name": "euler",
+        "scheduler": family.scheduler,
+    }
+    sampler = graph.add("KSampler", (1920, 60), (300, 280), **settings)
+    decode = graph.add("VAEDecode", (1920, 400), (220, 60))
+    image = graph.add("SaveImage", (1920, 520), (400, 440), "With the LoRA", filename_prefix=f"{name}/trained")
+    for target, inputs in (
+        (prompt, ("clip",)),
+        (negative, ("clip",)),
+        (dataset, ("vae", "clip")),
+        (recipe, ("model",)),
+        (start, ("model", "clip", "vae")),
+        (average, ("model", "clip")),
+        (decode, ("vae",)),
+    ):
+        for wanted in inputs:
+            graph.link(*outputs[wanted], target, wanted)
+    graph.link(dataset, 0, start, "dataset")
+    graph.link(dataset, 1, sheet, "images")
+    for number, wanted in enumerate(("adapter", "optimizer", "objective", "ema")):
+        graph.link(recipe, number, start, wanted)
+    graph.link(recipe, 4, why, "source")
+    graph.link(start, 0, step, "state")
+    graph.link(prompt, 0, step, "positive")
+    if family.guided_previews:
+        graph.link(negative, 0, step, "negative")
+    graph.link(latent, 0, step, "latent")
+    graph.link(step, 0, average, "state")
+    graph.link(average, 2, save, "lora_model")
+    graph.link(average, 0, sampler, "model")
+    graph.link(prompt, 0, sampler, "positive")
+    graph.link(negative, 0, sampler, "negative")
+    graph.link(latent, 0, sampler, "latent_image")
+    graph.link(sampler, 0, decode, "samples")
+    graph.link(decode, 0, image, "images")
+    graph.group("The model and the prompts", "#3f789e", *loaders, prompt, negative, latent)
+    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why, start)
+    graph.group("Train", "#b58b2a", step)
+    graph.group("The average of the weights, saved and tried", "#8A8", average, save, sampler, decode, image)
+    return graph.document()
+
+
+def _loaders(graph: Graph, family: Family) -> list[dict[str, Any]]:
+    nodes = []
+    top = 60
+    for kind, values in family.files:
+        height = 50 + 30 * len(values)
+        nodes.append(graph.add(kind, (0, top), (340, height), **values))
+        top += height + 50
+    return nodes
+
+
+def _outputs(loaders: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], int]]:
+    """(loader, output) of the model, the CLIP and the VAE: of one checkpoint, or of three files."""
+    names = ("model", "clip", "vae")
+    if len(loaders) == 1:
+        return {name: (loaders[0], number) for number, name in enumerate(names)}
+    return {name: (loader, 0) for name, loader in zip(names, loaders, strict=True)}
+
+
+def _file_lines(family: Family) -> str:
+    lines = []
+    for _, values in family.files:
+        for name, file in values.items():
+            if name in FOLDERS:
+                lines.append(f"- `models/{FOLDERS[name]}/{file}`")
+    return "\n".join(lines)
+
+
+def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every template of this file, by its title, which is its file's name."""
+    made = {FIRST: first(classes)}
+    for family in FAMILIES:
+        made[f"Train a LoRA for {family.title}"] = for_family(classes, family)
+    return made
+
+
+def main() -> None:
+    """Write each template beside this file."""
+    import asyncio
+
+    from graft_nodes import comfyui_api_stubs
+
+    comfyui_api_stubs.install()
+    import nodes
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+    loop.run_until_complete(nodes.load_custom_node(str(HERE.parent)))
+    for title, document in templates(nodes.NODE_CLASS_MAPPINGS).items():
+        path = HERE / f"{title}.json"
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The demo's pictures and its LoRA, which workflows may name before they are in ComfyUI's folders.
+
+Until they are there, Graft's own copies are read. A node that needs them puts copies into ComfyUI's folders and says
+so; what a user has there is never replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from ..storage.atomic import DRAFT
+
+SOURCE = Path(__file__).resolve().parents[1] / "demo"
+PICTURES = {"graft_demo/concept": SOURCE / "concept", "graft_demo/regular": SOURCE / "regular"}
+LORA = "graft_demo/zorp.safetensors"
+LORA_SOURCE = SOURCE / "zorp.safetensors"
+
+
+def pictures(name: str) -> str | None:
+    """Graft's own copy of the demo's folder with this name, if there is one."""
+    source = PICTURES.get(_plain(name))
+    if source is None or not source.is_dir():
+        return None
+    return str(source)
+
+
+def lora(name: str) -> str | None:
+    """Graft's own copy of the demo's LoRA, if this is its name."""
+    if _plain(name) != LORA or not LORA_SOURCE.is_file():
+        return None
+    return str(LORA_SOURCE)
+
+
+def place_pictures(name: str) -> str:
+    """Put the demo's folder with this name into ComfyUI's input folder. Returns what to tell the user; nothing when it
+    is there already, or is not the demo's.
+    """
+    import folder_paths
+
+    if pictures(name) is None:
+        return ""
+    plain = _plain(name)
+    target = os.path.join(folder_paths.get_input_directory(), *plain.split("/"))
+    return _placed(PICTURES[plain], target, f"the demo's images into ComfyUI's input folder, as {plain}")
+
+
+def place_lora() -> str:
+    """Put the demo's LoRA into ComfyUI's loras folder. Returns what to tell the user; nothing when it is there
+    already.
+    """
+    import folder_paths
+
+    if lora(LORA) is None or folder_paths.get_full_path("loras", LORA) is not None:
+        return ""
+    target = os.path.join(folder_paths.get_folder_paths("loras")[0], *LORA.split("/"))
+    return _placed(LORA_SOURCE, target, f"the demo's LoRA into ComfyUI's loras folder, as {LORA}")
+
+
+def _placed(source: Path, target: str, what: str) -> str:
+    """Copy a file or a folder whole or not at all, and say so."""
+    if os.path.lexists(target):
+        return ""
+    try:
+        _copy(source, target)
+    except OSError as error:
+        return f"could not put {what} ({error.strerror or error}); Graft reads its own copy"
+    return f"put {what}"
+
+
+def _copy(source: Path, target: str) -> None:
+    """Copy under a hidden name of its own, then rename. Another process that was faster keeps its copy."""
+    folder = os.path.dirname(target)
+    os.makedirs(folder, exist_ok=True)
+    draft = os.path.join(folder, f".{secrets.token_hex(8)}{DRAFT}")
+    try:
+        if source.is_dir():
+            shutil.copytree(source, draft)
+        else:
+            shutil.copy2(source, draft)
+        os.rename(draft, target)
+    except OSError:
+        _remove(draft)
+        if not os.path.exists(target):
+            raise
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.exists(path):
+        os.remove(path)
+
+
+def _plain(name: str) -> str:
+    return name.strip().replace("\\", "/").rstrip("/")

@@ -1,0 +1,170 @@
+"""The templates: what the script writes is what is committed, each runs as it is opened, with nothing prepared, and a
+missing file is named before anything runs.
+"""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from graft_nodes.headless import schema, workflow
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "example_workflows"
+FIRST = "Train your first LoRA"
+REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
+OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("write_templates", FOLDER / "write_templates.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def graph_of(host, title):
+    """The API graph of a template."""
+    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    return workflow.read(str(FOLDER / f"{title}.json")).graph(look_up)
+
+
+def nodes_of(graph, class_type):
+    return [node["inputs"] for node in graph.values() if node["class_type"] == class_type]
+
+
+def id_of(graph, class_type):
+    (found,) = (node_id for node_id, node in graph.items() if node["class_type"] == class_type)
+    return found
+
+
+def shortened(graph, steps=2):
+    """The same graph with few steps and small images."""
+    for node in graph.values():
+        inputs = node["inputs"]
+        small = {"TrainStep": {"steps": steps}, "KSampler": {"steps": 1}, "GraftRecipe": {"steps": steps}}
+        small["GraftDataset"] = {"resolution": 64}
+        small["EmptyLatentImage"] = {"width": 64, "height": 64}
+        small["GraftOptimizer"] = {"batch_size": 2}
+        if inputs.get("preview_every"):
+            small["TrainStep"]["preview_every"] = steps
+        inputs.update(small.get(node["class_type"], {}))
+    return graph
+
+
+def fresh(host):
+    """No folder of the demo, no LoRA of the demo, and nothing cached."""
+    shutil.rmtree(Path(host.input) / "graft_demo", ignore_errors=True)
+    shutil.rmtree(Path(host.models) / "loras" / "graft_demo", ignore_errors=True)
+    host.fresh()
+
+
+def test_the_committed_templates_are_what_the_script_writes(host, script):
+    written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
+    assert [FIRST, *REAL] == sorted(written, key=[FIRST, *REAL].index)
+    for title, document in written.items():
+        committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
+        assert committed == json.loads(json.dumps(document)), f"run example_workflows/write_templates.py: {title}"
+
+
+def test_the_first_template_has_the_blueprint_with_its_nine_settings_as_a_form():
+    data = json.loads((FOLDER / f"{FIRST}.json").read_text(encoding="utf-8"))
+    blueprint = json.loads((ROOT / "subgraphs" / "Train a LoRA (Graft).json").read_text(encoding="utf-8"))
+    assert data["definitions"] == blueprint["definitions"]
+    (node,) = (node for node in data["nodes"] if node["type"] == blueprint["nodes"][0]["type"])
+    widgets = [slot["name"] for slot in node["inputs"] if "widget" in slot]
+    assert len(widgets) == 9
+    form = data["extra"]["linearData"]
+    assert form["inputs"] == [[node["id"], name] for name in widgets]
+    shown = [next(node for node in data["nodes"] if node["id"] == output) for output in form["outputs"]]
+    assert [(node["type"], node["title"]) for node in shown] == [
+        ("SaveImage", "After"),
+        ("SaveImage", "Loss"),
+        ("PreviewAny", "Saved file"),
+    ]
+
+
+def test_the_first_template_runs_at_the_first_click(host):
+    """In a ComfyUI without the demo's files; a look at it writes none."""
+    fresh(host)
+    graph = shortened(graph_of(host, FIRST))
+    assert nodes_of(graph, "GraftDataset")[0]["folder"] == "graft_demo/concept"
+    valid, *_, node_errors = host.validate(json.loads(json.dumps(graph)))
+    assert valid and not node_errors
+    assert not (Path(host.input) / "graft_demo").exists(), "validation writes nothing"
+    dataset, demo = id_of(graph, "GraftDataset"), id_of(graph, "GraftDemo")
+    result = host.run(graph, capture={"report": [dataset, 2]})
+    assert result["success"], result["errors"]
+    assert "put the demo's images into ComfyUI's input folder" in result["captured"]["report"]
+    assert "put the demo's LoRA into ComfyUI's loras folder" in result["history"][demo]["text"][0]
+    assert len(list((Path(host.input) / "graft_demo" / "concept").glob("*.png"))) == 16
+    assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()
+    assert len(list((Path(host.output) / "loras").glob("first_*.safetensors"))) == 1
+    shown = json.loads((FOLDER / f"{FIRST}.json").read_text(encoding="utf-8"))["extra"]["linearData"]["outputs"]
+    after, curve, file = (result["history"][str(node)] for node in shown)
+    assert len(after["images"]) == 4 and len(curve["images"]) == 1
+    assert file["text"][0].endswith(".safetensors") and Path(file["text"][0]).is_file()
+    again = host.run(graph, capture={"report": [dataset, 2]})
+    assert again["success"] and dataset in again["cached"], "the files that were put there change nothing"
+
+
+@pytest.mark.long
+def test_the_first_template_teaches_the_word(host):
+    import numpy as np
+    from graft_nodes.demo import rule
+    from PIL import Image
+
+    fresh(host)
+    result = host.run(graph_of(host, FIRST))
+    assert result["success"], result["errors"]
+    for name, fewest, most in (("before", 0, 0), ("after", 3, 4)):
+        files = sorted((Path(host.output) / "first").glob(f"{name}_*.png"))[-4:]
+        right = rule.score(np.stack([np.asarray(Image.open(file)) for file in files]), ["a zorp middle"] * 4)
+        assert fewest <= right <= most
+
+
+@pytest.mark.parametrize("title", REAL)
+def test_a_missing_file_is_named_before_anything_runs(host, script, title):
+    graph = graph_of(host, title)
+    (family,) = (family for family in script.FAMILIES if title.endswith(f" {family.title}"))
+    valid, _, _, node_errors = host.validate(json.loads(json.dumps(graph)))
+    said = json.dumps(node_errors)
+    for _, values in family.files:
+        for name, file in values.items():
+            if name in script.FOLDERS:
+                assert f"{name}: '{file}' not in" in said
+                assert (
+                    file in json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
+                )
+    assert not valid
+
+
+def test_a_family_s_template_runs_with_other_models_in_place_of_its_loaders(host):
+    """Of each kind of loader one, here with the demo model; tests/with_comfyui has the families' own small models."""
+    for title in ("Train a LoRA for SDXL", "Train a LoRA for Flux.1"):
+        fresh(host)
+        graph = shortened(graph_of(host, title))
+        put_in_place(graph, host)
+        result = host.run(graph)
+        assert result["success"], result["errors"]
+        name = nodes_of(graph, "GraftSaveLoRA")[0]["prefix"]
+        assert list(Path(host.output).glob(f"{name}_*.safetensors"))
+        previews = result["history"][id_of(graph, "TrainStep")]["graft_previews"]
+        assert len(previews) == 2, "one with the weights and one with their average"
+
+
+def put_in_place(graph, host):
+    """Demo Model in place of every loader."""
+    graph["demo"] = {"class_type": "GraftDemo", "inputs": {}}
+    loaders = {node_id: node["class_type"] for node_id, node in graph.items() if "Loader" in node["class_type"]}
+    for node in graph.values():
+        for name, value in node["inputs"].items():
+            if isinstance(value, list) and value[0] in loaders:
+                kind = host.node(loaders[value[0]]).RETURN_TYPES[value[1]]
+                node["inputs"][name] = ["demo", OUTPUTS[kind]]
+    for loader in loaders:
+        del graph[loader]

@@ -1,0 +1,100 @@
+"""The demo's images and LoRA are found before they are in ComfyUI's folders, and are put there whole, once, with a
+word.
+"""
+
+import os
+from pathlib import Path
+
+import folder_paths
+import pytest
+from graft_nodes.host import demo_files, folders
+
+DEMO = Path(__file__).resolve().parents[2] / "demo"
+CONCEPT = "graft_demo/concept"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """ComfyUI's folders in `tmp_path`, empty."""
+    monkeypatch.setitem(folder_paths.folder_names_and_paths, "loras", ([str(tmp_path / "loras")], {".safetensors"}))
+    for name in ("output", "input"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(folder_paths, f"get_{name}_directory", lambda path=str(tmp_path / name): path)
+    (tmp_path / "loras").mkdir()
+    return tmp_path
+
+
+def content(folder):
+    """The bytes of every file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_looking_writes_nothing(place):
+    for name in (CONCEPT, "graft_demo/regular", "graft_demo\\concept", " graft_demo/concept/ "):
+        assert Path(folders.pictures_folder(name)).parent == DEMO
+    assert folders.lora_path(demo_files.LORA) == str(DEMO / "zorp.safetensors")
+    assert folders.lora_names() == [demo_files.LORA] and folders.listed("graft_demo\\zorp.safetensors")
+    assert content(place) == {}
+
+
+@pytest.mark.parametrize("name", ["graft_demo", "graft_demo/other", "concept", "graft_demo/concept/x"])
+def test_other_names_are_not_the_demo_s(place, name):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        folders.pictures_folder(name)
+    assert demo_files.place_pictures(name) == "" and content(place) == {}
+
+
+def test_images_are_put_into_the_input_folder_once_and_said(place):
+    said = demo_files.place_pictures(CONCEPT)
+    assert said == "put the demo's images into ComfyUI's input folder, as graft_demo/concept"
+    assert content(place / "input") == {f"{CONCEPT}/{name}": data for name, data in content(DEMO / "concept").items()}
+    assert folders.pictures_folder(CONCEPT) == str((place / "input" / CONCEPT).resolve())
+    assert demo_files.place_pictures(CONCEPT) == "", "nothing to say the second time"
+    assert os.listdir(place / "input" / "graft_demo") == ["concept"], "no draft is left"
+
+
+def test_a_node_s_fingerprint_is_the_same_before_and_after(place, host):
+    fingerprint = host.node("GraftDataset").fingerprint_inputs
+    before = fingerprint(folder=CONCEPT)
+    demo_files.place_pictures(CONCEPT)
+    assert fingerprint(folder=CONCEPT) == before
+
+
+def test_what_a_user_has_there_stays(place):
+    own = place / "input" / "graft_demo" / "concept" / "mine.txt"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine")
+    lora = place / "loras" / "graft_demo" / "zorp.safetensors"
+    lora.parent.mkdir()
+    lora.write_bytes(b"mine too")
+    assert demo_files.place_pictures(CONCEPT) == "" and demo_files.place_lora() == ""
+    assert own.read_text() == "mine" and len(content(own.parent)) == 1 and lora.read_bytes() == b"mine too"
+    assert folders.lora_names() == [demo_files.LORA] and folders.lora_path(demo_files.LORA) == str(lora)
+
+
+def test_the_lora_is_put_into_the_loras_folder(place):
+    assert demo_files.place_lora() == "put the demo's LoRA into ComfyUI's loras folder, as graft_demo/zorp.safetensors"
+    assert content(place / "loras") == {demo_files.LORA: (DEMO / "zorp.safetensors").read_bytes()}
+    assert demo_files.place_lora() == ""
+
+
+def test_another_process_that_was_faster_keeps_its_copy(place, monkeypatch):
+    rename = os.rename
+
+    def late(draft, target):
+        Path(target).mkdir()
+        (Path(target) / "theirs.txt").write_text("theirs")
+        rename(draft, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    demo_files.place_pictures(CONCEPT)
+    assert content(place / "input") == {f"{CONCEPT}/theirs.txt": b"theirs"}
+    assert os.listdir(place / "input" / "graft_demo") == ["concept"], "no draft is left"
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_the_own_copy_read(place):
+    (place / "input" / "graft_demo").write_text("a file where the folder would be")
+    said = demo_files.place_pictures(CONCEPT)
+    assert said.startswith("could not put the demo's images into ComfyUI's input folder, as graft_demo/concept (")
+    assert said.endswith("Graft reads its own copy")
+    assert folders.pictures_folder(CONCEPT) == str(DEMO / "concept")
