@@ -311,6 +311,7 @@ def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> t
 
 NOTE = (
     "# Train a LoRA for {title}",
+    "Loads the model, chooses the settings for it and for your memory, trains with previews, and saves the LoRA.",
     "**Files that it expects**",
     "{files}",
     "Another file of the same family works too: choose it in the loader. If one is missing, ComfyUI says its name and"

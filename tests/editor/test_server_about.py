@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -61,16 +62,17 @@ def test_examples_with_their_pictures(server):
     assert server.ask("/workflow_templates").json == {PACK: names}
     [module] = server.ask("/templates/index.json").json
     assert [entry["name"] for entry in module["templates"]] == names and module["moduleName"] == "default"
+    assert [entry["title"] for entry in module["templates"]] == names
+    assert all(entry["description"] for entry in module["templates"])
     assert server.ask("/templates/index.de.json").json == [module]
     for name in names:
         source = ROOT / "example_workflows" / name
-        for address in (f"/api/workflow_templates/{PACK}/{name}", f"/templates/{name}"):
-            assert server.ask(f"{address}.json").body == source.with_suffix(".json").read_bytes()
-        assert server.ask(f"/api/workflow_templates/{PACK}/{name}.jpg").body == source.with_suffix(".jpg").read_bytes()
-        picture = server.ask(f"/templates/{name}-1.jpg")
-        assert (
-            picture.body == source.with_suffix(".jpg").read_bytes() and picture.headers["content-type"] == "image/jpeg"
-        )
+        workflow, drawn = (Path(f"{source}{suffix}").read_bytes() for suffix in (".json", ".jpg"))
+        for address in (f"/api/workflow_templates/{PACK}/{quote(name)}", f"/templates/{quote(name)}"):
+            assert server.ask(f"{address}.json").body == workflow
+        assert server.ask(f"/api/workflow_templates/{PACK}/{quote(name)}.jpg").body == drawn
+        picture = server.ask(f"/templates/{quote(name)}-1.jpg")
+        assert picture.body == drawn and picture.headers["content-type"] == "image/jpeg"
 
 
 def test_blueprints(server):
