@@ -14,7 +14,7 @@ from ..training.data import caption_files, folder_list, folder_reader, folder_re
 from ..training.data.folder_settings import read_settings
 from ..training.data.layouts import registry
 from ..training.data.yaml_values import read_encoding, shorten
-from . import folders
+from . import demo_files, folders
 
 MOST_LOOKED_AT = 2_000  # pictures of a folder
 LONGEST = 10.0  # seconds that a glance may look at pictures
@@ -63,7 +63,7 @@ def glance(values: Mapping[str, Any]) -> Answer:
 def thumbnail(request: Any) -> Answer:
     """A small picture, which a browser keeps as long as the file is the same."""
     name = _text(request.query, "name")
-    path = Path(_picture(_text(request.query, "folder"), name)[1])
+    path = Path(_shown_picture(_text(request.query, "folder"), name))
     status = path.stat()
     tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
     kept = {
@@ -104,7 +104,7 @@ def _folder(name: str) -> str:
     import folder_paths
 
     try:
-        return folders.input_folder(name)
+        return folders.pictures_folder(name)
     except FileNotFoundError:
         known = folder_list.picture_folders(folder_paths.get_input_directory()).counts
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -118,6 +118,17 @@ def _picture(folder: str, name: str) -> tuple[str, str]:
     if not images.is_image(os.path.basename(name)):
         raise ValueError(f"{name!r} is no picture that a dataset reads (expected {', '.join(images.SUFFIXES)})")
     return folders.input_picture(folder, name)
+
+
+def _shown_picture(folder: str, name: str) -> str:
+    """The path of a picture that is only read: it may be one of the demo's, before that is in the input folder."""
+    try:
+        return _picture(folder, name)[1]
+    except FileNotFoundError:
+        own = demo_files.pictures(folder)
+        if own is None or name not in os.listdir(own):
+            raise
+        return os.path.join(own, name)
 
 
 def _caption_file(values: Mapping[str, Any]) -> tuple[Path, str]:

@@ -4,10 +4,11 @@ word.
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import folder_paths
 import pytest
-from graft_nodes.host import demo_files, folders
+from graft_nodes.host import datasets, demo_files, folders
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 CONCEPT = "graft_demo/concept"
@@ -35,6 +36,20 @@ def test_looking_writes_nothing(place):
     assert folders.lora_path(demo_files.LORA) == str(DEMO / "zorp.safetensors")
     assert folders.lora_names() == [demo_files.LORA] and folders.listed("graft_demo\\zorp.safetensors")
     assert content(place) == {}
+
+
+def test_the_dataset_panel_sees_images_that_are_not_there_yet_and_writes_none(place):
+    assert datasets.glance({"folder": CONCEPT, "resolution": 64})[0] == 200
+    query = {"folder": CONCEPT, "name": "zorp-00.png"}
+    status, shown = datasets.thumbnail(SimpleNamespace(query=query, headers={}))
+    assert status == 200 and shown.body[:4] == b"RIFF"
+    for name in ("../base.safetensors", "../regular/blue-circle-left-0.png", "none.png"):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            datasets.thumbnail(SimpleNamespace(query={"folder": CONCEPT, "name": name}, headers={}))
+    before = (DEMO / "concept" / "zorp-00.txt").read_bytes()
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        datasets.write_caption({**query, "text": "changed", "version": ""})
+    assert (DEMO / "concept" / "zorp-00.txt").read_bytes() == before and content(place) == {}
 
 
 @pytest.mark.parametrize("name", ["graft_demo", "graft_demo/other", "concept", "graft_demo/concept/x"])
