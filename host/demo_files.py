@@ -7,11 +7,9 @@ so; what a user has there is never replaced.
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from pathlib import Path
 
-from ..storage.atomic import DRAFT
+from ..storage.atomic import copy_whole
 
 SOURCE = Path(__file__).resolve().parents[1] / "demo"
 PICTURES = {"graft_demo/concept": SOURCE / "concept", "graft_demo/regular": SOURCE / "regular"}
@@ -64,34 +62,10 @@ def _placed(source: Path, target: str, what: str) -> str:
     if os.path.lexists(target):
         return ""
     try:
-        _copy(source, target)
+        copy_whole(source, target)
     except OSError as error:
         return f"could not put {what} ({error.strerror or error}); Graft reads its own copy"
     return f"put {what}"
-
-
-def _copy(source: Path, target: str) -> None:
-    """Copy under a hidden name of its own, then rename. Another process that was faster keeps its copy."""
-    folder = os.path.dirname(target)
-    os.makedirs(folder, exist_ok=True)
-    draft = os.path.join(folder, f".{secrets.token_hex(8)}{DRAFT}")
-    try:
-        if source.is_dir():
-            shutil.copytree(source, draft)
-        else:
-            shutil.copy2(source, draft)
-        os.rename(draft, target)
-    except OSError:
-        _remove(draft)
-        if not os.path.exists(target):
-            raise
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.exists(path):
-        os.remove(path)
 
 
 def _plain(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,6 +41,34 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
 def move_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file, in place of one that is there: other processes see the old file or the new one."""
     os.replace(source, target)
+
+
+def copy_whole(source: Path, target: str | os.PathLike[str]) -> None:
+    """Copy a file or a folder, with its times, so that it appears complete or not at all. What is there already stays:
+    another process may have been faster.
+    """
+    parent = os.path.dirname(os.fspath(target))
+    os.makedirs(parent, exist_ok=True)
+    draft = os.path.join(parent, f".{secrets.token_hex(8)}{DRAFT}")
+    try:
+        if source.is_dir():
+            shutil.copytree(source, draft)
+        else:
+            shutil.copy2(source, draft)
+        if not os.path.lexists(target):
+            os.rename(draft, target)
+    except OSError:
+        if not os.path.exists(target):
+            raise
+    finally:
+        _remove(draft)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif os.path.exists(path):
+        os.remove(path)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

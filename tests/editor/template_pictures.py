@@ -33,6 +33,7 @@ LARGEST = 1600  # pixels of the page, which is as high as the graph needs
 ALONE = (
     "body * {visibility: hidden !important} #graph-canvas, .dom-widget, .dom-widget * {visibility: visible !important}"
 )
+SAVED = "() => app.graph.nodes.every((node) => node.type !== 'SaveImage' || app.nodeOutputs?.[node.id]?.images?.length)"
 # No badge with the pack's folder, and texts however small.
 SETTINGS = {"Comfy.NodeBadge.NodeSourceBadgeMode": "None", "LiteGraph.Canvas.MinFontSizeForLOD": 0}
 
@@ -80,8 +81,8 @@ def draw(address: str, paths: list[Path], run: bool) -> None:
             export(editor, path)
             if run:
                 editor.queue()
-                editor.page.wait_for_timeout(3000)
-                editor.wait_until_idle(timeout=900_000)
+                editor.page.wait_for_function(SAVED, timeout=900_000)
+                editor.page.wait_for_timeout(5000)
             save(picture(editor), path.with_suffix(".jpg"))
             print(f"drew {path.stem}", flush=True)
         browser.close()
