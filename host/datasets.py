@@ -17,7 +17,7 @@ from ..training.data.yaml_values import read_encoding, shorten
 from . import demo_files, folders
 
 MOST_LOOKED_AT = 2_000  # pictures of a folder
-LONGEST = 10.0  # seconds that a glance may look at pictures
+LONGEST = 4.0  # seconds that a glance may look at pictures
 MOST_FILE_BYTES = 200_000_000  # of a picture that gets a thumbnail
 SIDE = 160  # pixels of a thumbnail
 MOST_NAMES = 200_000  # of files in a folder that is uploaded to

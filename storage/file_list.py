@@ -22,14 +22,15 @@ def files_below(folder: str | os.PathLike[str]) -> list[tuple[Path, os.stat_resu
     """Every file below a folder, by path, with its size and times. Links to folders are not followed, links to nothing
     and folders that this user may not open are left out.
     """
-    found: list[tuple[Path, os.stat_result]] = []
+    found: list[tuple[str, os.stat_result]] = []
     for parent, _, names in os.walk(folder, onerror=_raise_unless_gone):
         for name in names:
             path = os.path.join(parent, name)
             status = _status(path)
             if status is not None and stat.S_ISREG(status.st_mode):
-                found.append((Path(path), status))
-    return sorted(found, key=lambda entry: entry[0])
+                found.append((path, status))
+    found.sort(key=lambda entry: os.path.normcase(entry[0]).split(os.sep))  # as paths, which compare slowly
+    return [(Path(path), status) for path, status in found]
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -1,99 +1,412 @@
 /**
- * The panel of GraftDataset: thumbnails with captions, buckets and problems, from the node's `graft_dataset` output
- * (training/data/folder_report.py makes it).
+ * The panel of GraftDataset: thumbnails with captions, buckets and problems. As soon as a folder is chosen it shows what
+ * the headers of its pictures say; after a run, what was read (the node's `graft_dataset` output,
+ * training/data/folder_report.py makes both). Captions are edited in place; dropped files are uploaded.
  */
+import { CaptionHistory, editCaption } from './caption_editor.js'
+import { askAndUpload, entriesOf, hasFiles, plan } from './dataset_upload.js'
 import { el } from './dom.js'
-import { addPanel, api, chain, fit } from './editor.js'
+import { addPanel, api, asked, chain, everyNode, fit, widen } from './editor.js'
+import { chooserOf } from './folder_chooser.js'
+import { valueOf } from './latent_size.js'
+import { boxOf } from './problem_box.js'
+import { say } from './problems.js'
 import { t } from './texts.js'
 
 const AT_ONCE = 24
+const PATIENCE = 400 // milliseconds without a further change before the folder is looked at
+const PROPERTY = 'graft folder' // that was read last, where a link gives its name
+const UNUSED = ['regularisation_share', 'caption_dropout', 'clip_skip', 'weighted_captions', 'dataset']
+const panels = new WeakMap()
 
 /** Give a GraftDataset node its panel. */
 export function addDatasetPanel(node) {
-  const content = el(
-    'div',
-    { class: 'graft-content' },
-    el('div', { class: 'graft-dim' }, t('Run the node to see its images, buckets and problems here.')),
-  )
-  addPanel(node, 'dataset', content)
-  chain(node, 'onExecuted', (output) => {
-    const found = output?.graft_dataset?.[0]
-    if (!found) return
-    const typed = node.widgets?.find((widget) => widget.name === 'folder')?.value
-    const folder = String(found.folder || typed)
-    const tabs = {
-      Images: () => pictures(found.pictures, folder),
-      Buckets: () => buckets(found.buckets),
-      Problems: () => problems(found.problems),
-    }
-    const counts = { Images: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
-    const body = el('div', { class: 'graft-scroll', role: 'tabpanel', tabIndex: 0 })
-    const bar = el('div', { class: 'graft-tabs', role: 'tablist' })
-    const show = (name) => {
-      body.replaceChildren(tabs[name]())
-      for (const tab of bar.children) tab.setAttribute('aria-selected', String(tab.dataset.name === name))
-      requestAnimationFrame(() => node.graph && fit(node))
-    }
-    bar.append(
-      ...Object.keys(tabs).map((name) => {
-        const tab = el(
-          'button',
-          { class: 'graft-button', type: 'button', role: 'tab', onclick: () => show(name) },
-          `${t(name)} (${counts[name]})`,
-        )
-        tab.dataset.name = name
-        return tab
-      }),
+  panels.set(node, new Panel(node))
+}
+
+/** Follow the graph: the folder's name may come from another node. Once. */
+export function listen() {
+  api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.follow()))
+}
+
+/** Look at the folders again, as files have come or changed. */
+export function refresh() {
+  everyNode((node) => panels.get(node)?.follow(true))
+}
+
+class Panel {
+  constructor(node) {
+    this.node = node
+    this.history = new CaptionHistory()
+    this.question = null // what the panel shows the answer to
+    this.tab = 'Images'
+    this.editing = false
+    this.status = el('div', { class: 'graft-status', role: 'status' })
+    this.problem = el('div', { class: 'graft-problem', role: 'alert', hidden: true })
+    this.undoer = el(
+      'button',
+      { class: 'graft-button', type: 'button', hidden: true, onclick: () => this.undo() },
+      t('Undo caption'),
     )
-    content.replaceChildren(bar, body)
-    show(counts.Problems ? 'Problems' : 'Images')
-  })
-}
-
-function pictures(found, folder) {
-  const strip = el('div', { class: 'graft-pictures' })
-  const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, t('More'))
-  const add = () => {
-    const from = strip.childElementCount
-    strip.append(...found.slice(from, from + AT_ONCE).map((picture) => thumbnail(picture, folder)))
-    more.hidden = strip.childElementCount >= found.length
+    this.tabs = el('div', { class: 'graft-tabs', role: 'tablist' })
+    this.body = el('div', { class: 'graft-scroll', role: 'tabpanel', tabIndex: 0 })
+    this.content = el(
+      'div',
+      { class: 'graft-content graft-looked' },
+      el('div', { class: 'graft-tabs' }, this.tabs, this.undoer),
+      this.status,
+      this.problem,
+      this.body,
+    )
+    addPanel(node, 'dataset', this.content)
+    widen(node, 340)
+    this.body.addEventListener('wheel', (event) => this.scrolls() && event.stopPropagation())
+    this.empty()
+    this.connect()
   }
-  add()
-  return el('div', {}, strip, more)
+
+  connect() {
+    const { node, content } = this
+    const chooser = chooserOf(node)
+    if (chooser) {
+      chooser.onRead = () => this.follow()
+      chooser.onProblem = (line) => this.say([line])
+    }
+    chain(node, 'onConfigure', () => {
+      this.follow()
+      requestAnimationFrame(() => this.follow()) // now its links are there
+    })
+    chain(node, 'onConnectionsChange', () => requestAnimationFrame(() => this.follow()))
+    chain(node, 'onExecuted', (output) => output?.graft_dataset?.[0] && this.ran(output.graft_dataset[0]))
+    for (const widget of node.widgets ?? []) chain(widget, 'callback', () => this.follow())
+    node.onDragOver = hasFiles
+    node.onDragDrop = (event) => this.drop(event)
+    content.addEventListener('dragover', (event) => {
+      if (!hasFiles(event)) return
+      event.preventDefault()
+      event.stopPropagation()
+    })
+    content.addEventListener('drop', (event) => {
+      if (!hasFiles(event)) return
+      event.preventDefault()
+      event.stopPropagation()
+      this.drop(event)
+    })
+  }
+
+  /** The node's inputs as they are now, without those that change nothing here. */
+  inputs() {
+    const names = (this.node.widgets ?? []).filter((widget) => !UNUSED.includes(widget.name)).map(({ name }) => name)
+    const known = names.map((name) => [name, valueOf(this.node, name)]).filter(([, value]) => value !== undefined)
+    return { folder: this.node.properties?.[PROPERTY], ...Object.fromEntries(known) }
+  }
+
+  /** Look at the folder when an input has changed, or anyway. */
+  follow(anyway = false) {
+    const inputs = this.inputs()
+    const question = JSON.stringify(inputs)
+    if (question !== this.question) this.known = {}
+    this.tellChooser({})
+    if (question === this.question && !anyway) return
+    this.question = question
+    clearTimeout(this.timer)
+    if (inputs.folder) this.timer = setTimeout(() => this.look(inputs), PATIENCE)
+    else this.empty()
+  }
+
+  tellChooser(said) {
+    const socket = this.node.inputs?.find((input) => input.name === 'folder')
+    const isLinked = (socket?.link ?? null) !== null
+    const linked = isLinked ? (this.inputs().folder ?? t('from the link')) : undefined
+    this.known = { ...this.known, ...said }
+    chooserOf(this.node)?.tell({ ...this.known, linked })
+  }
+
+  async look(inputs) {
+    const { question } = this
+    const body = JSON.stringify(inputs)
+    this.status.replaceChildren(el('span', { class: 'graft-dim' }, t('Looking at the folder …')))
+    try {
+      const headers = { 'Content-Type': 'application/json' }
+      const found = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
+      if (question === this.question) this.show(found)
+    } catch (error) {
+      if (question === this.question) this.refuse(error.message)
+    }
+  }
+
+  ran(found) {
+    clearTimeout(this.timer)
+    const inputs = this.inputs()
+    const folder = String(found.folder || inputs.folder)
+    if (valueOf(this.node, 'folder') === undefined) this.node.properties[PROPERTY] = folder
+    this.question = JSON.stringify(this.inputs())
+    this.show({ ...found, folder, isRead: true })
+  }
+
+  say(lines) {
+    this.problem.replaceChildren(...lines.map((line) => el('div', {}, line)))
+    this.problem.hidden = !lines.length
+    this.refit()
+  }
+
+  /** While a person edits or answers, what would be drawn comes afterwards. */
+  waits(act) {
+    if (this.editing) this.late = act
+    return this.editing
+  }
+
+  empty() {
+    if (this.waits(() => this.empty())) return
+    this.found = null
+    this.tellChooser({ count: undefined, wrong: false })
+    this.tabs.replaceChildren()
+    this.status.replaceChildren()
+    this.body.replaceChildren(hint())
+    this.say([])
+    this.warn('')
+  }
+
+  refuse(message) {
+    if (this.waits(() => this.refuse(message))) return
+    this.empty()
+    this.tellChooser({ wrong: true })
+    this.warn(message)
+  }
+
+  /** Say above the panel what a run would refuse, where a refused run says it too; "" takes it back. */
+  warn(message) {
+    if (message) say(this.node, message)
+    else if (boxOf(this.node)?.textContent === this.warning) say(this.node)
+    this.warning = message
+  }
+
+  show(found) {
+    if (this.waits(() => this.show(found))) return
+    const isOther = this.found?.folder !== found.folder
+    this.found = found
+    this.say([])
+    this.warn(found.refusal ?? '')
+    this.tellChooser({ count: found.found ?? found.count, wrong: Boolean(found.refusal) })
+    this.status.replaceChildren(...summary(found).map((fact) => el('span', {}, fact)))
+    const counts = { Images: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
+    this.tabs.replaceChildren(...Object.entries(counts).map(([name, count]) => this.tabOf(name, count)))
+    if (isOther) this.tab = counts.Problems ? 'Problems' : 'Images'
+    this.turn(this.tab)
+  }
+
+  tabOf(name, count) {
+    const act = () => this.turn(name)
+    const tab = el(
+      'button',
+      { class: 'graft-button', type: 'button', role: 'tab', onclick: act },
+      `${t(name)} (${count})`,
+    )
+    tab.dataset.name = name
+    return tab
+  }
+
+  turn(name) {
+    if (this.editing) return
+    this.tab = name
+    const { found } = this
+    const made = {
+      Images: () => this.pictures(),
+      Buckets: () => bucketTable(found),
+      Problems: () => problemList(found),
+    }
+    this.body.replaceChildren(made[name]())
+    for (const tab of this.tabs.children) tab.setAttribute('aria-selected', String(tab.dataset.name === name))
+    this.refit()
+  }
+
+  refit() {
+    requestAnimationFrame(() => this.node.graph && fit(this.node))
+  }
+
+  scrolls() {
+    return this.body.scrollHeight > this.body.clientHeight
+  }
+
+  pictures() {
+    const rows = this.found.pictures
+    const strip = el('div', { class: 'graft-pictures' })
+    const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, t('More'))
+    const add = () => {
+      const from = strip.childElementCount
+      strip.append(...rows.slice(from, from + AT_ONCE).map((row) => this.figure(row)))
+      more.hidden = strip.childElementCount >= rows.length
+    }
+    add()
+    const left = this.found.count - rows.length
+    const rest = left > 0 ? el('div', { class: 'graft-dim' }, t('{count} more are not shown', { count: left })) : null
+    return el('div', {}, strip, more, rest)
+  }
+
+  figure(row) {
+    const { folder } = this.found
+    const facts = [
+      `${row.width}×${row.height} → ${row.bucket.join('×')}`,
+      row.held_out ? t('held out') : null,
+      row.mask ? t('mask') : null,
+      row.captioned ? null : t('no caption'),
+    ]
+    const caption = `${row.caption}${row.varies ? t(' (varies)') : ''}`
+    const query = new URLSearchParams({ folder, name: row.name })
+    const edit = el(
+      'button',
+      {
+        class: 'graft-caption',
+        type: 'button',
+        title: t('Edit the caption'),
+        'aria-label': t('Edit the caption of {name}', { name: row.name }),
+        onclick: () => this.edit(row, figure),
+      },
+      caption || t('no caption'),
+    )
+    const figure = el(
+      'figure',
+      { title: `${row.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
+      el('img', { src: api.apiURL(`/graft/dataset/thumbnail?${query}`), alt: row.name, loading: 'lazy' }),
+      el('figcaption', {}, el('b', {}, row.name), edit),
+    )
+    return figure
+  }
+
+  async edit(row, figure) {
+    if (this.editing) return
+    this.editing = true
+    this.say([])
+    const captions = String(valueOf(this.node, 'captions') ?? 'auto')
+    const { folder, encoding = 'utf-8' } = this.found
+    figure.classList.add('graft-wide')
+    const done = (saved) => {
+      this.editing = false
+      figure.classList.remove('graft-wide')
+      figure.querySelector('.graft-caption').focus()
+      if (saved) this.renew(row, figure)
+      this.late?.()
+      this.late = null
+    }
+    try {
+      await editCaption({ folder, name: row.name, captions, encoding }, figure, this.history, done)
+    } catch (error) {
+      done(false)
+      this.say([error.message])
+    }
+  }
+
+  async undo() {
+    this.undoer.disabled = true
+    try {
+      const { folder, name } = await this.history.undo()
+      this.say([])
+      const rows = this.found?.folder === folder ? this.found.pictures : []
+      const row = rows.find((one) => one.name === name)
+      if (row) await this.renew(row)
+    } catch (error) {
+      this.say([t('Not undone: {error}', { error: error.message })])
+    }
+    this.tellUndo()
+  }
+
+  tellUndo() {
+    const { last } = this.history
+    this.undoer.disabled = false
+    this.undoer.hidden = !last
+    this.undoer.title = last ? t('Put back the caption that {name} had before', { name: last.place.name }) : ''
+  }
+
+  /** Read a picture's row again, whose caption has changed. */
+  async renew(row, figure = null) {
+    this.tellUndo()
+    const inputs = { ...this.inputs(), folder: this.found.folder, only: row.name }
+    const headers = { 'Content-Type': 'application/json' }
+    try {
+      const body = JSON.stringify(inputs)
+      const { pictures, problems } = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
+      const now = pictures.find((one) => one.name === row.name)
+      if (now) Object.assign(row, { caption: now.caption, varies: now.varies, captioned: now.captioned })
+      else this.say(problems.map(lineOf))
+    } catch (error) {
+      this.say([error.message])
+      return
+    }
+    const shown =
+      figure ?? [...this.body.querySelectorAll('figure')].find((one) => one.title.startsWith(`${row.name}\n`))
+    shown?.replaceWith(this.figure(row))
+  }
+
+  /** Take files that were dropped; true, as they are taken. */
+  drop(event) {
+    const entries = entriesOf(event)
+    if (!entries.length) return false
+    this.upload(entries)
+    return true
+  }
+
+  async upload(entries) {
+    if (this.editing) {
+      this.say([t('Save or cancel the caption first, then drop the files again.')])
+      return
+    }
+    this.editing = true // what is shown stays until it is answered
+    const chosen = String(valueOf(this.node, 'folder') ?? '')
+    const done = (folder, problems) => {
+      this.editing = false
+      const { late } = this
+      this.late = null
+      if (folder !== null) this.take(folder, problems)
+      else if (late) late()
+      else this.restore()
+      if (folder === null) this.say(problems)
+    }
+    try {
+      askAndUpload(this.body, await plan(entries, chosen), done)
+    } catch (error) {
+      done(null, [error.message])
+    }
+  }
+
+  /** Show again what was shown before files were dropped. */
+  restore() {
+    if (this.found) this.turn(this.tab)
+    else this.body.replaceChildren(hint())
+  }
+
+  /** Choose the folder that was uploaded to, and look at it. */
+  async take(folder, problems) {
+    const chooser = chooserOf(this.node)
+    const isLinked = this.node.inputs?.some((input) => input.name === 'folder' && (input.link ?? null) !== null)
+    if (chooser && !isLinked && chooser.value !== folder) chooser.take(folder)
+    clearTimeout(this.timer)
+    this.question = JSON.stringify(this.inputs())
+    await this.look(this.inputs())
+    if (problems.length) this.say(problems)
+  }
 }
 
-function thumbnail(picture, folder) {
-  const parts = [...folder.split(/[\\/]/), ...picture.name.split('/')].filter(Boolean)
-  const query = new URLSearchParams({
-    filename: parts.pop(),
-    subfolder: parts.join('/'),
-    type: 'input',
-    preview: 'webp;70',
-  })
-  const facts = [
-    `${picture.width}×${picture.height} → ${picture.bucket.join('×')}`,
-    picture.held_out ? t('held out') : null,
-    picture.mask ? t('mask') : null,
-    picture.captioned ? null : t('no caption'),
-  ]
-  const caption = `${picture.caption}${picture.varies ? t(' (varies)') : ''}`
-  return el(
-    'figure',
-    { title: `${picture.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
-    el('img', { src: api.apiURL(`/view?${query}`), alt: picture.name, loading: 'lazy' }),
-    el('figcaption', {}, el('b', {}, picture.name), ` ${caption}`),
-  )
+const hint = () =>
+  el('div', { class: 'graft-dim graft-drop' }, t('Choose a folder above, or drop a folder or pictures here.'))
+
+/** What is said above the tabs' contents. */
+function summary(found) {
+  const lines = []
+  if (found.seen < found.found) lines.push(t('first {seen} of {found} looked at', found))
+  if (found.train !== undefined) lines.push(t('{train} to train on, {held_out} held out', found))
+  if (found.a_round > found.count) lines.push(t('{count} a round with repeats', { count: found.a_round }))
+  return lines
 }
 
-function buckets(found) {
-  const heads = [t('size'), t('trained'), t('held out')]
-  const body = found.map((bucket) =>
+function bucketTable(found) {
+  const heads = found.isRead ? [t('size'), t('trained'), t('held out')] : [t('size'), t('pictures')]
+  const cells = (bucket) => (found.isRead ? [bucket.train, bucket.held_out] : [bucket.train])
+  const body = found.buckets.map((bucket) =>
     el(
       'tr',
       {},
       el('td', {}, `${bucket.width} × ${bucket.height}${bucket.batch_id ? ` ${bucket.batch_id}` : ''}`),
-      el('td', {}, String(bucket.train)),
-      el('td', {}, String(bucket.held_out)),
+      ...cells(bucket).map((count) => el('td', {}, String(count))),
     ),
   )
   return el(
@@ -104,11 +417,11 @@ function buckets(found) {
   )
 }
 
-function problems(found) {
-  if (!found.length) return el('div', {}, t('None.'))
-  return el(
-    'ul',
-    { class: 'graft-list' },
-    ...found.map(({ name, message }) => el('li', { class: 'graft-problem' }, message ? `${name}: ${message}` : name)),
-  )
+const lineOf = ({ name, message }) => (message ? `${name}: ${message}` : name)
+
+function problemList(found) {
+  const lines = found.problems.map((one) => el('li', { class: 'graft-problem' }, lineOf(one)))
+  const notes = (found.notes ?? []).map((note) => el('li', {}, note))
+  if (!lines.length && !notes.length) return el('div', {}, t('None.'))
+  return el('ul', { class: 'graft-list' }, ...lines, ...notes)
 }

@@ -1,9 +1,10 @@
 /** Graft in the editor: which widget belongs to which node. Uses ComfyUI's public extension API only. */
 import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
-import { addDatasetPanel } from './dataset.js'
+import * as dataset from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
+import { TYPE as FOLDER, folderChooser } from './folder_chooser.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
@@ -13,7 +14,7 @@ import * as training from './training.js'
 const CREATED = {
   ApplyToDo: todo.addTodoPanel,
   EMAMerge: addAveragePanel,
-  GraftDataset: addDatasetPanel,
+  GraftDataset: dataset.addDatasetPanel,
   GraftTrainStart: training.keepSeed,
   TrainStep: training.addTrainingPanel,
 }
@@ -28,9 +29,12 @@ app.registerExtension({
     problems.listen()
     training.listen()
     todo.listen()
+    dataset.listen()
   },
-  getCustomWidgets: () => ({ [TYPE]: loraRows }),
+  getCustomWidgets: () => ({ [TYPE]: loraRows, [FOLDER]: folderChooser }),
   beforeRegisterNodeDef(nodeType, nodeData) {
+    // The input stays a text, which a link may give; only what draws it changes.
+    if (nodeData.name === 'GraftDataset') nodeData.input.required.folder[1].widgetType = FOLDER
     if (!WITH_ROWS.includes(nodeData.name)) return
     const rows = nodeData.input.required.rows
     nodeData.input.required.rows = [TYPE, rows[1]]
@@ -39,5 +43,8 @@ app.registerExtension({
     CREATED[node.comfyClass]?.(node)
     if (node.constructor.nodeData?.category?.startsWith('Graft/')) foldAdvanced(node)
   },
-  refreshComboInNodes: refresh,
+  refreshComboInNodes() {
+    dataset.refresh()
+    return refresh()
+  },
 })

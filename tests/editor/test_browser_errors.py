@@ -2,7 +2,12 @@
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
 HISTORY = {"loss": [0.1] * 126, "rate": [1e-4] * 126, "norm": [1.0] * 126, "validation": []}
-REFUSED = ("/prompt", "Prompt execution failed", "PromptExecutionError")  # the page's own words for a refusal
+REFUSED = (
+    "/prompt",
+    "/graft/dataset/glance",
+    "Prompt execution failed",
+    "PromptExecutionError",
+)  # the page's own words for a refusal
 
 
 def step(editor, node, number, until=250):

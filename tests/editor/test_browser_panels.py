@@ -407,7 +407,7 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     problems = [{"name": "bad.png", "message": "not a picture"}]
     data = {"folder": "concept", "count": 30, "pictures": pictures, "buckets": buckets, "problems": problems}
     editor.page.route(
-        "**/view?*", lambda route: route.fulfill(body=picture(), content_type="image/png")
+        "**/thumbnail?*", lambda route: route.fulfill(body=picture(), content_type="image/png")
     )  # these pictures are not there
     ran(editor, node, {"graft_dataset": [data]})
     assert "not a picture" in editor.page.locator(".graft-dataset:visible").inner_text(), "problems come first"
@@ -418,7 +418,7 @@ def test_a_dataset_shows_pictures_buckets_and_problems(editor):
     editor.page.get_by_role("tab", name="Buckets (1)").focus()
     editor.page.keyboard.press("Enter")
     assert "32 \u00d7 32" in editor.page.locator(".graft-dataset:visible").inner_text()
-    editor.page.unroute("**/view?*")
+    editor.page.unroute("**/thumbnail?*")
 
 
 def test_a_dataset_shows_the_folder_that_was_read(editor):
@@ -442,7 +442,7 @@ def test_a_dataset_shows_the_folder_that_was_read(editor):
         "problems": [],
     }
     ran(editor, node, {"graft_dataset": [data]})
-    assert "subfolder=concept&" in editor.page.locator(".graft-dataset img:visible").get_attribute("src")
+    assert "?folder=concept&" in editor.page.locator(".graft-dataset img:visible").get_attribute("src")
 
 
 def test_an_average_shows_its_profile(editor):

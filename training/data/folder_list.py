@@ -20,6 +20,21 @@ class PictureFolders:
     cut: bool = False
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a folder held when it was last looked at."""
+
+    changed: int  # its modification time in ns
+    pictures: int
+    folders: tuple[str, ...]
+    entries: int
+
+
+_seen: dict[str, _Seen] = {}  # by path; of folders that had been left alone for a while
+_MOST_SEEN = 20_000
+_SETTLED = 2_000_000_000  # ns after which a further change gives a folder another modification time
+
+
 def picture_folders(root: str, most_entries: int = 500_000, seconds: float = 5.0) -> PictureFolders:
     """Count the pictures of every folder below `root`. Folders without pictures are listed only where they lie right
     in `root`. Linked and hidden folders are left out, as a dataset leaves them out.
@@ -30,22 +45,44 @@ def picture_folders(root: str, most_entries: int = 500_000, seconds: float = 5.0
     waiting = [""]
     while waiting:
         name = waiting.pop()
-        own = 0
-        for entry in _entries(os.path.join(root, name)):
-            looked_at += 1
-            if looked_at > most_entries:
-                break
-            if entry.is_dir(follow_symlinks=False):
-                if not entry.name.startswith(".") and entry.name != MASK_FOLDER:
-                    waiting.append(f"{name}/{entry.name}".lstrip("/"))
-            elif is_image(entry.name) and entry.is_file():
-                own += 1
-        _add(found.counts, name, own)
+        seen = _look(os.path.join(root, name), most_entries - looked_at)
+        looked_at += seen.entries
+        waiting += [f"{name}/{folder}".lstrip("/") for folder in seen.folders]
+        _add(found.counts, name, seen.pictures)
         if looked_at > most_entries or time.monotonic() > end:
             found.cut = bool(waiting) or looked_at > most_entries
             break
     found.counts = dict(sorted(found.counts.items()))
     return found
+
+
+def _look(path: str, most: int) -> _Seen:
+    """What lies in a folder, at most one entry more than `most`. It is not read again while its time stays."""
+    now = time.time_ns()
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError:
+        return _Seen(0, 0, (), 0)
+    known = _seen.get(path)
+    if known is not None and known.changed == changed and known.entries <= most:
+        return known
+    pictures = entries = 0
+    folders: list[str] = []
+    for entry in _entries(path):
+        entries += 1
+        if entries > most:
+            break
+        if entry.is_dir(follow_symlinks=False):
+            if not entry.name.startswith(".") and entry.name != MASK_FOLDER:
+                folders.append(entry.name)
+        elif is_image(entry.name) and entry.is_file():
+            pictures += 1
+    seen = _Seen(changed, pictures, tuple(folders), entries)
+    if entries <= most and now - changed > _SETTLED:
+        if len(_seen) >= _MOST_SEEN:
+            _seen.clear()
+        _seen[path] = seen
+    return seen
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -56,3 +56,19 @@ def test_names_of_files_that_are_there(tmp_path):
     touch(tmp_path, "a/1.png", "a/1.txt", "b.png", ".c/d")
     assert file_names(str(tmp_path), 10) == [".c/d", "a/1.png", "a/1.txt", "b.png"]
     assert file_names(str(tmp_path), 3) is None
+
+
+def test_a_folder_that_stays_is_not_read_again_and_one_that_changes_is(tmp_path, monkeypatch):
+    touch(tmp_path, "a/1.png", "b/c/2.png")
+    long_ago = 1_700_000_000
+    for name in ("a", "b", "b/c", "."):
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    first = picture_folders(str(tmp_path)).counts
+    read = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: read.append(folder) or scan(folder))
+    assert picture_folders(str(tmp_path)).counts == first and read == []
+    touch(tmp_path, "b/c/3.png")
+    for _ in range(2):  # it has just changed, so it is read until it is left alone
+        assert picture_folders(str(tmp_path)).counts == {"a": 1, "b": 2, "b/c": 2}
+    assert read == [str(tmp_path / "b/c")] * 2

@@ -57,8 +57,10 @@ def _json_files(folder: Path) -> list[Path]:
     """Every JSON file below the folder, outside of hidden folders, in the order of their paths."""
     by_name: dict[str, Path] = {}
     for path, _ in files_below(folder):
+        if path.suffix != ".json":
+            continue
         relative = path.relative_to(folder)
-        if path.suffix == ".json" and not any(part.startswith(".") for part in relative.parts):
+        if not any(part.startswith(".") for part in relative.parts):
             by_name[relative.as_posix()] = path
     return [path for _, path in sorted(by_name.items())]
 

@@ -1,0 +1,189 @@
+"""The Dataset panel as a person uses it: drops a folder, chooses one, sees buckets and problems before a run, edits a
+caption, takes it back, and finds all of it again after a reload.
+"""
+
+import pytest
+from serving import picture
+from test_browser_panels import CONTRAST
+
+PANEL = ".graft-dataset:visible"
+SETTING = "([id, value]) => app.extensionManager.setting.set(id, value)"
+CAPTION = "(query) => fetch(`/graft/dataset/caption?${new URLSearchParams(query)}`).then((answer) => answer.json())"
+# Elements of the panel that are wider than where they lie, or whose text is cut.
+CUT = """() => [...document.querySelectorAll('.graft-dataset, .graft-dataset *, .graft-folder')]
+  .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0
+    && getComputedStyle(one).display !== 'inline')
+  .map((one) => `${one.className} ${one.scrollWidth} > ${one.clientWidth} ${one.textContent.slice(0, 40)}`)"""
+
+
+def drop(editor, *paths):
+    """Drag files and folders of this machine onto the panel."""
+    box = editor.page.locator(f"{PANEL} .graft-scroll").bounding_box()
+    session = editor.page.context.new_cdp_session(editor.page)
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **place})
+
+
+def fill(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names):
+        content = picture(64, 48, (number, 40, 90)) if name.endswith(".png") else f"words of {name}".encode()
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def choose(editor, query):
+    editor.page.locator(".graft-chooser:visible").click()
+    editor.page.locator(".graft-picker-search:visible").fill(query)
+    editor.page.keyboard.press("Enter")
+
+
+def folder_of(editor):
+    return next(iter(editor.prompt().values()))["inputs"]["folder"]
+
+
+def test_a_dropped_folder_is_uploaded_looked_at_edited_and_there_again_after_a_reload(editor, tmp_path):
+    name = f"3_dropped {'nodes2' if editor.modern else 'classic'}"
+    folder = fill(tmp_path / name, "a.png", "a.txt", "b.png", "notes.docx", ".hidden.png")
+    (folder / "bad.png").write_bytes(b"no picture")
+    editor.clear()
+    editor.add("GraftDataset", 100, 60)
+    panel = editor.page.locator(PANEL)
+    panel.get_by_text("drop a folder or pictures here").wait_for()
+    empty = panel.bounding_box()["height"]
+    drop(editor, folder)
+    panel.get_by_role("button", name="Upload").wait_for()
+    assert "left out: notes.docx" in panel.inner_text() and "4 files" in panel.inner_text()
+    assert panel.get_by_role("textbox").input_value() == name
+    editor.screenshot("dataset-asks")
+    panel.get_by_role("button", name="Upload").click()
+    panel.get_by_role("tab", name="Problems (1)").wait_for()
+    assert "bad.png: not a picture that can be read" in panel.inner_text() and "notes.docx" in panel.inner_text()
+    assert folder_of(editor) == name
+    assert "1 to train on, 1 held out" in panel.inner_text() and "6 a round with repeats" in panel.inner_text()
+    assert panel.bounding_box()["height"] == pytest.approx(empty, abs=1), "it keeps its height"
+    panel.get_by_role("tab", name="Buckets (1)").click()
+    assert "576 \u00d7 448" in panel.inner_text()
+    panel.get_by_role("tab", name="Images (2)").click()
+    panel.locator("img").first.evaluate("(img) => img.decode()")
+
+    a_png = {"folder": name, "name": "a.png", "captions": "auto", "encoding": "utf-8"}
+    panel.get_by_role("button", name="Edit the caption of a.png").click()
+    field = panel.get_by_role("textbox", name="Caption of a.png")
+    assert field.input_value() == "words of a.txt"
+    field.fill("a zorp, <b>bold</b>")
+    editor.screenshot("dataset-edits")
+    assert not editor.do(CUT)
+    editor.page.keyboard.press("Control+Enter")
+    panel.get_by_role("button", name="Undo caption").wait_for()
+    panel.get_by_role("button", name="Edit the caption of a.png").get_by_text("a zorp, <b>bold</b>").wait_for()
+    assert editor.do(CAPTION, a_png)["text"] == "a zorp, <b>bold</b>"
+    panel.get_by_role("button", name="Undo caption").click()
+    panel.get_by_role("button", name="Edit the caption of a.png").get_by_text("words of a.txt").wait_for()
+    assert editor.do(CAPTION, a_png)["text"] == "words of a.txt"
+
+    panel.get_by_role("button", name="Edit the caption of b.png").click()
+    panel.get_by_role("textbox").fill("a caption where there was none")
+    panel.get_by_role("button", name="Save").click()
+    panel.get_by_role("button", name="Undo caption").wait_for()
+    saved = editor.saved()
+    editor.open()
+    editor.load(saved)
+    panel.get_by_role("tab", name="Images (2)").click()
+    panel.get_by_text("a caption where there was none").wait_for()
+
+    fill(folder, "c.png").joinpath("a.txt").write_text("another text", encoding="utf-8")
+    drop(editor, folder / "c.png", folder / "a.txt")
+    panel.get_by_role("button", name="Upload").click()
+    panel.get_by_text("a.txt", exact=False).wait_for()
+    assert f"Already in {name}: a.txt" in panel.inner_text()
+    panel.get_by_role("button", name="Skip these").click()
+    panel.get_by_role("tab", name="Images (3)").wait_for()
+    assert editor.do(CAPTION, a_png)["text"] == "words of a.txt", "nothing is written over"
+
+
+def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
+    editor.clear()
+    editor.add("GraftDataset", 100, 60, folder="concept")
+    panel = editor.page.locator(PANEL)
+    panel.get_by_role("button", name="Edit the caption of zorp-00.png").click()
+    field = panel.get_by_role("textbox")
+    field.fill("mine")
+    refusal = {"error": "zorp-00.txt has changed on disk since it was read"}
+    editor.page.route("**/graft/dataset/caption", lambda route: route.fulfill(status=409, json=refusal))
+    panel.get_by_role("button", name="Save").click()
+    panel.get_by_text("Not saved: zorp-00.txt has changed on disk").wait_for()
+    assert field.input_value() == "mine"
+    editor.page.unroute("**/graft/dataset/caption")
+    editor.do("() => app.graph.nodes[0].widgets.find((one) => one.name === 'resolution').callback(512)")
+    editor.do("() => { app.graph.nodes[0].widgets.find((one) => one.name === 'repeats').value = 2 }")
+    editor.do("() => app.graph.nodes[0].widgets.find((one) => one.name === 'repeats').callback(2)")
+    editor.page.wait_for_timeout(1500)
+    assert field.input_value() == "mine", "a look at the folder meanwhile leaves it"
+    panel.get_by_role("button", name="Cancel").click()
+    panel.get_by_text("32 a round with repeats").wait_for()
+    editor.errors[:] = [error for error in editor.errors if "409" not in error]
+
+
+def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor):
+    editor.clear()
+    editor.add("GraftDataset", 100, 60)
+    panel, chooser = editor.page.locator(PANEL), editor.page.locator(".graft-chooser:visible")
+    chooser.click()
+    options = editor.page.locator(".graft-picker-option:visible")
+    options.first.wait_for()
+    assert "concept\n16 pictures" in options.all_inner_texts()
+    editor.page.keyboard.press("Escape")
+    choose(editor, "reg")
+    panel.get_by_role("tab", name="Images (96)").wait_for()
+    assert folder_of(editor) == "regular" and "96" in chooser.inner_text()
+    assert panel.locator("figure").count() == 24
+    editor.undo()
+    assert folder_of(editor) == ""
+    panel.get_by_text("drop a folder or pictures here").wait_for()
+    editor.clear()
+    editor.add("GraftDataset", 100, 60, folder="koncept")
+    panel.get_by_text("there is no folder 'koncept' in ComfyUI's input folder; did you mean concept?").wait_for()
+    editor.errors[:] = [error for error in editor.errors if "404" not in error]
+    node = editor.add("GraftDataset", 600, 60, folder="concept", resolution=64, captions="json")
+    editor.page.get_by_text("Dataset: no picture in folder 'concept' can be used.").wait_for()
+    editor.do("(id) => { app.graph.getNodeById(id).widgets[0].value = '../input' }", node)
+    editor.page.get_by_text("is outside ComfyUI's input folder").wait_for()
+    editor.errors[:] = [error for error in editor.errors if "400" not in error]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "palette", "language"),
+    [
+        (1280, 720, "dark", "en"),
+        (1280, 720, "light", "zh"),
+        (1600, 1000, "dark", "zh"),
+        (1600, 1000, "light", "en"),
+    ],
+)
+def test_nothing_is_cut_and_all_is_legible(editor, width, height, palette, language):
+    editor.page.set_viewport_size({"width": width, "height": height})
+    editor.do(SETTING, ["Comfy.ColorPalette", palette])
+    editor.do(SETTING, ["Comfy.Locale", language])
+    try:
+        editor.page.wait_for_timeout(1000)
+        editor.clear()
+        for x, folder in ((90, "concept"), (450, "a folder with quite a long name that is not there"), (810, "")):
+            editor.add("GraftDataset", x, 100, folder=folder)
+        figures = editor.page.locator(f"{PANEL} figure")
+        figures.first.wait_for()
+        figures.first.locator("button").click()
+        editor.page.locator(f"{PANEL} textarea").wait_for()
+        editor.page.wait_for_timeout(600)
+        editor.screenshot(f"dataset-{width}-{palette}-{language}")
+        found = editor.do(CONTRAST, editor.modern)
+        assert len(found) > 15 and not [one for one in found if one[0] < 4.5]
+        assert not editor.do(CUT)
+    finally:
+        editor.do(SETTING, ["Comfy.ColorPalette", "dark"])
+        editor.do(SETTING, ["Comfy.Locale", "en"])
+        editor.page.set_viewport_size({"width": 1600, "height": 1000})
+        editor.page.wait_for_timeout(500)
+    editor.errors[:] = [error for error in editor.errors if "404" not in error]
