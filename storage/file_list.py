@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # ELOOP: a link that leads to itself
@@ -18,13 +19,15 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         return []
 
 
-def files_below(folder: str | os.PathLike[str]) -> list[tuple[Path, os.stat_result]]:
-    """Every file below a folder, by path, with its size and times. Links to folders are not followed, links to nothing
-    and folders that this user may not open are left out.
+def files_below(
+    folder: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
+) -> list[tuple[Path, os.stat_result]]:
+    """Every file below a folder whose name is wanted, by path, with its size and times. Links to folders are not
+    followed, links to nothing and folders that this user may not open are left out.
     """
     found: list[tuple[str, os.stat_result]] = []
     for parent, _, names in os.walk(folder, onerror=_raise_unless_gone):
-        for name in names:
+        for name in filter(wanted, names):
             path = os.path.join(parent, name)
             status = _status(path)
             if status is not None and stat.S_ISREG(status.st_mode):

@@ -1,6 +1,6 @@
 /** Edits one caption in place, in its own file; keeps what it replaced, so that it can be undone. */
 import { el } from './dom.js'
-import { asked } from './editor.js'
+import { asked, wordsOf } from './editor.js'
 import { t } from './texts.js'
 
 const ROUTE = '/graft/dataset/caption'
@@ -61,7 +61,7 @@ export async function editCaption(place, holder, history, done) {
       await history.write(place, field.value, read.version)
       shut(true)
     } catch (error) {
-      problem.textContent = t('Not saved: {error}', { error: error.message })
+      problem.textContent = t('Not saved: {error}', { error: wordsOf(error) })
       problem.hidden = false
       saver.disabled = false
     }

@@ -6,7 +6,7 @@
 import { CaptionHistory, editCaption } from './caption_editor.js'
 import { askAndUpload, entriesOf, hasFiles, plan } from './dataset_upload.js'
 import { el } from './dom.js'
-import { addPanel, api, asked, chain, everyNode, fit, widen } from './editor.js'
+import { addPanel, api, asked, chain, everyNode, fit, widen, wordsOf } from './editor.js'
 import { chooserOf } from './folder_chooser.js'
 import { valueOf } from './latent_size.js'
 import { boxOf } from './problem_box.js'
@@ -131,7 +131,7 @@ class Panel {
       const found = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
       if (question === this.question) this.show(found)
     } catch (error) {
-      if (question === this.question) this.refuse(error.message)
+      if (question === this.question) this.refuse(wordsOf(error))
     }
   }
 
@@ -292,7 +292,7 @@ class Panel {
       await editCaption({ folder, name: row.name, captions, encoding }, figure, this.history, done)
     } catch (error) {
       done(false)
-      this.say([error.message])
+      this.say([wordsOf(error)])
     }
   }
 
@@ -305,7 +305,7 @@ class Panel {
       const row = rows.find((one) => one.name === name)
       if (row) await this.renew(row)
     } catch (error) {
-      this.say([t('Not undone: {error}', { error: error.message })])
+      this.say([t('Not undone: {error}', { error: wordsOf(error) })])
     }
     this.tellUndo()
   }
@@ -329,7 +329,7 @@ class Panel {
       if (now) Object.assign(row, { caption: now.caption, varies: now.varies, captioned: now.captioned })
       else this.say(problems.map(lineOf))
     } catch (error) {
-      this.say([error.message])
+      this.say([wordsOf(error)])
       return
     }
     const shown =
@@ -364,7 +364,7 @@ class Panel {
     try {
       askAndUpload(this.body, await plan(entries, chosen), done)
     } catch (error) {
-      done(null, [error.message])
+      done(null, [wordsOf(error)])
     }
   }
 

@@ -3,7 +3,7 @@
  * and uploads through ComfyUI's own route. Nothing is written over unless a person says so.
  */
 import { el, size } from './dom.js'
-import { api, asked } from './editor.js'
+import { api, asked, wordsOf } from './editor.js'
 import { folders } from './folder_chooser.js'
 import { t } from './texts.js'
 
@@ -137,7 +137,7 @@ export function askAndUpload(holder, { folder, files, refused }, done) {
     try {
       there = await asked(`/graft/dataset/files?${new URLSearchParams({ folder: name })}`)
     } catch (error) {
-      say(error.message)
+      say(wordsOf(error))
       return
     }
     const known = new Set(there.files.map((one) => one.toLowerCase()))

@@ -19,7 +19,7 @@ export function changing(change) {
   }
 }
 
-/** The JSON that a route of the pack answers; an Error with the server's own words when it refuses. */
+/** The JSON that a route of the pack answers; an Error with the server's own words (`words`) when it refuses. */
 export async function asked(route, options) {
   const response = await api.fetchApi(route, options)
   const body = await response.text()
@@ -31,10 +31,14 @@ export async function asked(route, options) {
     } catch {
       // not JSON: the text itself is what the server said
     }
-    throw new Error(`${said || response.statusText} (${response.status})`)
+    const words = String(said || response.statusText)
+    throw Object.assign(new Error(`${words} (${response.status})`), { words })
   }
   return JSON.parse(body)
 }
+
+/** What an error says, without the number of the server's answer. */
+export const wordsOf = (error) => error.words ?? error.message
 
 /** The node that an execution id such as "7" or "12:3" (node 3 inside subgraph node 12) names, or undefined. */
 export function nodeOf(executionId) {

@@ -3,7 +3,7 @@
  * choose from. The value stays a text, and the socket takes a text as before.
  */
 import { el } from './dom.js'
-import { asked, changing } from './editor.js'
+import { asked, changing, wordsOf } from './editor.js'
 import { close, pick } from './picker.js'
 import { t } from './texts.js'
 
@@ -94,7 +94,7 @@ class Chooser {
     try {
       found = await folders()
     } catch (error) {
-      this.onProblem?.(t('The list of folders cannot be read: {error}', { error: error.message }))
+      this.onProblem?.(t('The list of folders cannot be read: {error}', { error: wordsOf(error) }))
       return
     }
     const counts = new Map(found.folders.map(({ name, pictures }) => [name, pictures]))

@@ -170,7 +170,7 @@ def test_nothing_is_cut_and_all_is_legible(editor, width, height, palette, langu
     try:
         editor.page.wait_for_timeout(1000)
         editor.clear()
-        for x, folder in ((90, "concept"), (450, "a folder with quite a long name that is not there"), (810, "")):
+        for x, folder in ((56, "concept"), (462, "a folder with quite a long name that is not there"), (868, "")):
             editor.add("GraftDataset", x, 100, folder=folder)
         figures = editor.page.locator(f"{PANEL} figure")
         figures.first.wait_for()

@@ -72,11 +72,10 @@ def _look(path: str, most: int) -> _Seen:
         entries += 1
         if entries > most:
             break
-        if entry.is_dir(follow_symlinks=False):
-            if not entry.name.startswith(".") and entry.name != MASK_FOLDER:
-                folders.append(entry.name)
-        elif is_image(entry.name) and entry.is_file():
+        if is_image(entry.name) and entry.is_file():
             pictures += 1
+        elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name != MASK_FOLDER:
+            folders.append(entry.name)
     seen = _Seen(changed, pictures, tuple(folders), entries)
     if entries <= most and now - changed > _SETTLED:
         if len(_seen) >= _MOST_SEEN:

@@ -31,16 +31,16 @@ _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values 
 
 def is_image(name: str) -> bool:
     """Whether a file of this name is read as an image, by its ending; masks are not."""
+    if not name.lower().endswith(SUFFIXES):  # the quick answer for most other files
+        return False
     stem, suffix = os.path.splitext(name)
-    return suffix.lower() in SUFFIXES and not stem.endswith(MASK_ENDING)
+    return suffix != "" and not stem.endswith(MASK_ENDING)
 
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below the folder, in the order of its relative path; without hidden folders and masks."""
     by_name: dict[str, Path] = {}
-    for path, _ in files_below(folder):
-        if not is_image(path.name):
-            continue
+    for path, _ in files_below(folder, is_image):
         relative = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in relative.parts)
         if not hidden and MASK_FOLDER not in relative.parts[:-1]:

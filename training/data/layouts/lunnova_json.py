@@ -53,12 +53,14 @@ class JsonIndex(CaptionReader):
             raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
 
 
+def _is_json(name: str) -> bool:
+    return name.endswith(".json") and name != ".json"
+
+
 def _json_files(folder: Path) -> list[Path]:
     """Every JSON file below the folder, outside of hidden folders, in the order of their paths."""
     by_name: dict[str, Path] = {}
-    for path, _ in files_below(folder):
-        if path.suffix != ".json":
-            continue
+    for path, _ in files_below(folder, _is_json):
         relative = path.relative_to(folder)
         if not any(part.startswith(".") for part in relative.parts):
             by_name[relative.as_posix()] = path
