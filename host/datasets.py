@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +57,14 @@ def glance(values: Mapping[str, Any]) -> Answer:
     """What a Dataset with these inputs would read."""
     folder = Path(_folder(_text(values, "folder")))
     settings = read_settings(values)
+    validation = _text(values, "validation_folder")
+    if validation:
+        settings = replace(settings, validation=0.0)
     found = folder_reader.glance_at_folder(folder, settings, MOST_LOOKED_AT, LONGEST, str(values.get("only") or ""))
-    return 200, {**folder_report.glance_data(found), "folder": values["folder"]}
+    data = {**folder_report.glance_data(found), "folder": values["folder"]}
+    if validation:
+        data["held_out"] = len(folder_reader.pictures_in(Path(_folder(validation))))
+    return 200, data
 
 
 def thumbnail(request: Any) -> Answer:

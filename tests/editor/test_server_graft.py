@@ -335,6 +335,8 @@ def test_a_dataset_is_looked_at_before_it_runs(server):
     assert seen["problems"] == [{"name": "3_cats/bad.png", "message": "not a picture that can be read"}]
     assert seen["pictures"][0]["name"] == "3_cats/0.png" and seen["pictures"][0]["caption"] == "a <b>cat</b>"
     assert sum(row["train"] for row in seen["buckets"]) == 4 and not seen["refusal"]
+    apart = server.ask("/graft/dataset/glance", "POST", {**inputs, "validation_folder": "looked/3_cats"}).json
+    assert (apart["train"], apart["held_out"]) == (4, 5)
     for change, said in (
         ({"folder": "look"}, "there is no folder 'look' in ComfyUI's input folder; did you mean looked?"),
         ({"folder": ""}, "image folder is empty"),
