@@ -21,8 +21,8 @@ export function blockText(pairs) {
   return parts.join(', ')
 }
 
-/** Sliders for [block, strength] pairs; `change` is called with the new text. */
-export function blockSliders(pairs, where, change) {
+/** Sliders for the [block, strength] pairs of a text; `change` is called with the new text. */
+export function blockSliders(text, pairs, where, change) {
   const sliders = pairs.map(([block, value], index) => {
     const shown = el('output', { class: 'graft-slider-value' }, String(value))
     const input = el('input', {
@@ -49,7 +49,7 @@ export function blockSliders(pairs, where, change) {
       {
         class: 'graft-button',
         type: 'button',
-        disabled: pairs.every(([, value]) => value === 1),
+        hidden: !text,
         onclick: () => change(''),
       },
       t('All blocks at 1'),

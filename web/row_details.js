@@ -18,17 +18,8 @@ export function details(row, where, set, filled) {
       blocks.querySelector('input').value = text
       draw()
     }
-    sliders.replaceChildren(
-      ...(pairs.length > 1
-        ? [
-            blockSliders(
-              pairs.map((pair) => [...pair]),
-              where,
-              change,
-            ),
-          ]
-        : []),
-    )
+    const own = pairs.map((pair) => [...pair]) // the answer is kept: it must not change with the sliders
+    sliders.replaceChildren(...(own.length > 1 ? [blockSliders(row.blocks, own, where, change)] : []))
     if (at >= 0) sliders.querySelectorAll('.graft-slider input')[at]?.focus()
     filled()
   }

@@ -293,7 +293,7 @@ def test_rows_fit_and_are_legible(loader, palette, locale):
             editor.screenshot(f"lora-rows-{palette}-{locale}-{width}")
             assert editor.do(MISLAID) == []
             assert not [one for one in editor.do(CONTRAST, editor.modern) if one[0] < 4.5]
-        editor.page.locator(".graft-file:visible").nth(2).click(button="right")
+        editor.page.locator(".graft-file:visible").first.click(button="right")
         editor.page.wait_for_timeout(200)
         editor.screenshot(f"lora-menu-{palette}-{locale}")
         assert editor.do(MISLAID) == []
