@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _PART = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|\d+|[^\W\d_]+")
+_BETWEEN = re.compile(r"[\W_]+")
 _LEAST = 0.5  # of the letters that two names have together
 
 
 class _Name(NamedTuple):
-    """What two file names are compared by."""
+    """What a file name is compared by: its parts, and the pairs of letters in all of them together."""
 
     parts: frozenset[str]
     pairs: frozenset[str]
-    folders: frozenset[str]
 
 
 def near_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
@@ -26,18 +26,30 @@ def near_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
     stand and whatever is between them: `anime-v2.1` is near `styles/anime_v2`. Letters that differ count too, so that
     a typing error is found.
     """
-    missing = _read(name)
+    missing, missing_file, folders = _read(name), file_name(name), _folders(name)
     same, scored = [], []
     for other in names:
-        if file_name(other) == file_name(name):
+        file = file_name(other)
+        if file == missing_file:
             same.append(other)
-            continue
-        found = _read(other)
-        score = _likeness(missing, found)
-        if score >= _LEAST:
-            scored.append((score, len(missing.folders & found.folders), other))
+        elif _may_be_near(missing, file):
+            score = _likeness(missing, _read(other))
+            if score >= _LEAST:
+                scored.append((score, len(folders & _folders(other)), other))
     scored.sort(reverse=True)  # of equals the highest version comes first
     return [*same, *(other for _, _, other in scored)][:count]
+
+
+def _may_be_near(missing: _Name, file: str) -> bool:
+    """Whether it is worth a closer look: a name that shares neither a part nor a third of the pairs never gets near."""
+    for part in missing.parts:
+        if part in file:
+            return True
+    return 3 * _count(missing.pairs, _BETWEEN.sub("", file)) >= len(missing.pairs)
+
+
+def _count(pairs: frozenset[str], text: str) -> int:
+    return sum(pair in text for pair in pairs)
 
 
 def file_name(name: str) -> str:
@@ -45,13 +57,15 @@ def file_name(name: str) -> str:
     return name.replace("\\", "/").rpartition("/")[2].casefold()
 
 
+def _folders(name: str) -> frozenset[str]:
+    return frozenset(name.replace("\\", "/").rpartition("/")[0].casefold().split("/"))
+
+
 def _read(name: str) -> _Name:
-    folder, _, file = name.replace("\\", "/").rpartition("/")
-    stem = os.path.splitext(file)[0]
+    stem = os.path.splitext(name.replace("\\", "/").rpartition("/")[2])[0]
     parts = [part.casefold() for part in _PART.findall(stem)]
     joined = "".join(parts)
-    pairs = frozenset(joined[at : at + 2] for at in range(len(joined) - 1))
-    return _Name(frozenset(parts), pairs, frozenset(folder.casefold().split("/")))
+    return _Name(frozenset(parts), frozenset(joined[at : at + 2] for at in range(len(joined) - 1)))
 
 
 def _likeness(one: _Name, other: _Name) -> float:
