@@ -140,11 +140,31 @@ def is_below_input(path: str) -> bool:
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
-def below_input(path: str | os.PathLike[str]) -> str:
-    """A path in ComfyUI's input folder relative to it, with forward slashes."""
+def input_file(name: str) -> str:
+    """The file with this name in ComfyUI's input folder. ValueError when it is outside, FileNotFoundError when there is
+    none.
+    """
     import folder_paths
 
-    return os.path.relpath(path, os.path.realpath(folder_paths.get_input_directory())).replace(os.sep, "/")
+    root = os.path.realpath(folder_paths.get_input_directory())
+    path = os.path.realpath(os.path.join(root, name.strip()))
+    if not _stays_inside(_plain(name.strip())) or not is_below_input(path):
+        raise ValueError(f"{name!r} is outside ComfyUI's input folder; give a file inside it")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder ({root})")
+    return path
+
+
+def input_root() -> str:
+    """ComfyUI's input folder, links followed."""
+    import folder_paths
+
+    return os.path.realpath(folder_paths.get_input_directory())
+
+
+def below_input(path: str | os.PathLike[str]) -> str:
+    """A path in ComfyUI's input folder relative to it, with forward slashes."""
+    return os.path.relpath(path, input_root()).replace(os.sep, "/")
 
 
 def pictures_folder(name: str) -> str:

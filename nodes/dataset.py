@@ -37,8 +37,9 @@ class GraftDataset(io.ComfyNode):
                     default="",
                     tooltip=(
                         "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10"
-                        " times, as in kohya's scripts; the report says which do. graft_demo/concept and"
-                        " graft_demo/regular are the demo's; they are put there when they are missing."
+                        " times, as in kohya's scripts; the report says which do. Or kohya's dataset_config.toml there."
+                        " graft_demo/concept and graft_demo/regular are the demo's; they are put there when they are"
+                        " missing."
                     ),
                 ),
                 io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
@@ -310,7 +311,9 @@ class GraftDataset(io.ComfyNode):
         from ..training.data.folder_reader import pictures_in
 
         try:
-            if folder is not None:
+            if folder is not None and _is_config(folder):
+                host.folders.input_file(folder)
+            elif folder is not None:
                 pictures_in(Path(host.folders.pictures_folder(folder)))
             if validation_folder:
                 pictures_in(_validation_folder(validation_folder))
@@ -324,14 +327,15 @@ class GraftDataset(io.ComfyNode):
         `execute`.
         """
         digest = sha256(str(folder).encode())
-        names = [folder or ""]
-        if validation_folder:
-            names.append(validation_folder)
-        for name in names:
-            try:
-                root = host.folders.pictures_folder(name)
-            except (ValueError, OSError):
-                break
+        try:
+            roots = _folders_of(folder or "", digest)
+            if validation_folder:
+                roots.append(Path(host.folders.pictures_folder(validation_folder)))
+        except (ValueError, OSError):
+            return digest.hexdigest()
+        for root in roots:
+            if root.is_file():
+                digest.update(sha256(root.read_bytes()).digest())
             for path, stat in files_below(root):
                 digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
@@ -388,11 +392,17 @@ class GraftDataset(io.ComfyNode):
             max_side=max_side,
         )
         placed = [said for name in (folder, validation_folder) if (said := place_pictures(name))]
-        sources = [FolderSource(Path(host.folders.pictures_folder(folder)), settings, caption_dropout, batch_size)]
+        notes: list[str] = []
+        if _is_config(folder):
+            sources, notes = _config_sources(folder, settings, caption_dropout, batch_size)
+            _refuse_two_regularisations(sources, regularisation)
+        else:
+            sources = [FolderSource(Path(host.folders.pictures_folder(folder)), settings, caption_dropout, batch_size)]
         if validation_folder:
+            sources = [replace(source, settings=replace(source.settings, validation=0.0)) for source in sources]
             sources.append(FolderSource(_validation_folder(validation_folder), settings, is_validation=True))
         reading = _Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
-        return reading.output(sources, regularisation, regularisation_share, more_images, placed)
+        return reading.output(sources, regularisation, regularisation_share, more_images, notes, placed)
 
 
 class _Reading:
@@ -414,23 +424,20 @@ class _Reading:
         self.done = 0
         self.sheets: list[Any] = []
 
-    def output(self, sources, regularisation, share, more_images, placed) -> io.NodeOutput:
+    def output(self, sources, regularisation, share, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         from ..training.data import combine, folder_report, images
         from ..training.data.folder_reader import read_folder
 
         listings = [read_folder(source.folder, source.settings, self.cache) for source in sources]
         self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
-        trained: list[Any] = []
-        measured: list[Any] = []
+        read = list(zip(sources, listings, strict=True))
+        regular = [self._encoded(*one, None, 0.0) for one in read if one[0].is_regularisation]
+        if regular:
+            regularisation = combine.combine(regular)
+        trained = self._trained(read, regularisation, share)
+        measured = [self._encoded(*one, None, 0.0) for one in read if one[0].is_validation]
         overlap: list[str] = []
-        for source, listing in zip(sources, listings, strict=True):
-            if source.is_validation:
-                measured.append(self._encoded(source, listing, None, 0.0))
-            elif trained:
-                trained.append(self._encoded(source, listing, None, 0.0))
-            else:
-                trained.append(self._encoded(source, listing, regularisation, share))
         dataset = combine.combine(trained)
         if measured:
             validation = combine.combine(measured)
@@ -441,19 +448,29 @@ class _Reading:
             parts = [dataset, more_images]
             dataset = combine.combine(parts)
         names = [host.folders.below_input(source.folder) for source in sources]
-        read = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
-        lines = read.lines(regularisation, share) + overlap
+        folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
+        lines = [*notes, *folders.lines(regularisation, share), *overlap]
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
         lines.append(folder_report.memory(dataset))
-        lines += [*read.brackets(self.weighted_captions), *placed]
+        lines += [*folders.brackets(self.weighted_captions), *placed]
         if self.unhashed:
             lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
         if self.cache is not None:
             lines += self.cache.report()
         report = "\n".join(lines)
-        ui = {"text": [report], "graft_dataset": [read.editor_data(report)]}
+        ui = {"text": [report], "graft_dataset": [folders.editor_data(report)]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
+
+    def _trained(self, read, regularisation, share) -> list[Any]:
+        """The datasets to train on; the first has the regularization dataset."""
+        trained: list[Any] = []
+        for source, listing in read:
+            if source.is_regularisation or source.is_validation:
+                continue
+            trained.append(self._encoded(source, listing, regularisation, share))
+            regularisation = None
+        return trained
 
     def _encoded(self, source, listing, regularisation, share) -> Any:
         """The dataset of one folder."""
@@ -494,6 +511,41 @@ class _Reading:
     def _on_progress(self, done) -> None:
         self.progress(self.done + done)
         host.events.raise_if_interrupted()
+
+
+def _is_config(folder: str) -> bool:
+    """Whether the name is that of kohya's dataset_config.toml, and not of a folder."""
+    name = folder.strip()
+    return name.lower().endswith(".toml") and not (Path(host.folders.input_root()) / name).is_dir()
+
+
+def _config_sources(folder, settings, caption_dropout, batch_size) -> Any:
+    from ..training.data.dataset_config import read_config
+    from ..training.data.folder_settings import FolderSource
+
+    root = Path(host.folders.input_root())
+    return read_config(
+        Path(host.folders.input_file(folder)), root, FolderSource(root, settings, caption_dropout, batch_size)
+    )
+
+
+def _refuse_two_regularisations(sources, regularisation) -> None:
+    if regularisation is not None and any(source.is_regularisation for source in sources):
+        raise ValueError(
+            "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
+            " too: disconnect it, or take is_reg out."
+        )
+
+
+def _folders_of(folder: str, digest: Any) -> list[Path]:
+    """The folders that an image folder or dataset_config.toml stands for; the digest gets the latter's bytes."""
+    if not _is_config(folder):
+        return [Path(host.folders.pictures_folder(folder))]
+    from ..training.data.dataset_config import paths_in
+
+    file = Path(host.folders.input_file(folder))
+    digest.update(file.read_bytes())
+    return paths_in(file, Path(host.folders.input_root()))
 
 
 def _validation_folder(name: str) -> Path:

@@ -420,3 +420,69 @@ def test_a_changed_file_of_the_validation_folder_runs_the_node_again(host, folde
     _picture(host, high, "new.png", seed=5)
     assert node.fingerprint_inputs(folder=low, validation_folder=high) != before
     assert node.validate_inputs(folder=low, validation_folder="nowhere").startswith("validation folder: there is no")
+
+
+CONFIG = """
+[general]
+bucket_reso_steps = 64
+[[datasets]]
+resolution = 64
+batch_size = 2
+  [[datasets.subsets]]
+  image_dir = 'low'
+  num_repeats = 2
+[[datasets]]
+resolution = 128
+batch_size = 1
+  [[datasets.subsets]]
+  image_dir = 'low'
+  class_tokens = 'sks'
+  [[datasets.subsets]]
+  image_dir = 'high'
+  is_reg = true
+"""
+
+
+def test_kohyas_dataset_config_is_read_in_place_of_a_folder(host, demo, folder):
+    _two_folders(host, folder)
+    name = f"{folder}/dataset_config.toml"
+    path = os.path.join(host.input, name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(CONFIG)
+    whole, sheet, said = _call(host, demo, name, validation=0.0, resolution=512, regularisation_share=0.5)
+    shown = {(image.name, tuple(image.latent.shape[-2:]), image.batch_size, image.repeats) for image in whole.images}
+    assert shown == {
+        (f"low/{i}.png", side, size, n) for i in range(4) for side, size, n in (((8, 8), 2, 2), ((16, 16), 1, 1))
+    }
+    assert len(whole.regularisation.images) == 3 and whole.regularisation_share == 0.5 and sheet.shape[0] == 1
+    assert (
+        f"{folder}/low (resolution 64, batch size 2):" in said
+        and f"{folder}/high (resolution 128, regularization):" in said
+    )
+    assert "is_reg: regularization share of the node says how many" in said
+    node = host.node("GraftDataset")
+    assert node.validate_inputs(folder=name) is True
+    before = node.fingerprint_inputs(folder=name)
+    _picture(host, f"{folder}/high", "new.png", seed=77)
+    assert node.fingerprint_inputs(folder=name) != before
+    with pytest.raises(ValueError, match="has regularization images"):
+        _call(host, demo, name, regularisation=whole.regularisation)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("  color_aug = true\n")
+    with pytest.raises(ValueError, match=r"\[\[datasets\]\] 2 subset 2: color_aug is True, expected false"):
+        _call(host, demo, name)
+    assert "there is no file" in node.validate_inputs(folder=f"{folder}/no.toml")
+    assert "outside ComfyUI's input folder" in node.validate_inputs(folder="../x.toml")
+
+
+def test_the_editor_gets_the_pictures_of_all_folders(host, folder):
+    low, high = _two_folders(host, folder)
+    prompt = {key: node for key, node in _train(host, low, [], "none", validation_folder=high).items() if key in "12"}
+    result = host.run({**prompt, "9": {"class_type": "PreviewImage", "inputs": {"images": ["2", 1]}}}, capture={})
+    assert result["success"], result["errors"]
+    outputs = [data["output"] or {} for name, data in host.events if name == "executed"]
+    data = [output for output in outputs if "graft_dataset" in output][-1]["graft_dataset"][0]
+    assert (data["count"], data["train"], data["held_out"], data["folder"]) == (7, 4, 3, ".")
+    assert [row["name"] for row in data["pictures"]][3:5] == [f"{low}/3.png", f"{high}/0.png"]
+    assert all(os.path.isfile(os.path.join(host.input, row["name"])) for row in data["pictures"])
+    assert data["buckets"] == [{"width": 64, "height": 64, "batch_id": "", "train": 4, "held_out": 3}]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ...storage.digest import sha256
 from .buckets import Framing
-from .changed_files import WatchedFiles
 from .tags import Caption
+
+if TYPE_CHECKING:
+    from .changed_files import WatchedFiles
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         lines.append(f"{len(counts.too_small)} left out, smaller than their bucket (small: skip): {names}")
     if counts.fallbacks:
         lines.append(f"{counts.fallbacks} {registry.selected(settings.captions)[0].fallback_note}")
-    lines += _class_words(counts, entries)
+    lines += _class_words(settings, counts, entries)
     if counts.more_lines:
         lines.append(
             f"{len(counts.more_lines)} captions have more than one line, and only the first is used, as in kohya's"
@@ -59,14 +59,14 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     return lines + counts.settings_notes
 
 
-def _class_words(counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
+def _class_words(settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
     names = [entry.name for entry in entries if entry.name in counts.class_words]
     if not names:
         return []
-    return [
-        f"{len(names)} captions are the words of their class folder, as kohya's 10_name says name, where no file has"
-        f" one: {first_names(names)}"
-    ]
+    where = "class folder, as kohya's 10_name says name"
+    if settings.subset is not None:
+        where = "class_tokens"
+    return [f"{len(names)} captions are the words of their {where}, where no file has one: {first_names(names)}"]
 
 
 def _separators(entries: Sequence[ImageEntry]) -> list[str]:

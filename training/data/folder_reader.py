@@ -15,10 +15,11 @@ from ..random_draws import generator
 from . import folder_notes, images, wildcards
 from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
-from .captions import WrittenCaption
+from .captions import WrittenCaption, most_lines
 from .changed_files import content_hash
-from .folder_settings import FolderSettings
-from .layouts import registry
+from .folder_settings import ConfigSubset, FolderSettings
+from .layouts import kohya_metadata_json, kohya_txt, registry
+from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
 from .listing import FolderListing, ImageEntry, unique_images
 from .tags import Caption, CaptionRules, split_tags
@@ -193,14 +194,50 @@ class _FolderReader:
         self._fallback: tuple[DatasetLayout, CaptionReader] | None = None
         if is_chosen:
             self._fallback = self._readers[0]
+        self._metadata: MetadataCaptions | None = None
+        if settings.subset is not None:
+            self._read_as_subset(settings.subset)
         self._settings_readers: list[tuple[DatasetLayout, ImageSettingsReader]] = []
         for layout in registry.LAYOUTS:
             if layout.open_settings is not None:
                 self._settings_readers.append((layout, layout.open_settings(folder, self.filters)))
         self._buckets = settings.bucket_choices()
 
+    def _read_as_subset(self, subset: ConfigSubset) -> None:
+        """Take the captions from where a subset of kohya's dataset_config.toml says, if it does."""
+        lines = most_lines(self.filters.wildcards)
+        if subset.metadata_file:
+            self._metadata = MetadataCaptions(self.folder, [Path(subset.metadata_file)], lines)
+            self._selected, self._readers = (
+                (kohya_metadata_json.LAYOUT,),
+                [(kohya_metadata_json.LAYOUT, self._metadata)],
+            )
+            self._fallback = None
+        elif subset.caption_extension:
+            reader = kohya_txt.TextFiles(self.filters.encoding, lines, (subset.caption_extension,))
+            self._read_alone(kohya_txt.LAYOUT, reader)
+
+    def _read_alone(self, layout: DatasetLayout, reader: CaptionReader) -> None:
+        self._selected, self._readers, self._fallback = (layout,), [(layout, reader)], None
+
+    def _paths_of_subset(self) -> list[Path]:
+        """The images that lie directly in the folder; of those, the ones that a metadata JSON names."""
+        paths = [path for path in pictures_in(self.folder) if path.parent == self.folder]
+        if not paths:
+            raise ValueError(
+                f"Dataset: image_dir {self.folder.name!r} has no pictures directly in it, as dataset_config.toml wants"
+                " them; write a subset for each folder below it."
+            )
+        if self._metadata is None:
+            return paths[:: self.filters.consider_every_nth]
+        described = [path for path in paths if self._metadata.describes(path)]
+        self.counts.left_out["that metadata_file does not name"] += len(paths) - len(described)
+        return described
+
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
+        if self.settings.subset is not None:
+            return self._paths_of_subset()
         paths = pictures_in(self.folder)
         listed: set[Path] = set()
         for _, reader in self._readers:
@@ -254,7 +291,9 @@ class _FolderReader:
         size, has_alpha = self._size_and_alpha(path, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
         self.counts.add_notes(image_caption.notes)
-        folder_repeats = layout.repeats(path, self.folder)
+        folder_repeats = 1
+        if self.settings.subset is None:
+            folder_repeats = layout.repeats(path, self.folder)
         entries: list[ImageEntry] = []
         for bucket, framings in self._framings(sha256, size):
             if self.filters.small == "skip" and framings[0].enlarged:
@@ -305,6 +344,8 @@ class _FolderReader:
     def _with_class_words(self, path: Path, image_caption: WrittenCaption) -> WrittenCaption:
         """The words of kohya's class folder as the caption that no file gives, if there are any."""
         words = kohya_class_words(path, self.folder)
+        if self.settings.subset is not None:
+            words = self.settings.subset.class_tokens
         if not words:
             return image_caption
         self.counts.class_words.add(path.relative_to(self.folder).as_posix())

@@ -14,6 +14,19 @@ from .yaml_values import shorten
 
 
 @dataclass(frozen=True)
+class ConfigSubset:
+    """What only a subset of kohya's `dataset_config.toml` says: the caption of images that have none, the ending of the
+    caption files, and the path of its metadata JSON; "" where it does not.
+
+    Its images lie directly in the folder, and the names of folders mean nothing.
+    """
+
+    class_tokens: str = ""
+    caption_extension: str = ""
+    metadata_file: str = ""
+
+
+@dataclass(frozen=True)
 class FolderSettings:
     """How a folder is read; plain values, checked on creation."""
 
@@ -31,6 +44,7 @@ class FolderSettings:
     no_upscale: bool = False
     min_side: int = 0
     max_side: int = 0
+    subset: ConfigSubset | None = None
 
     def __post_init__(self) -> None:
         errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors()]

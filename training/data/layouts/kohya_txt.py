@@ -20,11 +20,12 @@ def text_files(image: Path) -> list[Path]:
 class TextFiles(CaptionReader):
     """Reads text files beside the images, of each at most `most_lines` lines."""
 
-    def __init__(self, encoding: str, most_lines: int | None = None) -> None:
-        self.encoding, self.most_lines = encoding, most_lines
+    def __init__(self, encoding: str, most_lines: int | None = None, suffixes: tuple[str, ...] = SUFFIXES) -> None:
+        self.encoding, self.most_lines, self.suffixes = encoding, most_lines, suffixes
 
     def read(self, image: Path) -> WrittenCaption | None:
-        return read_first_text(text_files(image), self.encoding, self.most_lines)
+        files = [image.with_suffix(suffix) for suffix in self.suffixes]
+        return read_first_text(files, self.encoding, self.most_lines)
 
 
 def _recognise(folder: Path) -> bool:

@@ -6,7 +6,7 @@ To add one, write a module with a `LAYOUT` and add it to the list. Layouts in fr
 from __future__ import annotations
 
 from ....patches.registry import Registry
-from . import captions_folder, everydream2_yaml, kohya_txt, lunnova_json
+from . import captions_folder, everydream2_yaml, kohya_metadata_json, kohya_txt, lunnova_json
 from .layout import DatasetLayout
 
 AUTO = "auto"  # the option that asks every layout for each image and takes the first caption
@@ -20,7 +20,13 @@ def _named_auto(layout: DatasetLayout) -> list[str]:
 
 LAYOUTS: Registry[DatasetLayout] = Registry(
     "caption source",
-    (kohya_txt.LAYOUT, captions_folder.LAYOUT, lunnova_json.LAYOUT, everydream2_yaml.LAYOUT),
+    (
+        kohya_txt.LAYOUT,
+        captions_folder.LAYOUT,
+        lunnova_json.LAYOUT,
+        everydream2_yaml.LAYOUT,
+        kohya_metadata_json.LAYOUT,
+    ),
     duplicates=_named_auto,
 )
 

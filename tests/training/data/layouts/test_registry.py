@@ -46,6 +46,10 @@ EXAMPLES = {
         },
         {"1.png": ("a red ball, shiny", 1), "in/2.png": ("cat", 1.5)},
     ),
+    "metadata": (
+        {"meta_cap.json": json.dumps({"1": {"caption": "a red ball"}, "in/2.png": {"caption": "cat", "tags": "grey"}})},
+        {"1.png": ("a red ball", 1), "in/2.png": ("cat, grey", 1)},
+    ),
 }
 LAYOUTS = {layout.name: layout for layout in registry.LAYOUTS}
 
@@ -153,7 +157,7 @@ def test_every_key_of_filters_is_documented_and_refuses_what_it_cannot_be(key):
 
 
 def test_options_and_errors_list_what_is_registered():
-    assert registry.options() == ["auto", "txt", "folder", "json", "yaml"]
+    assert registry.options() == ["auto", "txt", "folder", "json", "yaml", "metadata"]
     with pytest.raises(ValueError, match="caption source is 'csv', expected one of auto, txt, folder, json, yaml"):
         FolderSettings(captions="csv")
     with registry.LAYOUTS.registered(CSV):

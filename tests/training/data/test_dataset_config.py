@@ -1,0 +1,233 @@
+"""kohya's dataset_config.toml: which settings each folder gets, what is refused with its place, and that no path leaves
+the input folder.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from graft_nodes.training.data.dataset_config import paths_in, read_config
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
+from PIL import Image
+
+EXAMPLE = r"""
+[general]
+shuffle_caption = true
+caption_extension = '.txt'
+keep_tokens = 1
+caption_prefix = "masterpiece, "
+
+[[datasets]]
+resolution = 512
+batch_size = 4
+keep_tokens = 2
+
+  [[datasets.subsets]]
+  image_dir = 'hoge'
+  class_tokens = 'hoge girl'
+
+  [[datasets.subsets]]
+  image_dir = 'sets\fuga'
+  class_tokens = 'fuga boy'
+  keep_tokens = 3
+  num_repeats = 10
+  flip_aug = true
+  caption_dropout_rate = 0.1
+
+  [[datasets.subsets]]
+  is_reg = true
+  image_dir = 'reg'
+  class_tokens = 'human'
+  keep_tokens = 1
+
+[[datasets]]
+resolution = [768, 768]
+batch_size = 2
+enable_bucket = true
+min_bucket_reso = 256
+max_bucket_reso = 1536
+
+  [[datasets.subsets]]
+  image_dir = 'piyo'
+  metadata_file = 'piyo/piyo_md.json'
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    """ComfyUI's input folder, with the folders of kohya's own example beside the file."""
+    (tmp_path / "input" / "sets").mkdir(parents=True)
+    for number, name in enumerate(("hoge", "sets/fuga", "reg", "piyo")):
+        folder = tmp_path / "input" / "sets" / name
+        folder.mkdir(parents=True)
+        for image in range(3):
+            noise = np.random.default_rng(10 * number + image).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(folder / f"{image}.png")
+    (tmp_path / "input" / "sets" / "hoge" / "1.txt").write_text("hoge girl, sitting, red", encoding="utf-8")
+    (tmp_path / "input" / "sets" / "piyo" / "piyo_md.json").write_text('{"0": {"caption": "piyo"}}', encoding="utf-8")
+    return tmp_path / "input"
+
+
+def _read(root, text, **base):
+    file = root / "sets" / "dataset_config.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_config(file, root, FolderSource(root, FolderSettings(**base), 0.05, 7))
+
+
+def _one(keys="", general="", dataset=""):
+    return f"[general]\n{general}\n[[datasets]]\n{dataset}\n[[datasets.subsets]]\nimage_dir = 'hoge'\n{keys}\n"
+
+
+def test_kohyas_own_example(root):
+    sources, notes = _read(root, EXAMPLE, resolution=1024, tag_dropout=0.2)
+    hoge, *_, piyo = sources
+    assert [source.folder.relative_to(root / "sets").as_posix() for source in sources] == [
+        "hoge",
+        "sets/fuga",
+        "reg",
+        "piyo",
+    ]
+    assert [source.settings.resolution for source in sources] == [512, 512, 512, 768]
+    assert [source.settings.keep_tags for source in sources] == [2, 3, 1, 1]
+    assert [source.batch_size for source in sources] == [4, 4, 0, 2]  # regularisation has its share of the others'
+    assert [source.settings.repeats for source in sources] == [1, 10, 1, 1]
+    assert [source.settings.flip for source in sources] == [0.0, 0.5, 0.0, 0.0]
+    assert [source.caption_dropout for source in sources] == [0.05, 0.1, 0.05, 0.05]  # the node's where it says nothing
+    assert [source.is_regularisation for source in sources] == [False, False, True, False]
+    assert all(source.settings.shuffle_tags and source.settings.tag_dropout == 0.2 for source in sources)
+    assert all(source.settings.filters.caption_prefix == "masterpiece, " for source in sources)
+    assert (piyo.settings.min_side, piyo.settings.max_side, hoge.settings.max_side) == (256, 1536, 0)
+    assert notes == ["is_reg: regularization share of the node says how many of each batch these images are"]
+
+
+def test_the_words_of_a_subset_are_the_captions_of_images_without_one(root):
+    (root / "sets" / "hoge" / "2.caption").write_text("not this one", encoding="utf-8")
+    (root / "sets" / "hoge" / "10_below").mkdir()
+    Image.new("RGB", (64, 64)).save(root / "sets" / "hoge" / "10_below" / "x.png")
+    (source,), _ = _read(
+        root, _one("class_tokens = 'hoge girl'\ncaption_extension = '.txt'", dataset="resolution = 64")
+    )
+    listing = read_folder(source.folder, source.settings)
+    found = {entry.name: (entry.caption.plain, entry.repeats) for entry in listing.entries}
+    assert found == {
+        "0.png": ("hoge girl", 1),
+        "1.png": ("hoge girl, sitting, red", 1),
+        "2.png": ("hoge girl", 1),
+    }
+    assert any("2 captions are the words of their class_tokens" in note for note in listing.notes)
+
+
+def test_names_of_folders_mean_nothing_in_the_file(root):
+    (root / "sets" / "hoge").rename(root / "sets" / "10_sks dog")
+    (source,), _ = _read(root, _one().replace("'hoge'", "'10_sks dog'"), resolution=64, validation=0.0)
+    listing = read_folder(source.folder, source.settings)
+    assert {(entry.caption.plain, entry.repeats) for entry in listing.train} == {
+        ("", 1),
+        ("hoge girl, sitting, red", 1),
+    }
+
+
+def test_a_metadata_json_says_captions_and_which_images_there_are(root):
+    records = {
+        "0": {"caption": "a cat", "tags": "cat, grey", "train_resolution": [64, 64]},
+        str(root / "sets" / "piyo" / "1.png"): {"tags": "dog\nbrown"},
+    }
+    (root / "md.json").write_text(json.dumps(records), encoding="utf-8")
+    keys = "metadata_file = 'md.json'\nimage_dir = 'piyo'"  # below the input folder, not beside the file
+    (source,), _ = _read(root, _one(keys).replace("image_dir = 'hoge'\n", ""), resolution=64, validation=0.0)
+    listing = read_folder(source.folder, source.settings)
+    assert {entry.name: entry.caption.plain for entry in listing.train} == {
+        "0.png": "a cat, cat, grey",
+        "1.png": "dog, brown",
+    }
+    assert any("1 left out that metadata_file does not name" in note for note in listing.notes)
+    assert any("train_resolution of the metadata JSON is not used" in note for note in listing.notes)
+    assert paths_in(root / "sets" / "dataset_config.toml", root) == [root / "sets" / "piyo", root / "md.json"]
+
+
+@pytest.mark.parametrize("value", ["/etc", "../../outside", "C:\\\\hoge", "", "hoge/../../../x", "link"])
+def test_no_path_leaves_the_input_folder(root, value):
+    (root.parent / "outside").mkdir()
+    (root / "sets" / "link").symlink_to(root.parent / "outside")
+    with pytest.raises(ValueError, match=r"subset 1: image_dir .* is outside ComfyUI's input folder: copy or link"):
+        _read(root, f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{value}"\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[datasets]\n", r"is not TOML: .*line 1"),
+        ("", r"it has no \[\[datasets\]\]"),
+        ("[[datasets]]\nresolution = 512\n", r"\[\[datasets\]\] 1 has no \[\[datasets.subsets\]\]"),
+        ("general = 3\n" + _one().replace("[general]", ""), r"\[general\] is 3, expected a table"),
+        ("[other]\n" + _one(), "unknown key 'other'"),
+        (_one("num_repeat = 3"), r"\[\[datasets\]\] 1 subset 1: unknown key 'num_repeat', did you mean num_repeats"),
+        (_one("num_repeats = 'x'"), "subset 1: num_repeats is 'x', expected a whole number, 1 or more"),
+        (_one("shuffle_caption = 1"), "shuffle_caption is 1, expected true or false"),
+        (_one("color_aug = true"), "color_aug is True, expected false, as Graft does not do this; take the key out"),
+        (_one("caption_dropout_every_n_epochs = 2"), "caption_dropout_every_n_epochs is 2, expected 0"),
+        (_one("secondary_separator = ';;;'"), "secondary_separator is ';;;', expected '', as Graft does not"),
+        (_one("resolution = 512"), r"resolution belongs to \[general\] or \[\[datasets\]\]"),
+        (_one("", general="is_reg = true"), r"\[general\]: is_reg belongs to \[\[datasets.subsets\]\]"),
+        (_one("is_reg = true"), "every subset has is_reg; one needs images to train on"),
+        (_one("caption_extension = '.cap'"), "caption_extension is '.cap', expected .txt or .caption; rename"),
+        (_one(dataset="resolution = [512, 768]"), r"resolution is \[512, 768\], expected one number, or a list of two"),
+        (
+            _one(dataset="resolution = 72\nenable_bucket = false\nbucket_reso_steps = 12"),
+            "bucket_reso_steps is 12, expec",
+        ),
+        (
+            _one(dataset="min_bucket_reso = 1024\nmax_bucket_reso = 512"),
+            "min_bucket_reso is 1024, larger than max_bucket",
+        ),
+        (_one(dataset="min_bucket_reso = 100"), r"min_bucket_reso is 100, expected a multiple of bucket_reso_steps"),
+        (_one().replace("'hoge'", "'nowhere'"), r"there is no folder 'nowhere' \(image_dir\); copy or link it there"),
+        (_one("metadata_file = 'no.json'"), r"there is no file 'no.json' \(metadata_file\)"),
+        ("[[datasets]]\n[[datasets.subsets]]\nnum_repeats = 2\n", "subset 1: image_dir is missing"),
+        ("[[datasets]]\nsubsets = [3]\n", r"subset 1 is 3, expected a table"),
+        ("datasets = [3]\n", r"\[\[datasets\]\] 1 is 3, expected a table"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(root, text, message):
+    with pytest.raises(ValueError, match=f"^Dataset: dataset_config.toml.*{message}"):
+        _read(root, text)
+    assert paths_in(root / "sets" / "dataset_config.toml", root) in ([], [root / "sets" / "hoge"])
+
+
+def test_everything_wrong_is_said_at_once(root):
+    with pytest.raises(ValueError) as caught:
+        _read(root, _one("color_aug = true\nnum_repeats = 0", general="batch_size = 0"))
+    assert all(part in str(caught.value) for part in ("batch_size is 0", "color_aug is True", "num_repeats is 0"))
+
+
+def test_what_kohyas_scripts_pass_over_is_noted(root):
+    dataset = "bucket_no_upscale = true\nmin_bucket_reso = 256\nkeep_tokens = 1\nvalidation_seed = 3"
+    again = "[[datasets.subsets]]\nimage_dir = 'hoge'\n[[datasets]]\nenable_bucket = false\nbucket_no_upscale = true\n"
+    again += "[[datasets.subsets]]\nimage_dir = 'hoge'\ncache_info = true\nrandom_crop = true\n"
+    sources, notes = _read(root, _one(dataset=dataset) + again)
+    assert len(sources) == 2  # the second subset of the first dataset is the same, that of the second dataset is not
+    assert [(s.settings.buckets, s.settings.no_upscale, s.settings.min_side) for s in sources] == [
+        (True, True, 0),
+        (False, False, 0),
+    ]
+    assert sources[1].settings.filters == Filters(crop="random") and sources[0].settings.keep_tags == 0
+    for part in (
+        "subset 2 has the images of subset 1 and is left out, as in kohya's scripts",
+        "with bucket_no_upscale, min_bucket_reso and max_bucket_reso do nothing",
+        "enable_bucket is false, so its other bucket settings do nothing",
+        "keep_tokens does nothing where no tags are shuffled or dropped",
+        "validation_seed does nothing",
+        "cache_info does nothing",
+        "random_crop: each image has crops of its own",
+    ):
+        assert any(part in note for note in notes), part
+
+
+def test_the_keys_that_become_filters(root):
+    keys = "enable_wildcard = true\nkeep_tokens_separator = '|||'\ncaption_suffix = ', x'\nalpha_mask = true"
+    (source,), _ = _read(root, _one(keys), filters=Filters(trigger="zorp"))
+    assert source.settings.filters == Filters(
+        trigger="zorp", wildcards=True, keep_separator="|||", caption_suffix=", x", masks="alpha"
+    )

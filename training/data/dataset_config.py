@@ -1,0 +1,348 @@
+"""kohya's `dataset_config.toml` (sd-scripts, docs/config_README-en.md): several folders with settings of their own.
+
+What a subset does not say, its dataset says, then `[general]`, then the node's inputs. Unknown keys and what Graft does
+not do are refused; what only kohya's own caches need is named in the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...storage.bounded_read import MB, read_bounded
+from .folder_settings import ConfigSubset, FolderSettings, FolderSource
+from .yaml_values import read_chance, read_flag, read_text, read_whole_number, shorten, unknown_key
+
+NAME = "dataset_config.toml"
+_MOST_BYTES = 4 * MB
+_EXTENSIONS = (".txt", ".caption")
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One key of the file: its reader, and at which tables it may stand."""
+
+    read: Callable[[Any], Any]
+    tables: tuple[str, ...]
+
+
+def _read_resolution(value: Any) -> int:
+    """A whole number, or twice the same one in a list."""
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        value = value[0]
+    if isinstance(value, list):
+        raise ValueError("one number, or a list of two equal ones: with buckets only the area counts")
+    return read_whole_number(64)(value)
+
+
+def _read_extension(value: Any) -> str:
+    if value not in _EXTENSIONS:
+        raise ValueError(f"{' or '.join(_EXTENSIONS)}; rename the caption files")
+    return str(value)
+
+
+def _read_comma(value: Any) -> str:
+    if not isinstance(value, str) or value.strip() != ",":
+        raise ValueError("a comma, which separates tags here")
+    return value
+
+
+def _read_only(*neutral: Any) -> Callable[[Any], Any]:
+    """A setting that Graft does not do: only the values that switch it off."""
+
+    def read(value: Any) -> Any:
+        if value not in neutral:
+            raise ValueError(f"{shorten(neutral[0]).lower()}, as Graft does not do this; take the key out")
+        return value
+
+    return read
+
+
+_DATASET, _SUBSET = ("general", "datasets"), ("general", "datasets", "subsets")
+_KEYS: dict[str, _Key] = {
+    "resolution": _Key(_read_resolution, _DATASET),
+    "batch_size": _Key(read_whole_number(1), _DATASET),
+    "enable_bucket": _Key(read_flag, _DATASET),
+    "min_bucket_reso": _Key(read_whole_number(1), _DATASET),
+    "max_bucket_reso": _Key(read_whole_number(1), _DATASET),
+    "bucket_reso_steps": _Key(read_whole_number(8), _DATASET),
+    "bucket_no_upscale": _Key(read_flag, _DATASET),
+    "validation_split": _Key(read_chance, _DATASET),
+    "validation_seed": _Key(read_whole_number(0), _DATASET),
+    "skip_image_resolution": _Key(_read_only(0), _DATASET),
+    "network_multiplier": _Key(_read_only(1), _DATASET),
+    "num_repeats": _Key(read_whole_number(1), _SUBSET),
+    "shuffle_caption": _Key(read_flag, _SUBSET),
+    "keep_tokens": _Key(read_whole_number(0), _SUBSET),
+    "keep_tokens_separator": _Key(read_text, _SUBSET),
+    "caption_separator": _Key(_read_comma, _SUBSET),
+    "secondary_separator": _Key(_read_only(""), _SUBSET),
+    "enable_wildcard": _Key(read_flag, _SUBSET),
+    "caption_prefix": _Key(read_text, _SUBSET),
+    "caption_suffix": _Key(read_text, _SUBSET),
+    "caption_extension": _Key(_read_extension, _SUBSET),
+    "caption_dropout_rate": _Key(read_chance, _SUBSET),
+    "caption_dropout_every_n_epochs": _Key(_read_only(0), _SUBSET),
+    "caption_tag_dropout_rate": _Key(read_chance, _SUBSET),
+    "token_warmup_min": _Key(_read_only(1), _SUBSET),
+    "token_warmup_step": _Key(_read_only(0), _SUBSET),
+    "flip_aug": _Key(read_flag, _SUBSET),
+    "color_aug": _Key(_read_only(False), _SUBSET),
+    "random_crop": _Key(read_flag, _SUBSET),
+    "face_crop_aug_range": _Key(_read_only([]), _SUBSET),
+    "alpha_mask": _Key(read_flag, _SUBSET),
+    "resize_interpolation": _Key(_read_only("lanczos"), _SUBSET),
+    "cache_info": _Key(read_flag, _SUBSET),
+    "class_tokens": _Key(read_text, _SUBSET),
+    "is_reg": _Key(read_flag, ("subsets",)),
+    "image_dir": _Key(read_text, ("subsets",)),
+    "metadata_file": _Key(read_text, ("subsets",)),
+}
+_WHERE = {
+    "general": "[general]",
+    "datasets": "[[datasets]]",
+    "subsets": "[[datasets.subsets]]",
+}
+
+
+@dataclass
+class _Config:
+    """What is gathered while a file is read."""
+
+    file: Path
+    root: Path  # ComfyUI's input folder
+    base: FolderSource
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sources: list[FolderSource] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keep a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def read_file(self) -> None:
+        """The sources of all datasets."""
+        content = load_config(self.file)
+        for name in content.keys() - {"general", "datasets"}:
+            self.errors.append(unknown_key(str(name)[:80], ["general", "datasets"]))
+        general = self._table(content.get("general", {}), "general", "[general]")
+        datasets = content.get("datasets")
+        if not isinstance(datasets, list) or not datasets:
+            self.errors.append("it has no [[datasets]]; write one with a [[datasets.subsets]] for each folder")
+            return
+        for number, dataset in enumerate(datasets, 1):
+            self._read_dataset(dataset, general, f"[[datasets]] {number}")
+
+    def _read_dataset(self, dataset: Any, general: Mapping[str, Any], place: str) -> None:
+        if not isinstance(dataset, dict):
+            self.errors.append(f"{place} is {shorten(dataset)}, expected a table")
+            return
+        own = self._table({key: value for key, value in dataset.items() if key != "subsets"}, "datasets", place)
+        subsets = dataset.get("subsets")
+        if not isinstance(subsets, list) or not subsets:
+            self.errors.append(f"{place} has no [[datasets.subsets]]; write one for each of its folders")
+            return
+        known: dict[tuple[Any, Any], int] = {}
+        for number, subset in enumerate(subsets, 1):
+            values = self._table(subset, "subsets", f"{place} subset {number}")
+            same = values.get("image_dir"), values.get("metadata_file")
+            if same in known:
+                self.note(
+                    f"{place} subset {number} has the images of subset {known[same]} and is left out, as in kohya's"
+                    " scripts"
+                )
+                continue
+            known[same] = number
+            self._read_subset({**general, **own, **values}, f"{place} subset {number}")
+
+    def _table(self, table: Any, kind: str, place: str) -> dict[str, Any]:
+        """The checked values of a table."""
+        if not isinstance(table, dict):
+            self.errors.append(f"{place} is {shorten(table)}, expected a table")
+            return {}
+        values: dict[str, Any] = {}
+        for name, value in table.items():
+            if name not in _KEYS:
+                self.errors.append(f"{place}: {unknown_key(str(name)[:80], _KEYS)}")
+            elif kind not in _KEYS[name].tables:
+                allowed = " or ".join(_WHERE[table] for table in _KEYS[name].tables)
+                self.errors.append(f"{place}: {name} belongs to {allowed}")
+            else:
+                try:
+                    values[name] = _KEYS[name].read(value)
+                except ValueError as error:
+                    self.errors.append(f"{place}: {name} is {shorten(value)}, expected {error}")
+        return values
+
+    def _read_subset(self, values: Mapping[str, Any], place: str) -> None:
+        if "image_dir" not in values:
+            self.errors.append(f"{place}: image_dir is missing; name the folder of its images")
+            return
+        try:
+            folder = self._below_input("image_dir", values["image_dir"])
+            metadata = None
+            if "metadata_file" in values:
+                metadata = self._below_input("metadata_file", values["metadata_file"])
+            settings = self._settings(values, metadata, place)
+        except (ValueError, FileNotFoundError) as error:
+            self.errors.append(f"{place}: {_with_keys(str(error))}")
+            return
+        dropout = values.get("caption_dropout_rate", self.base.caption_dropout)
+        is_regularisation = values.get("is_reg", False)
+        batch_size = values.get("batch_size", self.base.batch_size)
+        if is_regularisation:
+            batch_size, settings = 0, replace(settings, validation=0.0)
+            self.note("is_reg: regularization share of the node says how many of each batch these images are")
+        self.sources.append(FolderSource(folder, settings, dropout, batch_size, is_regularisation))
+
+    def _below_input(self, name: str, value: str) -> Path:
+        """The folder or file of a path: beside the file, or in ComfyUI's input folder, and never outside that."""
+        place = value.replace("\\", "/").strip()
+        if ":" in place or "\0" in place or not place:
+            raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
+        for start in (self.file.parent, self.root):
+            path = (start / PurePosixPath(place)).resolve()
+            if not path.is_relative_to(self.root):
+                raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
+            if path.exists():
+                break
+        if name == "image_dir" and not path.is_dir():
+            raise FileNotFoundError(f"there is no folder {value!r} ({name}); {_REMEDY}")
+        if name == "metadata_file" and not path.is_file():
+            raise FileNotFoundError(f"there is no file {value!r} ({name}); {_REMEDY}")
+        return path
+
+    def _settings(self, values: Mapping[str, Any], metadata: Path | None, place: str) -> FolderSettings:
+        base = self.base.settings
+        settings = {name: values[key] for key, name in _SETTINGS.items() if key in values}
+        if "flip_aug" in values:
+            settings["flip"] = 0.5 * values["flip_aug"]
+        self._keep_what_has_an_effect(settings, place)
+        metadata_file = ""
+        if metadata is not None:
+            metadata_file = str(metadata)
+        subset = ConfigSubset(values.get("class_tokens", ""), values.get("caption_extension", ""), metadata_file)
+        if "validation_seed" in values:
+            self.note("validation_seed does nothing: which images are held out depends on their contents")
+        if values.get("cache_info"):
+            self.note("cache_info does nothing: Graft has a cache of its own")
+        if values.get("random_crop"):
+            self.note("random_crop: each image has crops of its own to draw from, 4 unless crops of filters says more")
+        return replace(base, **settings, subset=subset, filters=self._filters(values))
+
+    def _keep_what_has_an_effect(self, settings: dict[str, Any], place: str) -> None:
+        """Take out what kohya's scripts pass over in silence, and note it."""
+
+        def value(name: str) -> Any:
+            return settings.get(name, getattr(self.base.settings, name))
+
+        sides = bool(value("min_side") or value("max_side"))
+        if not value("buckets") and (sides or value("no_upscale")):
+            settings.update(min_side=0, max_side=0, no_upscale=False)
+            self.note(f"{place}: enable_bucket is false, so its other bucket settings do nothing")
+        elif value("no_upscale") and sides:
+            settings.update(min_side=0, max_side=0)
+            self.note(f"{place}: with bucket_no_upscale, min_bucket_reso and max_bucket_reso do nothing")
+        moves = value("shuffle_tags") or value("tag_dropout") or self.base.settings.filters.shuffle_tag_p
+        if value("keep_tags") and not moves:
+            settings["keep_tags"] = 0
+            self.note(f"{place}: keep_tokens does nothing where no tags are shuffled or dropped")
+
+    def _filters(self, values: Mapping[str, Any]) -> Any:
+        changed = {name: values[key] for key, name in _FILTERS.items() if key in values}
+        if values.get("random_crop"):
+            changed["crop"] = "random"
+        if values.get("alpha_mask"):
+            changed["masks"] = "alpha"
+        return replace(self.base.settings.filters, **changed)
+
+
+_REMEDY = "copy or link it there, and give its path beside the file or below the input folder"
+_SETTINGS = {
+    "resolution": "resolution",
+    "enable_bucket": "buckets",
+    "bucket_reso_steps": "bucket_step",
+    "min_bucket_reso": "min_side",
+    "max_bucket_reso": "max_side",
+    "bucket_no_upscale": "no_upscale",
+    "validation_split": "validation",
+    "num_repeats": "repeats",
+    "shuffle_caption": "shuffle_tags",
+    "keep_tokens": "keep_tags",
+    "caption_tag_dropout_rate": "tag_dropout",
+}
+_FILTERS = {
+    "enable_wildcard": "wildcards",
+    "keep_tokens_separator": "keep_separator",
+    "caption_prefix": "caption_prefix",
+    "caption_suffix": "caption_suffix",
+}
+
+
+_LABELS = {
+    "minimum bucket side": "min_bucket_reso",
+    "maximum bucket side": "max_bucket_reso",
+    "bucket step": "bucket_reso_steps",
+    "validation split": "validation_split",
+}
+
+
+def _with_keys(message: str) -> str:
+    """An error about the node's settings, with the file's keys in place of the node's labels."""
+    for label, key in _LABELS.items():
+        message = message.replace(label, key)
+    return message.removeprefix("Dataset: ").rstrip(".")
+
+
+def load_config(file: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ValueError with line and column where it is none."""
+    try:
+        toml = importlib.import_module("tomllib")  # Python 3.11
+    except ModuleNotFoundError:
+        try:
+            toml = importlib.import_module("tomli")
+        except ModuleNotFoundError as error:
+            raise ValueError(f"Dataset: {file.name}: reading it needs Python 3.11, or: pip install tomli") from error
+    try:
+        content: dict[str, Any] = toml.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"Dataset: {file.name} is not UTF-8 text; save it as UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"Dataset: {file.name} is not TOML: {error}. Paths with \\ stand in single quotes, as 'sets\\cat'."
+        ) from error
+    return content
+
+
+def read_config(file: Path, root: Path, base: FolderSource) -> tuple[list[FolderSource], list[str]]:
+    """(the folders of the file with their settings, notes for the report). `root` is ComfyUI's input folder, which no
+    path leaves; `base` has the node's inputs. Raises one ValueError for everything that is wrong.
+    """
+    config = _Config(file.resolve(), root.resolve(), base)
+    config.read_file()
+    if not config.errors and all(source.is_regularisation for source in config.sources):
+        config.errors.append("every subset has is_reg; one needs images to train on")
+    if config.errors:
+        raise ValueError(f"Dataset: {file.name}: " + "; ".join(config.errors) + ".")
+    return config.sources, config.notes
+
+
+def paths_in(file: Path, root: Path) -> list[Path]:
+    """The folders and metadata JSONs below `root` that a file names, for noticing changes; none of a file with errors,
+    which end the run anyway.
+    """
+    config = _Config(file.resolve(), root.resolve(), FolderSource(root, FolderSettings()))
+    try:
+        config.read_file()
+    except (ValueError, OSError):
+        return []
+    paths: list[Path] = []
+    for source in config.sources:
+        paths.append(source.folder)
+        if source.settings.subset is not None and source.settings.subset.metadata_file:
+            paths.append(Path(source.settings.subset.metadata_file))
+    return paths

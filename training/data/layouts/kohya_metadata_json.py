@@ -1,0 +1,140 @@
+"""kohya's metadata JSON (sd-scripts, `merge_captions_to_metadata.py`): one file of captions and tags for all images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ....storage.bounded_read import MB, read_bounded
+from ..captions import WrittenCaption, most_lines
+from ..filters import Filters
+from .layout import CaptionReader, DatasetLayout
+
+_MOST_BYTES = 256 * MB
+_CAPTION_KEYS = ("caption", "tags")
+
+
+class MetadataCaptions(CaptionReader):
+    """Reads the captions of `{"name": {"caption": "…", "tags": "…"}}` for the images of a folder.
+
+    A name is an image's path, relative to the folder or whole, with or without its ending, or the file's name alone.
+    """
+
+    def __init__(self, folder: Path, files: list[Path], most_lines: int | None) -> None:
+        self.folder, self.most_lines = folder, most_lines
+        self._records: dict[str, dict[str, Any]] = {}
+        self._by_name: dict[str, list[dict[str, Any]]] = {}
+        problems: list[str] = []
+        for file in files:
+            try:
+                self._add(load_metadata(file))
+            except ValueError as error:
+                problems.append(f"{file.name}: {error}")
+        self.problems = tuple(problems)
+
+    def _add(self, records: dict[str, dict[str, Any]]) -> None:
+        for key, record in records.items():
+            place = key.replace("\\", "/")
+            self._records[place] = record
+            self._by_name.setdefault(place.rpartition("/")[2], []).append(record)
+
+    def describes(self, image: Path) -> bool:
+        """Whether a metadata file names an image."""
+        return bool(self._records_of(image))
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        record = self._record(image)
+        if record is None:
+            return None
+        texts: list[str] = []
+        for key in _CAPTION_KEYS:
+            text = record.get(key) or ""
+            if not isinstance(text, str):
+                raise ValueError(f"its {key} in the metadata JSON is no text; write it in quotes")
+            texts.append(text)
+        if not any(key in record for key in _CAPTION_KEYS):
+            return None
+        lines = _lines(*texts)
+        kept = lines[: self.most_lines]
+        notes: tuple[str, ...] = ()
+        if "train_resolution" in record:
+            notes = ("train_resolution of the metadata JSON is not used: buckets come from each image's own size",)
+        return WrittenCaption(lines=kept, found=True, more_lines=kept != lines, notes=notes)
+
+    def _record(self, image: Path) -> dict[str, Any] | None:
+        records = self._records_of(image)
+        if len(records) > 1:
+            raise ValueError(f"the metadata JSON has {len(records)} entries of this file name; give whole paths there")
+        return next(iter(records), None)
+
+    def _records_of(self, image: Path) -> list[dict[str, Any]]:
+        """The record of an image's path; else those of its file name alone."""
+        relative = image.relative_to(self.folder)
+        for path in (relative, image):
+            for place in (path.as_posix(), path.with_suffix("").as_posix()):
+                if place in self._records:
+                    return [self._records[place]]
+        return self._by_name.get(image.name) or self._by_name.get(image.stem, [])
+
+
+def _lines(caption: str, tags: str) -> tuple[str, ...]:
+    """The lines of a caption, each with the tags behind it; the tags alone without a caption."""
+    lines = [" ".join(line.split()) for line in caption.splitlines() if line.strip()]
+    tags = ", ".join(" ".join(line.split()) for line in tags.splitlines() if line.strip())
+    if not lines:
+        return tuple(text for text in (tags,) if text)
+    if tags:
+        lines = [f"{line}, {tags}" for line in lines]
+    return tuple(lines)
+
+
+def load_metadata(file: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a metadata JSON. Raises ValueError where it is none or cannot be read."""
+    try:
+        content = json.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from error
+    if not _is_metadata(content):
+        raise ValueError('expected kohya\'s metadata, as {"1": {"caption": "a cat", "tags": "cat, grey"}}')
+    return content
+
+
+def _is_metadata(content: Any) -> bool:
+    if not isinstance(content, dict) or not all(isinstance(record, dict) for record in content.values()):
+        return False
+    return any(key in record for record in content.values() for key in _CAPTION_KEYS)
+
+
+def _metadata_files(folder: Path) -> list[Path]:
+    """The metadata JSONs at the top of a folder; other JSON files may be anything."""
+    files: list[Path] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            load_metadata(path)
+        except ValueError:
+            continue
+        files.append(path)
+    return files
+
+
+def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
+    return MetadataCaptions(folder, _metadata_files(folder), most_lines(filters.wildcards))
+
+
+LAYOUT = DatasetLayout(
+    name="metadata",
+    title="kohya's metadata JSON",
+    hint="kohya's metadata JSON, one for all images",
+    documentation=(
+        'kohya\'s metadata JSON at the top of the folder: `{"1": {"caption": "a cat", "tags": "cat, grey"}}`. A name'
+        " is an image's path or file name, with or without its ending. The tags stand behind the caption."
+    ),
+    suffixes=(".json",),
+    recognise=lambda folder: bool(_metadata_files(folder)),
+    open=_open,
+)
