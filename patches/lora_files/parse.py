@@ -21,6 +21,7 @@ from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
 
 _LISTED = 12
+LARGEST_ALPHA = 1e8  # no trainer comes near: their alphas are about as large as the rank
 
 
 class Target(NamedTuple):
@@ -255,12 +256,14 @@ def _layers(
     if any(file_format.ignores_alpha(tensors) for file_format in present):
         tensors.pop("alpha", None)
     for role, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all()):
+        if not _is_finite(tensor):
             problems.append(f"{group[role][0]}: holds NaN or infinite values")
     alpha = tensors.get("alpha")
     if alpha is not None and alpha.numel() != 1:
         problems.append(f"{group['alpha'][0]}: expected one number, got {tuple(alpha.shape)}")
         return
+    if alpha is not None and _is_finite(alpha) and abs(float(alpha)) > LARGEST_ALPHA:
+        problems.append(f"{group['alpha'][0]}: is {float(alpha):g}, expected at most {LARGEST_ALPHA:g}; it is damaged")
     contradiction = _contradiction(group, present)
     if contradiction is not None:
         problems.append(f"{base}: {contradiction}")
@@ -286,6 +289,13 @@ def _layers(
         return
     for placed in placed_layers:
         yield _place(target, placed), placed.layer
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether a layer's numbers are finite in float32, in which they are computed with."""
+    if tensor.element_size() in (1, 8):
+        tensor = tensor.float()
+    return bool(torch.isfinite(tensor).all())
 
 
 def _built(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedLayer]:

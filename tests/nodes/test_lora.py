@@ -454,6 +454,12 @@ def truncated(path, state):
     os.truncate(path, 900)
 
 
+def of_rank_0(state):
+    """The pairs of a LoRA without any rank."""
+    ups = {k: v[:, :0] for k, v in state.items() if "lora_up" in k}
+    return {**ups, **{k: v[:0] for k, v in state.items() if "lora_down" in k}}
+
+
 def with_rank(state, rank):
     """The state with the rank of its first two up matrices changed."""
     names = [key for key in state if "lora_up" in key][:2]
@@ -501,6 +507,20 @@ BAD = {
     "ranks": (lambda path, state: save_file(with_rank(state, 2), path), ["ranks differ"] * 2),
     "nan": (
         lambda path, state: save_file({k: v * torch.nan for k, v in state.items()}, path),
+        ["NaN or infinite"] * 48,
+    ),
+    "rank 0": (
+        lambda path, state: save_file({**state, **of_rank_0(state)}, path),
+        ["expected real numbers, got none"] * 48,
+    ),
+    "huge alpha": (
+        lambda path, state: save_file(
+            {k: torch.tensor(1e30) if k.endswith("alpha") else v for k, v in state.items()}, path
+        ),
+        ["alpha: is 1e+30, expected at most 1e+08"] * 24,
+    ),
+    "beyond float32": (
+        lambda path, state: save_file({k: v.double() * 1e300 for k, v in state.items()}, path),
         ["NaN or infinite"] * 48,
     ),
     "infinite": (

@@ -279,6 +279,22 @@ def test_values_that_are_not_finite(value):
     assert "lora_unet_a.lora_up.weight: holds NaN or infinite values" in problems(state)
 
 
+def test_numbers_that_float32_cannot_hold():
+    state = pair()
+    state["lora_unet_a.lora_up.weight"] = state["lora_unet_a.lora_up.weight"].double() * 1e39
+    assert "lora_unet_a.lora_up.weight: holds NaN or infinite values" in problems(state)
+    state["lora_unet_a.lora_up.weight"] /= 1e39
+    read(state, KEYS, SHAPES, "x")
+
+
+def test_an_alpha_that_no_trainer_writes():
+    for alpha in (1.01e8, -1e30):
+        assert f"lora_unet_a.alpha: is {alpha:g}, expected at most 1e+08; it is damaged" in problems(pair(alpha=alpha))
+    for alpha in (1e8, -1e8, 0.0):
+        ((layer,),) = read(pair(alpha=alpha), KEYS, SHAPES, "x").layers.values()
+        assert layer.alpha == alpha
+
+
 def test_half_a_pair_and_two_names_for_one_weight():
     half = {"lora_unet_a.lora_up.weight": torch.ones(6, 2)}
     assert "expected an up and a down matrix, got only lora_unet_a.lora_up.weight" in problems(half)
