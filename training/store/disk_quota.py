@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -85,7 +86,7 @@ def _time(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # another process has removed it
-        return 0.0
+        return -math.inf
 
 
 def touch(folder: Path) -> None:
@@ -113,7 +114,7 @@ def choose_removals(
     for entry in sorted(stored, key=lambda entry: (_ORDER[entry.kind], entry.used, str(entry.folder))):
         if excess <= 0:
             break
-        if entry.folder in needed or now - entry.used < _MIN_AGE.get(entry.kind, 0.0):
+        if entry.folder in needed or now - entry.used < _MIN_AGE.get(entry.kind, -math.inf):
             continue
         removals.append(entry)
         excess -= entry.size

@@ -5,6 +5,7 @@ bounded.
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,25 @@ def test_the_longest_unused_go_first_and_never_what_is_in_use(tmp_path):
     for i in (0, 4, 5):
         small.read("latents", key_of(i))
     assert small.trim() == 3 * size and "larger than its limit" in "\n".join(small.report())
+
+
+def test_a_draft_that_a_clock_which_jumped_calls_abandoned_costs_only_that_file(tmp_path, monkeypatch):
+    """Another process trims the cache while this one writes."""
+    replace, key = os.replace, key_of(1)
+
+    def trimmed_meanwhile(source, target):
+        monkeypatch.undo()
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: 4e9)
+            Cache(tmp_path).trim()
+        assert not os.path.exists(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", trimmed_meanwhile)
+    cache = Cache(tmp_path)
+    assert not cache.write("texts", key, TENSORS) and "kept in memory only" in cache.notes[0]
+    assert cache.write("texts", key, TENSORS) and _equal(cache.read("texts", key)[0], TENSORS)
+    assert not [path for path in tmp_path.rglob("*") if path.suffix != ".safetensors" and path.is_file()]
 
 
 def test_what_a_crash_left_is_removed(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -187,6 +188,19 @@ def test_a_run_that_another_process_works_in_keeps_everything(bench):
     bench.run("two", 1, 10, seed=4)
     assert first.folder.exists()
     os.utime(lock, (0, 0))  # one that a killed process left
+    bench.run("three", 1, 10, seed=5)
+    assert not first.folder.exists()
+
+
+@pytest.mark.parametrize("now", [0.0, 4e9], ids=["1970", "2096"])
+def test_a_run_that_another_process_works_in_stays_though_the_clock_jumps(bench, monkeypatch, now):
+    """By the clock its lock file may be years old: the system's lock counts."""
+    first = bench.run("one", 2)
+    monkeypatch.setattr(lock, "PATIENCE", 0.1)
+    monkeypatch.setattr(time, "time", lambda: now)
+    with folder_lock(bench.folder / "one"):
+        bench.run("two", 1, 10, seed=4)
+        assert (first.folder / "state.json").exists()
     bench.run("three", 1, 10, seed=5)
     assert not first.folder.exists()
 
