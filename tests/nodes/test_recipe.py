@@ -155,6 +155,6 @@ def test_the_nodes_options_are_those_of_the_recipes(host):
 def test_memory_that_is_too_small_is_refused_with_what_to_choose(host, pretend, monkeypatch):
     pretend("flux")
     facts = host.module("training.recipes.facts")
-    monkeypatch.setattr(facts.ModelFacts, "positions", lambda own, resolution: 10**6)
+    monkeypatch.setattr(facts.ModelFacts, "positions", lambda own, resolution: 3 * 10**6)
     with pytest.raises(ValueError, match=r"choose (8|12|16|24|48) GB in memory if your device has it"):
         host.call("GraftRecipe", model=host.call("GraftDemo")[0], memory="6 GB", goal="style")

@@ -246,6 +246,27 @@ def test_damaged_and_missing_snapshots_are_named(lab, tmp_path):
         snapshots.read(fourth)
 
 
+def test_a_bit_that_flips_anywhere_in_a_snapshot_is_found_or_changes_no_tensor(lab, tmp_path):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    store = Store(tmp_path, "run")
+    state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 5, denoiser, dataset, store)
+    snapshot = snapshots.expected(state, store.folder)[0]
+    kept, whole, refused = snapshots.read(snapshot), snapshot.path.read_bytes(), 0
+    places = range(0, len(whole), len(whole) // 200)
+    for number, place in enumerate(places):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << number % 8
+        snapshot.path.write_bytes(damaged)
+        try:
+            found = snapshots.read(snapshot)
+        except ValueError as error:
+            assert snapshot.path.name in str(error)
+            refused += 1
+        else:
+            assert found.keys() == kept.keys() and all(torch.equal(found[name], kept[name]) for name in kept), place
+    assert refused > len(places) / 2
+
+
 def test_branches_of_a_run_are_told_apart(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")

@@ -258,6 +258,25 @@ def test_damage_is_named_and_not_used(bench, what):
     assert again.trained == 3 and any(note.startswith("not used: ") for note in again.notes)
 
 
+@pytest.mark.parametrize("file", ["state.safetensors", "state.json"])
+def test_a_bit_that_flips_anywhere_in_a_state_is_found_or_changes_nothing(bench, file):
+    folder = bench.run(3).folder
+    path = folder / file
+    kept, whole, refused = load(folder, bench.state), path.read_bytes(), 0
+    places = range(0, len(whole), max(1, len(whole) // 200))
+    for number, place in enumerate(places):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << number % 8
+        path.write_bytes(damaged)
+        try:
+            found = load(folder, bench.state)
+        except Damaged:
+            refused += 1
+        else:
+            assert equal(found, kept) and found.history == kept.history, place
+    assert refused > len(places) / 2
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "日" * 90])
 def test_a_run_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(ValueError, match="plain folder name"):
