@@ -7,6 +7,7 @@ not do are refused; what only kohya's own caches need is named in the report.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -205,14 +206,14 @@ class _Config:
         if ":" in place or "\0" in place or not place:
             raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
         for start in (self.file.parent, self.root):
-            path = (start / PurePosixPath(place)).resolve()
+            path = Path(os.path.realpath(start / PurePosixPath(place)))  # `Path.resolve` fails at a link to itself
             if not path.is_relative_to(self.root):
                 raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
-            if path.exists():
+            if os.path.exists(path):
                 break
-        if name == "image_dir" and not path.is_dir():
-            raise FileNotFoundError(f"there is no folder {value!r} ({name}); {_REMEDY}")
-        if name == "metadata_file" and not path.is_file():
+        if name == "image_dir" and not os.path.isdir(path):
+            raise FileNotFoundError(f"there is no folder {shorten(value)} ({name}); {_REMEDY}")
+        if name == "metadata_file" and not os.path.isfile(path):
             raise FileNotFoundError(f"there is no file {value!r} ({name}); {_REMEDY}")
         return path
 

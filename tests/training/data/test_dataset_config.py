@@ -231,3 +231,10 @@ def test_the_keys_that_become_filters(root):
     assert source.settings.filters == Filters(
         trigger="zorp", wildcards=True, keep_separator="|||", caption_suffix=", x", masks="alpha"
     )
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "loop"])
+def test_a_name_that_no_system_can_open_is_a_missing_folder(root, name):
+    (root / "sets" / "loop").symlink_to(root / "sets" / "loop")
+    with pytest.raises(ValueError, match=r"subset 1: there is no folder '.*' \(image_dir\)"):
+        _read(root, f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{name}'\n")
