@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .browser_json import finite
 
 _stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that are running now
 _stops = 0
+MEASURED = ("loss", "rate", "validation", "average_validation")  # what a panel draws of a history
 
 
 def progress(total: int) -> Callable[[int], None]:
@@ -89,3 +91,79 @@ def stops() -> int:
     In a node's fingerprint it makes a stopped step continue when it is queued again.
     """
     return _stops
+
+
+@dataclass
+class TrainingCall:
+    """A training step that runs, for the pages that open or come back meanwhile.
+
+    `node` is its execution id, `workflow` the id of its workflow (None outside the editor), `key` that of the state it
+    leads to, and `start` the digest that its run began from.
+    """
+
+    node: str | None
+    workflow: str | None
+    run: str
+    key: str
+    start: str
+    until: int
+    history: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in MEASURED})
+    latest: dict[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What every event of the call says."""
+        return {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
+
+    def begun(self, history: Any) -> None:
+        """Takes the history of the state that training goes on from."""
+        with self.lock:
+            self.history = {name: list(getattr(history, name)) for name in MEASURED}
+
+    def stepped(self, data: Mapping[str, Any]) -> None:
+        """Notes a step and sends it to every page as `graft.step`."""
+        with self.lock:
+            self.history["loss"].append(data["loss"])
+            self.history["rate"].append(data["rate"])
+            for name, value in (("validation", data["validation"]), ("average_validation", data["average"])):
+                if value is not None:
+                    self.history[name].append((data["step"], value))
+            self.latest = dict(data)
+        send_event("graft.step", {**self.told, **data})
+
+    def so_far(self) -> dict[str, Any]:
+        """The newest step with the whole history; its step is that of the last loss."""
+        with self.lock:
+            history = {name: list(values) for name, values in self.history.items()}
+            return {**self.told, **self.latest, "step": len(history["loss"]), "start": self.start, "history": history}
+
+
+_calls: list[TrainingCall] = []  # the training steps that run now
+
+
+@contextlib.contextmanager
+def shown(call: TrainingCall) -> Iterator[None]:
+    """A context in which pages can ask for this training step; its end goes to every page as `graft.end`.
+
+    `ended` is "done", "interrupted" or "error". A page that has not queued the workflow hears of the end by it alone.
+    """
+    from comfy.model_management import InterruptProcessingException
+
+    ended = "interrupted"
+    _calls.append(call)
+    try:
+        yield
+        ended = "done"
+    except Exception as error:
+        if not isinstance(error, InterruptProcessingException):
+            ended = "error"
+        raise
+    finally:
+        _calls.remove(call)
+        send_event("graft.end", {**call.told, "ended": ended})
+
+
+def running() -> list[TrainingCall]:
+    """The training steps that run now."""
+    return list(_calls)

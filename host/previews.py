@@ -23,7 +23,7 @@ from .model_sampling import prediction_type
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
-MOST = 48  # previews that a panel may show
+MOST = 1000  # previews that a panel may show
 
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:

@@ -13,7 +13,9 @@ never paths.
     POST /graft/lora_upload?name=     stores a LoRA file, its bytes the body: {"name", "new"}
     GET  /graft/runs                  {"runs": [{run, states, step}]}
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
-    GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest
+    GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest, "live" what
+                                      a training step that runs has reached
+    GET  /graft/running               {"running": [{node, workflow, run, key, until}]}, the training steps that run
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
     GET  /graft/dataset/folders       the folders of ComfyUI's input folder, with their numbers of pictures
     GET  /graft/dataset/files?folder= {"files": [name]} of a folder, so that nothing is uploaded over them
@@ -190,9 +192,23 @@ def _run(request: Any) -> Answer:
 def _state(request: Any) -> Answer:
     from ..training.store import listing
 
-    run = request.match_info["run"]
-    state = listing.shown(folders.training_folder(), run, request.match_info["key"])
+    run, key = request.match_info["run"], request.match_info["key"]
+    if key == "live":
+        state = _live(run)
+    else:
+        state = listing.shown(folders.training_folder(), run, key)
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
+
+
+def _live(run: str) -> dict[str, Any]:
+    for call in events.running():
+        if call.run == run:
+            return call.so_far()
+    raise FileNotFoundError(f"no training step of run {run!r} is running")
+
+
+def _running(request: Any) -> Answer:
+    return 200, {"running": [call.told for call in events.running()]}
 
 
 def _stop(request: Any) -> Answer:
@@ -226,6 +242,7 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/runs", _runs),
     ("get", "/graft/runs/{run}", _run),
     ("get", "/graft/runs/{run}/{key}", _state),
+    ("get", "/graft/running", _running),
     ("post", "/graft/stop", _stop),
     ("get", "/graft/dataset/folders", _of_dataset("folders")),
     ("get", "/graft/dataset/files", _of_dataset("files")),

@@ -329,9 +329,10 @@ class TrainStep(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.epoch_order import batches_per_epoch
+        from ..training.run.call import target_key
         from ..training.run.loop import Callbacks
 
-        group, node = process_group.current(), cls.hidden.unique_id if cls.hidden else None
+        group = process_group.current()
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
         subject, state = state.subject, states.with_settings(state, optimizer, objective)
@@ -360,8 +361,14 @@ class TrainStep(io.ComfyNode):
             snapshot_minutes=snapshot_minutes,
             preview_every=preview_every,
         )
+        node = None
+        if cls.hidden:
+            node = cls.hidden.unique_id
         group.meet_at(str(node))
-        call = _Call(state, state.step + steps, node, (positive, negative, latent))
+        told = host.events.TrainingCall(
+            node, _workflow_id(cls.hidden), state.run, target_key(state, steps), state.start.digest, state.step + steps
+        )
+        call = _Call(state, told, (positive, negative, latent))
         try:
             result, report = call.trained(steps, callbacks, keep, tensorboard)
         except process_group.RemoteRankError as error:
@@ -375,13 +382,23 @@ class TrainStep(io.ComfyNode):
         log.info("%s", report)
         panel = {
             "text": [report],
-            "graft_run": [{"run": result.run, "key": result.key, "until": call.until}],
+            "graft_run": [{"run": result.run, "key": result.key, "until": call.told.until}],
             "graft_previews": call.pictures,
         }
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(
             result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
         )
+
+
+def _workflow_id(hidden: Any) -> str | None:
+    """The id of the editor's workflow that a node runs in. Programs that queue a prompt may send none."""
+    sent = getattr(hidden, "extra_pnginfo", None)
+    workflow = sent.get("workflow") if isinstance(sent, dict) else None
+    workflow_id = workflow.get("id") if isinstance(workflow, dict) else None
+    if isinstance(workflow_id, str) and len(workflow_id) <= 100:
+        return workflow_id
+    return None
 
 
 def _noted(state: Any) -> Any:
@@ -430,11 +447,11 @@ def _check(
 class _Call:
     """One execution of TrainStep: sends progress to the front end while it trains."""
 
-    def __init__(self, state: Any, until: int, node: str | None, sampled: tuple[Any, Any, Any]) -> None:
+    def __init__(self, state: Any, told: Any, sampled: tuple[Any, Any, Any]) -> None:
         from ..training.reports.throughput import Throughput
 
-        self.state, self.until, self.node, self.sampled = state, until, node, sampled
-        self.bar, self.pace = host.events.progress(until - state.step), Throughput(until)
+        self.state, self.told, self.sampled = state, told, sampled
+        self.bar, self.pace = host.events.progress(told.until - state.step), Throughput(told.until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
 
@@ -463,9 +480,16 @@ class _Call:
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
         try:
-            with host.events.stoppable(state.run) as should_stop:
-                callbacks = replace(callbacks, on_step=self.stepped, preview=self.preview, should_stop=should_stop)
+            with host.events.shown(self.told), host.events.stoppable(state.run) as should_stop:
+                callbacks = replace(
+                    callbacks,
+                    on_begin=lambda begun: self.told.begun(begun.history),
+                    on_step=self.stepped,
+                    preview=self.preview,
+                    should_stop=should_stop,
+                )
                 outcome = runs.run(state, steps, forward, subject.dataset, store, callbacks, keep, log.warning)
+                self.told.key = outcome.state.key
         finally:
             if self.writer is not None:
                 self.writer.close()
@@ -477,21 +501,12 @@ class _Call:
 
         self.bar(step - self.state.step)
         speed, seconds_left = self.pace(step, moved.seconds)
-        data = {
-            "node": self.node,
-            "run": self.state.run,
-            "step": step,
-            "until": self.until,
-            "loss": moved.loss,
-            "rate": moved.rate,
-        }
-        measurements = {"norm": moved.norm, "speed": speed, "left": seconds_left}
         held_out: dict[str, float | None] = {"validation": None, "average": None}
         if validation is not None:
             held_out = {"validation": validation.weights, "average": validation.average}
-        host.events.send_event(
-            "graft.step", {**data, **measurements, **held_out, "memory": used(self.state.subject.model.load_device)}
-        )
+        measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
+        memory = used(self.state.subject.model.load_device)
+        self.told.stepped({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
         if self.writer is not None:
             self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
@@ -509,9 +524,7 @@ class _Call:
         )
         self.pictures += files
         pictures = [{**file, "label": label} for file in files]
-        host.events.send_event(
-            "graft.preview", {"node": self.node, "run": self.state.run, "step": step, "pictures": pictures}
-        )
+        host.events.send_event("graft.preview", {**self.told.told, "step": step, "pictures": pictures})
 
 
 NODES = [GraftTrainStart, TrainStep]

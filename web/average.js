@@ -1,9 +1,14 @@
-/** The panel of EMAMerge: how much of the average each step is, from the node's `graft_profile` output. */
+/**
+ * The panel of EMAMerge: how much of the average each step is, from the node's `graft_profile` output. The workflow keeps
+ * it as the property `graft profile`, thinned out, so that it is there again after a reload.
+ */
 import { Series, draw } from './chart.js'
 import { el, short } from './dom.js'
-import { addPanel, chain, fit, whenWide } from './editor.js'
+import { addPanel, chain, fit, remember, whenWide } from './editor.js'
 import { t } from './texts.js'
 
+const PROPERTY = 'graft profile'
+const KEPT = 100 // points of a curve
 const HEIGHT = 120
 const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
 
@@ -24,9 +29,9 @@ export function addAveragePanel(node) {
   const redraw = () =>
     draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
   whenWide(content, () => curves.length && redraw())
-  chain(node, 'onExecuted', (output) => {
-    const found = output?.graft_profile?.[0]
-    if (!found) return
+  const show = () => {
+    const found = node.properties?.[PROPERTY]
+    if (!Array.isArray(found?.curves)) return
     curves = found.curves.map((curve, index) => {
       const series = new Series()
       curve.steps.forEach((step, at) => series.add(step, curve.values[at]))
@@ -43,5 +48,23 @@ export function addAveragePanel(node) {
       redraw()
       if (node.graph) fit(node)
     })
+  }
+  chain(node, 'onExecuted', (output) => {
+    const found = output?.graft_profile?.[0]
+    if (!found) return
+    remember(node, PROPERTY, { curves: found.curves.map(thinned), lines: found.lines })
+    show()
   })
+  chain(node, 'onConfigure', show)
+}
+
+/** At most so many points of a curve, the last one among them; values as exact as a chart shows them. */
+function thinned({ name, steps, values }) {
+  const every = Math.ceil(steps.length / KEPT)
+  const kept = steps.map((_, index) => index).filter((index) => (steps.length - 1 - index) % every === 0)
+  return {
+    name,
+    steps: kept.map((index) => steps[index]),
+    values: kept.map((index) => Number(values[index]?.toPrecision(6))),
+  }
 }

@@ -34,6 +34,17 @@ export class Series {
     const index = this.steps.length - 1
     return { step: this.steps[index], value: this.values[index] }
   }
+
+  /** The last point at a step or before it; undefined values where there is none. */
+  until(step) {
+    let [low, high] = [0, this.steps.length]
+    while (low < high) {
+      const middle = (low + high) >> 1
+      if (this.steps[middle] <= step) low = middle + 1
+      else high = middle
+    }
+    return { step: this.steps[low - 1], value: this.values[low - 1] }
+  }
 }
 
 /** Exponential moving average without the bias of its start, as a Series of the same steps. */
@@ -114,30 +125,71 @@ export function ticks(low, high, count = 4) {
   )
 }
 
+const PLAIN = { of: (value) => value, ticks }
+const LOG = { of: (value) => (value > 0 ? Math.log10(value) : -Infinity), ticks: logTicks }
+
 /**
- * Draw curves [{series, color, width, dots}] into a canvas element of the given CSS size. Returns the drawn range
- * {from, until, low, high} for tests, or null when there is nothing to draw. Colors are CSS colors; text takes the
- * canvas's own CSS color.
+ * Draw curves [{series, color, width, dots, within}] into a canvas element of the given CSS size. Colors are CSS colors;
+ * text takes the canvas's own CSS color. Options:
+ *
+ * - `robust`: a few values that would flatten all others are drawn at the edge, with a mark. A curve with `within`, a
+ *   series, keeps to that one's range: one spike is in a smoothed curve for long.
+ * - `log`: a logarithmic axis; what is not above zero is drawn at its lower edge.
+ * - `right`: {series, color, width, format}, a curve with an axis of its own on the right, from zero.
+ *
+ * Returns {from, until, low, high, left, width, clipped}, or null when there is nothing to draw: the range of steps and
+ * of values (as logarithms where `log`), where the plot lies across, and whether values lie beyond its edge.
  */
-export function draw(canvas, width, height, curves, format) {
+export function draw(canvas, width, height, curves, format, { robust, log, right } = {}) {
   if (!canvas.isConnected) return null // it has no colors yet
   const pen = cleared(canvas, width, height)
-  const inner = { width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom }
   const shown = curves.filter((curve) => curve.series.steps.length)
-  if (!shown.length || inner.width < 20 || inner.height < 20) return null
-  const from = Math.min(...shown.map((curve) => curve.series.steps[0]))
-  const until = Math.max(...shown.map((curve) => curve.series.steps[curve.series.steps.length - 1]))
-  const drawn = shown.map((curve) => ({
-    ...curve,
-    points: decimated(curve.series, from, until, Math.floor(inner.width)),
-  }))
-  const [low, high] = range(drawn)
-  if (low > high) return null
-  const y = (value) => MARGIN.top + inner.height * (1 - (value - low) / (high - low))
-  drawValueAxis(pen, canvas, width, ticks(low, high), y, format)
-  drawStepAxis(pen, height, inner.width, from, until)
-  for (const curve of drawn) drawCurve(pen, curve, y)
-  return { from, until, low, high }
+  const all = right?.series.steps.length ? [...shown, right] : shown
+  const box = boxOf(width, height, all !== shown)
+  if (!all.length || Math.min(box.width, box.height) < 20) return null
+  const from = Math.min(...all.map((curve) => curve.series.steps[0]))
+  const until = Math.max(...all.map((curve) => curve.series.last.step))
+  const thinned = (series) => decimated(series, from, until, Math.floor(box.width))
+  const drawn = shown.map((curve) => ({ ...curve, points: thinned(curve.series) }))
+  const scale = log ? LOG : PLAIN
+  const [low, high] = range(drawn, scale, robust, thinned)
+  const style = getComputedStyle(canvas)
+  if (low > high && all === shown) return null
+  drawStepAxis(pen, style, box, from, until)
+  const clipped = low <= high && drawCurves(pen, style, box, drawn, scale, [low, high], format)
+  if (all !== shown) drawRight(pen, style, box, { ...right, points: thinned(right.series) })
+  return { from, until, low, high, left: box.left, width: box.width, clipped }
+}
+
+/** Where the plot lies in a canvas, with room for the axes. */
+function boxOf(width, height, hasRight) {
+  const { left, top, right, bottom } = MARGIN
+  return { left, top, width: width - left - (hasRight ? left : right), height: height - top - bottom }
+}
+
+/** The curves with their axis on the left; returns whether values lie beyond its edge. */
+function drawCurves(pen, style, box, drawn, scale, [low, high], format) {
+  const place = (value) => (scale.of(value) - low) / (high - low)
+  drawValueAxis(pen, style, box, scale.ticks(low, high), place, format)
+  let clipped = false
+  for (const curve of drawn) clipped = drawCurve(pen, box, curve, place) || clipped
+  return clipped
+}
+
+/** A curve with its own axis on the right, from zero. */
+function drawRight(pen, style, box, curve) {
+  const high = curve.points.reduce((most, point) => Math.max(most, point[2]), 0) * 1.05 || 1
+  const edge = box.left + box.width
+  pen.textAlign = 'left'
+  pen.textBaseline = 'middle'
+  for (const tick of ticks(high / 20, high)) {
+    const y = box.top + box.height * (1 - tick / high)
+    pen.fillStyle = curve.color
+    pen.fillRect(edge, y - 0.5, 4, 1)
+    pen.fillStyle = style.color
+    pen.fillText(curve.format(tick), edge + 6, y)
+  }
+  drawCurve(pen, box, curve, (value) => value / high)
 }
 
 /** The canvas's empty context, in CSS pixels whatever the screen's resolution. */
@@ -153,14 +205,18 @@ function cleared(canvas, width, height) {
   return pen
 }
 
-/** The lowest and highest value of the curves, a tenth apart where the curves are flat but for rounding. */
-function range(drawn) {
+/** The lowest and highest value of the curves on a scale, a tenth apart where they are flat but for rounding. */
+function range(drawn, scale, robust, thinned) {
   let [low, high] = [Infinity, -Infinity]
-  for (const { points } of drawn) {
-    for (const point of points) {
-      if (point[1] < low) low = point[1]
-      if (point[2] > high) high = point[2]
+  for (const curve of drawn) {
+    let [least, most] = rangeOf(curve.points, scale, robust)
+    if (robust && curve.within) {
+      const other = drawn.find((one) => one.series === curve.within)
+      const [under, over] = rangeOf(other?.points ?? thinned(curve.within), scale, robust)
+      if (under < most && over > least) [least, most] = [Math.max(least, under), Math.min(most, over)]
     }
+    low = Math.min(low, least)
+    high = Math.max(high, most)
   }
   if (low <= high && high - low <= 1e-9 * Math.abs(high)) {
     return [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1]
@@ -168,51 +224,113 @@ function range(drawn) {
   return [low, high]
 }
 
-function drawValueAxis(pen, canvas, width, values, y, format) {
-  const style = getComputedStyle(canvas)
-  pen.font = '10px sans-serif'
+const SPARED = 0.02 // share of the columns that may be left out at each end, one at least
+const FLATTENED = 3 // left out only where the others would have less than this part of the height
+
+/** The range of a curve's points; with `robust` without the few that would flatten the others. */
+function rangeOf(points, scale, robust) {
+  const [lows, highs] = [1, 2].map((at) => points.map((point) => scale.of(point[at])).filter(Number.isFinite))
+  const ascending = (one, other) => one - other
+  lows.sort(ascending)
+  highs.sort(ascending)
+  if (!highs.length) return [Infinity, -Infinity]
+  const [least, most] = [lows[0] ?? highs[0], highs[highs.length - 1]]
+  if (!robust || highs.length < 5) return [least, most]
+  const spared = Math.max(1, Math.floor(SPARED * highs.length))
+  const [under, over] = [lows[Math.min(spared, lows.length - 1)], highs[highs.length - 1 - spared]]
+  const span = Math.max(over - under, 1e-9 * Math.abs(over))
+  const far = (FLATTENED - 1) * span
+  return [least < under - far ? under - span / 10 : least, most > over + far ? over + span / 10 : most]
+}
+
+/** Axis values between two powers of ten, given as exponents: 1, 10, 100 …, or 1, 2, 5, 10 … where there are few. */
+export function logTicks(low, high) {
+  if (high - low < 0.7) return ticks(10 ** low, 10 ** high)
+  const factors = high - low > 2 ? [1] : [1, 2, 5]
+  const every = Math.ceil((high - low) / 6)
+  const found = []
+  for (let power = Math.floor(low); power <= high; power++) {
+    if (power % every) continue
+    for (const factor of factors) {
+      const value = Number(`${factor}e${power}`)
+      if (Math.log10(value) >= low && Math.log10(value) <= high) found.push(value)
+    }
+  }
+  return found
+}
+
+function drawValueAxis(pen, style, box, values, place, format) {
   pen.fillStyle = style.color
   pen.strokeStyle = style.borderTopColor
   pen.lineWidth = 1
   pen.textAlign = 'right'
   pen.textBaseline = 'middle'
   for (const tick of values) {
+    const y = box.top + box.height * (1 - place(tick))
     pen.beginPath()
-    pen.moveTo(MARGIN.left, Math.round(y(tick)) + 0.5)
-    pen.lineTo(width - MARGIN.right, Math.round(y(tick)) + 0.5)
+    pen.moveTo(box.left, Math.round(y) + 0.5)
+    pen.lineTo(box.left + box.width, Math.round(y) + 0.5)
     pen.stroke()
-    pen.fillText(format(tick), MARGIN.left - 5, y(tick))
+    pen.fillText(format(tick), box.left - 5, y)
   }
 }
 
-function drawStepAxis(pen, height, innerWidth, from, until) {
+function drawStepAxis(pen, style, box, from, until) {
+  pen.font = '10px sans-serif'
+  pen.fillStyle = style.color
   pen.textAlign = 'center'
   pen.textBaseline = 'top'
-  for (const tick of ticks(from, until, Math.max(3, Math.floor(innerWidth / 60)))) {
-    const x = MARGIN.left + (until > from ? ((tick - from) / (until - from)) * (innerWidth - 1) : 0)
-    pen.fillText(String(tick), x, height - MARGIN.bottom + 4)
+  for (const tick of ticks(from, until, Math.max(3, Math.floor(box.width / 60)))) {
+    const x = box.left + (until > from ? ((tick - from) / (until - from)) * (box.width - 1) : 0)
+    pen.fillText(String(tick), x, box.top + box.height + 4)
   }
 }
 
-function drawCurve(pen, { points, color, width, dots }, y) {
+const MARK = 8 // pixels between the marks of values beyond the edge
+
+/** Draw a curve; values beyond the edge are drawn there, with a mark. Returns whether there are any. */
+function drawCurve(pen, box, { points, color, width, dots }, place) {
+  const bottom = box.top + box.height
+  const y = (value) => bottom - box.height * Math.min(1, Math.max(0, place(value)))
+  const beyond = { up: [], down: [] }
   pen.strokeStyle = pen.fillStyle = color
   pen.lineWidth = width ?? 1
   pen.lineJoin = 'round'
   pen.beginPath()
   for (const [at, least, most, first, final] of points) {
-    const x = MARGIN.left + at
+    const x = box.left + at
     pen.lineTo(x, y(first))
     if (least !== most) {
       pen.lineTo(x, y(least))
       pen.lineTo(x, y(most))
       pen.lineTo(x, y(final))
     }
+    if (place(most) > 1 + 1e-9) beyond.up.push(x)
+    if (place(least) < -1e-9) beyond.down.push(x)
   }
   pen.stroke()
-  if (!dots && points.length !== 1) return
-  for (const point of points) {
+  mark(pen, beyond.up, box.top, 5)
+  mark(pen, beyond.down, bottom, -5)
+  if (dots || points.length === 1) {
+    for (const point of points) {
+      pen.beginPath()
+      pen.arc(box.left + point[0], y(point[4]), 2.5, 0, 7)
+      pen.fill()
+    }
+  }
+  return beyond.up.length + beyond.down.length > 0
+}
+
+/** Small triangles that point over an edge, in the curve's colour. */
+function mark(pen, places, edge, height) {
+  let last = -Infinity
+  for (const x of places) {
+    if (x < last + MARK) continue
+    last = x
     pen.beginPath()
-    pen.arc(MARGIN.left + point[0], y(point[4]), 2.5, 0, 7)
+    pen.moveTo(x, edge - Math.sign(height))
+    pen.lineTo(x - 4, edge + height)
+    pen.lineTo(x + 4, edge + height)
     pen.fill()
   }
 }

@@ -63,8 +63,8 @@ export function everyNode(act, graph = app.rootGraph ?? app.graph) {
 /** The height of an element, or 0 while the editor has not given it a width yet. */
 export const heightOf = (content) => (content.offsetWidth > 100 ? content.offsetHeight : 0)
 
-/** How much room the content of a panel needs; two lines as long as it is not laid out. */
-export const roomOf = (content) => Math.max(24, heightOf(content) || 36) + 4
+/** How much room the content of a panel needs, less what it could spare; two lines as long as it is not laid out. */
+export const roomOf = (content, spare = 0) => Math.max(24, heightOf(content) - spare || 36) + 4
 
 /** Call `act` when an element comes onto the page, and whenever its width changes there. */
 export function whenWide(element, act) {
@@ -76,15 +76,40 @@ export function whenWide(element, act) {
   }).observe(element)
 }
 
-/** Add a panel as tall as its content. It holds no value: it is not saved in the workflow and not sent in the prompt. */
-export function addPanel(node, name, content) {
+/** Call `act` when an element comes onto the page, and whenever its size changes there. */
+export function whenSized(element, act) {
+  let before = ''
+  new ResizeObserver(() => {
+    const now = `${element.clientWidth} ${element.clientHeight}`
+    if (element.clientWidth && now !== before) act()
+    before = now
+  }).observe(element)
+}
+
+/**
+ * Keep a value in the workflow as a node's property, and at once in what the editor opens after a reload of the page: it
+ * would look for changes only when someone touches the graph.
+ */
+export function remember(node, name, value) {
+  if (JSON.stringify(node.properties[name]) === JSON.stringify(value)) return
+  node.properties[name] = value
+  const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker
+  if (tracker?.captureCanvasState) tracker.captureCanvasState()
+  else tracker?.checkState?.() // its name before 1.49
+}
+
+/**
+ * Add a panel as tall as its content, or taller: `spare()` says how many pixels of that it could do without. It holds no
+ * value: it is not saved in the workflow and not sent in the prompt.
+ */
+export function addPanel(node, name, content, spare = () => 0) {
   const all = el('div', { class: 'graft-content' }, problemBox(node), content)
   const element = el('div', { class: `graft graft-panel graft-${name}` }, all)
   const widget = node.addDOMWidget(name, `graft_${name}`, element, {
     serialize: false,
     hideOnZoom: false,
     hideInPanel: true, // the editor's side panel would draw it there, in the panel's width
-    getMinHeight: () => roomOf(all),
+    getMinHeight: () => roomOf(all, spare()),
     getValue: () => '',
     setValue: () => {},
   })

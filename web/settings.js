@@ -19,8 +19,8 @@ export const SETTINGS = [
     category: ['Graft', 'Training', 'Previews'],
     name: 'Previews kept on Train Step',
     type: 'number',
-    defaultValue: 6,
-    attrs: { min: 0, max: 48, step: 1 },
+    defaultValue: 400,
+    attrs: { min: 0, max: 1000, step: 1 },
     tooltip: 'Keeps this many of the newest previews. 0 shows none.',
   },
   {

@@ -3,7 +3,7 @@
  * `graft_todo` output, kept in the workflow as a property). A changed setting or latent size shows at once.
  */
 import { el, short } from './dom.js'
-import { addPanel, api, chain, everyNode, fit } from './editor.js'
+import { addPanel, api, chain, everyNode, fit, remember } from './editor.js'
 import { latentOf, valueOf } from './latent_size.js'
 import { t } from './texts.js'
 
@@ -38,12 +38,12 @@ export function addTodoPanel(node) {
     if (!found) return
     const latent = latentOf(node, 'latent') // an empty one may be sampled in another size, by its kind and the model
     const scale = latent && found.latent ? found.latent[0] / latent.height : 1
-    node.properties[PROPERTY] = {
+    remember(node, PROPERTY, {
       depths: found.depths,
       scale,
       kind: latent?.kind,
       transformer: found.transformer ?? undefined,
-    }
+    })
     show()
   })
   chain(node, 'onConfigure', () => {

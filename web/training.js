@@ -2,19 +2,24 @@
  * The panel of TrainStep: the loss while it trains, held-out loss, learning rate, speed, memory, previews, and a Stop
  * button that keeps the state.
  *
- * It follows the pack's events: `graft.step` {node, run, step, until, loss, rate, norm, validation, average, speed, left,
- * memory} (held-out loss of the weights and of their average, steps per second, seconds, bytes) and `graft.preview` {node, run, step, pictures: [{filename, subfolder, type,
- * label}]}; `node` is an execution id. The workflow keeps the last run as the property `graft run`, so that the curve of
- * a finished run comes back from the store.
+ * It follows the pack's events. Each has {node, workflow, run, key, until}: an execution id, the id of the workflow, and
+ * the state that the step leads to. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory}
+ * (held-out loss of the weights and of their average, steps per second, seconds, bytes), `graft.preview` {step, pictures:
+ * [{filename, subfolder, type, label, prompt}]}, and `graft.end` {ended}, for pages that have not queued the workflow. What
+ * a page has missed of a step that runs comes from the server. The workflow keeps the last run as the property
+ * `graft run`, so that its curve comes back from the store.
  */
-import { Series, Smoothed, draw } from './chart.js'
+import { Series, Smoothed } from './chart.js'
 import { duration, el, short, size } from './dom.js'
-import { addPanel, api, asked, chain, everyNode, fit, nodeOf, roomOf, whenWide, widen } from './editor.js'
+import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, remember, roomOf, widen } from './editor.js'
+import { Gallery, Previews } from './gallery.js'
+import { openOverlay } from './overlay.js'
+import { Plot } from './plot.js'
 import { onSetting, setting } from './settings.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
-const CHART_HEIGHT = 150
+const CHART_HEIGHT = 150 // at least
 const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', average: '#c9588f', rate: '#b07cc6' }
 const CURVES = {
   loss: 'loss',
@@ -24,17 +29,27 @@ const CURVES = {
   rate: 'learning rate',
 }
 const panels = new WeakMap()
+const noted = new Set() // what is kept once a page: after an undo it is not kept again, which would end the redo
+
+let asking = null
+
+/** The training steps that run now: one request for all panels that ask at once. */
+function callsNow() {
+  asking ??= asked('/graft/running')
+    .then((answer) => answer.running)
+    .finally(() => (asking = null))
+  return asking
+}
 
 /** Give a TrainStep node its panel. */
 export function addTrainingPanel(node) {
   const panel = new Panel(node)
   panels.set(node, panel)
-  addPanel(node, 'training', panel.content)
+  addPanel(node, 'training', panel.content, () => panel.spare())
   widen(node, 340)
   chain(node, 'onConfigure', () => panel.restore())
   setTimeout(() => panel.restore()) // a graph that is loaded may have configured its nodes by now
   chain(node, 'onExecuted', (output) => panel.finished(output))
-  whenWide(panel.content, () => panel.redraw())
 }
 
 /** Keep the seed of a new Start Training: the editor would draw another after each queueing, which is another run. */
@@ -45,9 +60,13 @@ export function keepSeed(node) {
 
 /** Listen to the pack's events, once. */
 export function listen() {
-  const of = (event) => panels.get(nodeOf(event.detail.node))
+  const of = ({ detail }) => {
+    const panel = panels.get(nodeOf(detail.node))
+    return panel?.owns(detail) ? panel : undefined
+  }
   api.addEventListener('graft.step', (event) => of(event)?.step(event.detail))
   api.addEventListener('graft.preview', (event) => of(event)?.preview(event.detail))
+  api.addEventListener('graft.end', (event) => of(event)?.end(event.detail))
   for (const name of ['execution_error', 'execution_interrupted']) {
     api.addEventListener(name, (event) =>
       panels.get(nodeOf(event.detail.node_id))?.ended(name === 'execution_error' ? 'error' : 'interrupted'),
@@ -66,16 +85,30 @@ class Panel {
     this.average = new Series() // the held-out loss of the running average
     this.rate = new Series()
     this.shown = new Set(['loss', 'smooth', 'validation', 'average'])
-    this.pictures = []
     this.said = {}
+    this.isLog = this.isFull = false
     this.status = el(
       'div',
       { class: 'graft-status', role: 'status' },
       el('span', { class: 'graft-dim' }, t('The loss curve appears here during training.')),
     )
-    this.canvas = el('canvas', { class: 'graft-chart', role: 'img', 'aria-label': t('Loss by step') })
+    this.plot = new Plot(
+      t('Loss by step'),
+      (step) => this.describe(step),
+      () => this.redraw(),
+    )
+    this.canvas = this.plot.element
     this.switches = Object.fromEntries(Object.keys(CURVES).map((name) => [name, this.switch(name)]))
-    this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches))
+    this.log = this.option(t('log scale'), (on) => (this.isLog = on))
+    this.full = this.option(t('full range'), (on) => (this.isFull = on))
+    this.full.title = t('Also show the few values that would flatten the curve')
+    this.large = el(
+      'button',
+      { class: 'graft-icon graft-large', type: 'button', title: t('Full size'), 'aria-label': t('Full size') },
+      '⤢',
+    )
+    this.large.addEventListener('click', () => this.enlarge())
+    this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches), this.log, this.full, this.large)
     this.stop = el(
       'button',
       {
@@ -86,9 +119,48 @@ class Panel {
       },
       t('Stop and keep'),
     )
-    this.strip = el('div', { class: 'graft-pictures' })
-    this.stop.hidden = this.canvas.hidden = this.legend.hidden = true
-    this.content = el('div', { class: 'graft-content' }, this.status, this.canvas, this.legend, this.stop, this.strip)
+    this.previews = new Previews()
+    this.gallery = new Gallery(this.previews, () => this.refit())
+    this.stop.hidden = this.canvas.hidden = this.legend.hidden = this.full.hidden = true
+    this.inner = el(
+      'div',
+      { class: 'graft-content' },
+      this.status,
+      this.canvas,
+      this.legend,
+      this.stop,
+      this.gallery.element,
+    )
+    this.content = el('div', { class: 'graft-content' }, this.inner)
+  }
+
+  /** How many pixels the chart is taller than it must be. */
+  spare() {
+    return this.canvas.hidden || this.isLarge ? 0 : Math.max(0, this.canvas.offsetHeight - CHART_HEIGHT)
+  }
+
+  /** Show the whole panel over the page, and put it back into the node when that is closed. */
+  enlarge() {
+    if (this.isLarge) return
+    this.isLarge = true
+    this.content.style.minHeight = `${this.content.offsetHeight}px`
+    this.large.hidden = true
+    openOverlay(this.node.title, this.inner, () => {
+      this.isLarge = this.large.hidden = false
+      this.content.append(this.inner)
+      this.content.style.minHeight = ''
+      this.changed()
+    })
+    this.changed()
+  }
+
+  option(label, act) {
+    const box = el('input', { type: 'checkbox' })
+    box.addEventListener('change', () => {
+      act(box.checked)
+      this.redraw()
+    })
+    return el('label', {}, box, el('span', { class: 'graft-plain' }, label))
   }
 
   switch(name) {
@@ -101,18 +173,68 @@ class Panel {
     return el('label', {}, box, el('span', { style: `--curve: ${COLORS[name]}` }, t(CURVES[name])))
   }
 
+  /** Whether an event is this panel's: of its workflow, or of the run that it has kept before that was saved as another. */
+  owns({ node, workflow, key }) {
+    if (nodeOf(node) !== this.node) return false
+    return !workflow || workflow === (app.rootGraph ?? app.graph).id || this.node.properties?.[PROPERTY]?.key === key
+  }
+
   /** One step of training: an event. */
   step(data) {
     if (this.run !== data.run) this.clear()
     else if (data.step <= this.said.step) this.forget(data.step)
     if (this.said.state !== 'running') this.first = data.step
+    const isNew = data.key !== this.key
     this.run = data.run
+    this.key = data.key
     this.drawnKey = undefined
+    this.note(data)
+    const last = this.loss.last.step ?? 0
+    if (data.key && data.step > 1 && (isNew || data.step > last + 1)) this.catchUp(data)
+    this.missed?.push(data)
+    this.take(data)
+    this.changed()
+  }
+
+  /** Keep in the workflow which state this run leads to: with it the store finds its snapshots. */
+  note({ node, run, key, until }) {
+    const name = `${node} ${key}`
+    if (!key || noted.has(name)) return
+    noted.add(name)
+    remember(this.node, PROPERTY, { run, key, until })
+  }
+
+  take(data) {
     this.add(data)
     const { validation, average } = this.said
     this.said = { ...this.said, ...data, state: 'running' }
     this.said.validation = data.validation ?? validation
     this.said.average = data.average ?? average
+  }
+
+  /** Draw all of a step that runs, also what this page has not been told of. */
+  async catchUp({ run, key }) {
+    if (this.catching === key) return
+    this.catching = key
+    this.missed = []
+    let live
+    try {
+      live = await asked(`/graft/runs/${encodeURIComponent(run)}/live`)
+    } catch {
+      return // it has just ended; the store has it
+    } finally {
+      if (this.catching === key && live?.key !== key) this.catching = this.missed = undefined
+    }
+    if (this.catching !== key || live.key !== key) return // it ended meanwhile, or the next has begun
+    const { missed } = this
+    this.catching = this.missed = undefined
+    this.key = key
+    this.drawnKey = undefined
+    this.showStored(run, live, [])
+    this.said = { ...this.said, ...live, validation: this.validation.last.value, state: 'running' }
+    this.said.average = this.average.last.value
+    for (const data of missed) if (data.step > live.step) this.take(data)
+    this.note(live)
     this.changed()
   }
 
@@ -132,9 +254,8 @@ class Panel {
 
   clear() {
     for (const series of [this.loss, this.smooth, this.validation, this.average, this.rate]) series.clear()
-    this.pictures = []
+    this.previews.clear()
     this.said = {}
-    this.strip.replaceChildren()
   }
 
   /** The run starts over or went back: forget the losses from this step on (and before the first). */
@@ -145,56 +266,39 @@ class Panel {
     }
     this.said.validation = this.validation.last.value
     this.said.average = this.average.last.value
-    this.pictures = this.pictures.filter((picture) => picture.step < from)
-    this.showPictures()
+    this.previews.forget(from)
   }
 
   preview({ step, pictures }) {
-    this.pictures.push(...pictures.map((picture) => ({ ...picture, step })))
-    this.pictures.splice(0, Math.max(0, this.pictures.length - setting('Graft.Training.Previews')))
-    this.showPictures()
+    const stepped = pictures.map((picture) => ({ ...picture, step }))
+    this.previews.add(stepped, setting('Graft.Training.Previews'))
     this.changed()
-  }
-
-  showPictures() {
-    this.strip.replaceChildren(
-      ...this.pictures.map((picture) => {
-        const query = new URLSearchParams({
-          filename: picture.filename,
-          subfolder: picture.subfolder ?? '',
-          type: picture.type,
-        })
-        const label = [t('step {step}', { step: picture.step }), picture.label ? t(picture.label) : '']
-          .filter(Boolean)
-          .join(', ')
-        return el(
-          'figure',
-          {},
-          el('img', {
-            src: api.apiURL(`/view?${query}`),
-            alt: t('Preview, {label}', { label }),
-            onload: () => this.refit(),
-          }),
-          el('figcaption', {}, label),
-        )
-      }),
-    )
   }
 
   /** The node is done: remember what it trained, and draw all of it from the store. */
   finished(output) {
     const result = output?.graft_run?.[0]
+    if (result && this.drawnKey === `${result.key} ${result.until}`) return // `graft.end` has said so
     this.said.state = 'done'
+    this.catching = undefined
     if (result) {
-      this.node.properties[PROPERTY] = { run: result.run, key: result.key, until: result.until }
-      this.restore()
+      remember(this.node, PROPERTY, { run: result.run, key: result.key, until: result.until })
+      this.restoreStored()
     }
     this.changed()
   }
 
+  /** The step ended: an event, which pages get that have not queued the workflow. */
+  end(data) {
+    if (data.ended === 'done') this.finished({ graft_run: [data] })
+    else this.ended(data.ended)
+  }
+
   /** An error or the editor's own Cancel ended the run: say what is kept of it. */
   async ended(how) {
+    if (this.said.state === how) return
     this.said.state = how
+    this.catching = undefined
     this.said.kept = undefined
     this.changed()
     const { run, said } = this
@@ -212,8 +316,20 @@ class Panel {
     this.changed()
   }
 
-  /** Draw a stored run again: after a reload of the page, or when a saved workflow is opened. */
+  /** Draw the step that runs, or a stored run: after a reload of the page, or when a saved workflow is opened. */
   async restore() {
+    let calls
+    try {
+      calls = await callsNow()
+    } catch {
+      calls = [] // the server is away; the page says so
+    }
+    const call = calls.find((one) => this.owns(one))
+    if (call) await this.catchUp(call)
+    else await this.restoreStored()
+  }
+
+  async restoreStored() {
     const { run, key, until } = this.node.properties?.[PROPERTY] ?? {}
     const shown = `${key} ${until}`
     if (!run || !key || shown === this.drawnKey) return
@@ -229,7 +345,7 @@ class Panel {
       return
     }
     if (this.drawnKey !== shown) return // the next run began meanwhile
-    this.showStored(run, stored, live ? this.pictures : [])
+    this.showStored(run, stored, live ? this.previews.all : [])
     if (until > stored.step) this.said = { ...this.said, until, state: 'stopped' }
   }
 
@@ -256,10 +372,7 @@ class Panel {
       average: this.average.last.value,
       state: 'done',
     }
-    this.pictures = []
-    for (const picture of previews?.length ? previews : pictures) {
-      this.preview({ step: picture.step, pictures: [picture] })
-    }
+    this.previews.add(previews?.length ? previews : pictures, setting('Graft.Training.Previews'))
     this.changed()
   }
 
@@ -288,7 +401,7 @@ class Panel {
   }
 
   tell() {
-    const { step, until, loss, rate, validation, average, speed, left, memory, state } = this.said
+    const { step, until, loss, rate, validation, average, state } = this.said
     if (step === undefined) return
     const running = state === 'running'
     const ending = this.ending()
@@ -298,9 +411,7 @@ class Panel {
       [t('held out'), Number.isFinite(validation) ? short(validation) : null],
       [t('average'), Number.isFinite(average) ? short(average) : null],
       [t('rate'), short(rate)],
-      [t('it/s'), running ? short(speed) : null],
-      [t('left'), running ? duration(left) : null],
-      [t('memory'), Number.isFinite(memory) && running ? size(memory) : null],
+      ...(running ? this.pace() : []),
     ].filter(([, value]) => value !== null)
     this.status.replaceChildren(...facts.map(([name, value]) => el('span', {}, `${name} `, el('b', {}, value))))
     if (ending) this.status.append(el('span', { class: 'graft-ending' }, ending))
@@ -311,6 +422,16 @@ class Panel {
     }
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
     this.switches.average.hidden = !this.average.steps.length
+  }
+
+  /** How fast it runs, for how long still, and with how much memory. */
+  pace() {
+    const { speed, left, memory } = this.said
+    return [
+      speed < 1 ? [t('s/it'), short(1 / speed)] : [t('it/s'), short(speed)],
+      [t('left'), duration(left)],
+      [t('memory'), Number.isFinite(memory) ? size(memory) : null],
+    ]
   }
 
   /** How the run ended before its last step, what is kept and what to do next; empty when it did not. */
@@ -324,31 +445,37 @@ class Panel {
 
   redraw() {
     if (this.canvas.hidden) return
-    const width = this.content.clientWidth || this.node.size[0] - 24
-    this.canvas.style.height = `${CHART_HEIGHT}px`
     const curves = [
       { name: 'loss', series: this.loss, color: `${COLORS.loss}88`, width: 1 },
-      { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2 },
+      { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2, within: this.loss },
       { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
       { name: 'average', series: this.average, color: COLORS.average, width: 2, dots: true },
     ].filter((curve) => this.shown.has(curve.name))
-    if (this.shown.has('rate')) curves.push(this.scaledRate())
-    draw(this.canvas, width, CHART_HEIGHT, curves, (value) => short(value, 2))
+    const rate = { series: this.rate, color: COLORS.rate, width: 1, format: (value) => short(value, 2) }
+    const right = this.shown.has('rate') ? rate : null
+    const options = { robust: !this.isFull, log: this.isLog, right }
+    const drawn = this.plot.draw(curves, (value) => short(value, 2), options)
+    this.full.hidden = !this.isFull && !drawn?.clipped
   }
 
-  /** The learning rate in the chart's own range: its shape, with its value in the line above. */
-  scaledRate() {
-    const most = (values) => values.reduce((high, value) => (value > high ? value : high), 0) || 1
-    const factor = most(this.smooth.values) / most(this.rate.values)
-    const series = new Series()
-    this.rate.steps.forEach((step, index) => series.add(step, this.rate.values[index] * factor))
-    return { series, color: COLORS.rate, width: 1 }
+  /** What is said of a step under the pointer: its own values, and the last held-out losses before it. */
+  describe(step) {
+    const lines = [[null, t('step {step}', { step })]]
+    const series = { loss: this.loss, smooth: this.smooth, validation: this.validation, average: this.average }
+    for (const [name, points] of Object.entries({ ...series, rate: this.rate })) {
+      const at = points.until(step)
+      if (!Number.isFinite(at.value)) continue
+      const isHeldOut = name === 'validation' || name === 'average'
+      const where = isHeldOut && at.step !== step ? ` (${t('step {step}', { step: at.step })})` : ''
+      lines.push([COLORS[name], `${t(CURVES[name])} ${short(at.value)}${where}`])
+    }
+    return lines
   }
 
   refit() {
     requestAnimationFrame(() => {
-      const height = roomOf(this.content)
-      if (height === this.drawnHeight || !this.node.graph) return
+      const height = roomOf(this.content, this.spare())
+      if (this.isLarge || height === this.drawnHeight || !this.node.graph) return
       this.drawnHeight = height
       fit(this.node)
     })

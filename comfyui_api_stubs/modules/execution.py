@@ -556,6 +556,17 @@ class _Run:
         if not was_cached:
             self.executed.append(node_id)
 
+    def show_cached(self) -> None:
+        """Send again what the editor shows of nodes whose results were there, and that no other node needed."""
+        for node_id in self.signatures:
+            entry = self.entry(node_id)
+            if entry is None or not entry.ui or node_id in self.executor.shown:
+                continue
+            self.executor.shown[node_id] = entry.ui
+            self._send(
+                "executed", {"node": node_id, "display_node": node_id, "output": entry.ui, "prompt_id": self.prompt_id}
+            )
+
     def _on_block(self, node_id: str) -> Callable[[ExecutionBlocker], ExecutionBlocker]:
         """Report a blocker's message once, where it stops something; from there on it blocks silently."""
 
@@ -642,6 +653,8 @@ class PromptExecutor:
             for node_id in execute_outputs:
                 run.demand(node_id)
             failure = await run.go()
+            if failure is None:
+                run.show_cached()
         if failure is None:
             self.add_message("execution_success", {"prompt_id": prompt_id}, broadcast=False)
         else:

@@ -73,6 +73,10 @@ def show(cls, value):
     return io.NodeOutput(ui={"text": [str(value)]})
 
 
+def noted(cls, value):
+    return io.NodeOutput(value, ui={"text": [f"noted {value}"]})
+
+
 def interrupt(cls, value):
     import comfy.model_management
 
@@ -171,6 +175,7 @@ NODES = [
     v3("TestFail", [INT.Input("value")], [INT.Output()], fail),
     v3("TestReport", [], [io.String.Output(), io.Boolean.Output()], report, hidden=[io.Hidden.unique_id]),
     v3("TestShow", [io.AnyType.Input("value")], [], show, is_output_node=True),
+    v3("TestNoted", [INT.Input("value")], [INT.Output()], noted),
     v3("TestInterrupt", [INT.Input("value")], [INT.Output()], interrupt),
     v3("TestSticky", [INT.Input("value")], [], sticky, is_output_node=True),
     v3("TestTwice", [INT.Input("value")], [INT.Output()], number, not_idempotent=True),
@@ -319,6 +324,20 @@ def test_ui_and_history(host):
         event for event, _ in result["events"] if event in ("execution_start", "execution_cached", "execution_success")
     ]
     assert names == ["execution_start", "execution_cached", "execution_success"]
+
+
+def test_what_a_cached_node_shows_is_sent_again_when_only_a_node_behind_it_runs(host):
+    prompt = {
+        "1": node("TestNoted", value=1),
+        "2": node("TestAdd", a=["1", 0], b=0),
+        "3": node("TestShow", value=["2", 0]),
+    }
+    for added in (0, 0, 5):
+        prompt["2"]["inputs"]["b"] = added
+        result = host.run(prompt)
+        sent = [data["output"] for event, data in result["events"] if event == "executed" and data["node"] == "1"]
+        assert sent == [{"text": ["noted 1"]}] and result["history"]["1"] == {"text": ["noted 1"]}
+    assert "1" not in result["executed"]
 
 
 def test_a_failing_node_is_reported_and_the_rest_kept(host):

@@ -84,3 +84,28 @@ def test_steps_of_a_run_are_stopped_together_and_counted():
     assert events.stops() == before + 1 and not events.stop("mine")
     with events.stoppable("mine") as again:
         assert not again()
+
+
+def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end(monkeypatch):
+    import types
+
+    sent = []
+    monkeypatch.setattr(events, "send_event", lambda name, data: sent.append((name, dict(data))))
+    call = events.TrainingCall("7", "w", "mine", "k" * 64, "s" * 64, 4)
+    before = types.SimpleNamespace(loss=(0.5, 0.4), rate=(1.0, 1.0), validation=((0, 0.9),), average_validation=())
+    with events.shown(call):
+        assert events.running() == [call]
+        call.begun(before)
+        call.stepped({"step": 3, "loss": 0.3, "rate": 1.0, "validation": 0.8, "average": None, "speed": 2.0})
+        told = call.so_far()
+        assert told["step"] == 3 and told["until"] == 4 and told["start"] == "s" * 64 and told["speed"] == 2.0
+        assert told["history"]["loss"] == [0.5, 0.4, 0.3] and told["history"]["validation"] == [(0, 0.9), (3, 0.8)]
+    assert events.running() == []
+    with pytest.raises(ZeroDivisionError), events.shown(call):
+        _ = 1 / 0
+    assert [(name, data.get("step"), data.get("ended")) for name, data in sent] == [
+        ("graft.step", 3, None),
+        ("graft.end", None, "done"),
+        ("graft.end", None, "error"),
+    ]
+    assert all(data["key"] == "k" * 64 and data["workflow"] == "w" for _, data in sent)

@@ -117,7 +117,7 @@ class _Call:
     @property
     def target(self) -> str:
         """The key of the state that the call leads to."""
-        return _target(self.state, self.steps)
+        return target_key(self.state, self.steps)
 
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""
@@ -196,6 +196,8 @@ class _Call:
                         if self.store is not None:
                             folder = self.store.folder
                         self.notes.extend(prepare.ready(at, left, self.dataset, folder))
+                    if callbacks.on_begin is not None:
+                        callbacks.on_begin(at)
                     denoiser = stack.enter_context(self.open_model())
                 at = train(at, denoiser, self.dataset, left, self._with_saving(callbacks))
         except Stopped as error:
@@ -241,7 +243,8 @@ class _Call:
         return Outcome(at, folder, trained, seconds, (*self.notes, *self.store.removed), best, disk_used)
 
 
-def _target(state: TrainState, steps: int) -> str:
+def target_key(state: TrainState, steps: int) -> str:
+    """The key of the state that `steps` more steps lead to; snapshots on the way are found under it."""
     return state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
 
 
@@ -273,7 +276,7 @@ def _save_rows(
     placement = placement_for(state, group)
     if store is None or not isinstance(placement, RowSharded):
         return None
-    target = _target(state, steps)
+    target = target_key(state, steps)
     save = store.save_by_ranks
 
     def parts(own: TrainState) -> None:

@@ -40,7 +40,8 @@ class Callbacks:
 
     A callback may raise to end the loop (an interruption, a full disk).
 
-    `on_step(step, result, validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
+    `on_begin(state)` gets the state that `run` goes on from, which may come from the store. `on_step(step, result,
+    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
     (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average)` runs every
@@ -57,6 +58,7 @@ class Callbacks:
     save_best: Callable[[TrainState], None] | None = None
     preview: Callable[[Denoiser, int, bool], None] | None = None
     should_stop: Callable[[], bool] | None = None
+    on_begin: Callable[[TrainState], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
     snapshot_minutes: float = 0.0

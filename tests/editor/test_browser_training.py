@@ -1,0 +1,247 @@
+"""The training panel as a person uses it: what comes back after a reload, in a second tab and after the server was
+killed; the chart's range, values and sizes; previews by step.
+"""
+
+import re
+
+from browsing import Editor
+from serving import Server, few_pictures, named_front_end
+
+SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
+STATUS = ".graft-training .graft-status:visible"
+STEPS = 100_000
+
+
+def build(editor, run):
+    """A workflow that trains for hours on the demo's model; the id of its Train Step."""
+    add = editor.add
+    editor.clear()
+    demo, data = add("GraftDemo", 40, 60), add("GraftDataset", 300, 60, folder="few", resolution=64, buckets=False)
+    start, step = add("GraftTrainStart", 700, 60, run=run), add("TrainStep", 1050, 60, steps=STEPS, snapshot_every=3)
+    latent, text = add("EmptyLatentImage", 300, 700, width=64, height=64), add("CLIPTextEncode", 700, 500, text="zorp")
+    for source, output, target, name in (
+        (demo, 2, data, "vae"),
+        (demo, 1, data, "clip"),
+        (demo, 0, start, "model"),
+        (demo, 2, start, "vae"),
+        (data, 0, start, "dataset"),
+        (start, 0, step, "state"),
+        (demo, 1, text, "clip"),
+        (text, 0, step, "positive"),
+        (latent, 0, step, "latent"),
+    ):
+        editor.link(source, output, target, name)
+    widgets = "app.graph.getNodeById(id).widgets.find((one) => one.name === 'preview_every')"
+    editor.do(f"(id) => {{ {widgets}.value = 5 }}", step)
+    return step
+
+
+def reached(editor, least=1):
+    """The step that the panel says, once it is at least that."""
+    editor.page.wait_for_function(
+        "([where, least]) => Number(document.querySelector(where)?.innerText.match(/step (\\d+)/)?.[1]) >= least",
+        arg=[STATUS.replace(":visible", ""), least],
+    )
+    return int(re.search(r"step (\d+)", editor.page.locator(STATUS).inner_text())[1])
+
+
+def first_step(editor):
+    """The first step that the chart knows: what it says at its left edge."""
+    editor.page.mouse.move(5, 500)
+    editor.page.locator(".graft-chart:visible").hover(position={"x": 45, "y": 60})
+    return int(re.search(r"step (\d+)", editor.page.locator(".graft-tip:visible").inner_text())[1])
+
+
+def show(editor, node):
+    """Bring the training panel's node to the upper left."""
+    editor.do(
+        "(id) => { const at = app.graph.getNodeById(id).pos; app.canvas.ds.scale = 1;"
+        " app.canvas.ds.offset = [160 - at[0], 60 - at[1]]; app.canvas.setDirty(true, true) }",
+        node,
+    )
+    editor.page.wait_for_timeout(500)
+
+
+def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_server_was_killed(browser, tmp_path):
+    (tmp_path / "input").mkdir()
+    few_pictures(tmp_path / "input")
+    server = Server(tmp_path, *named_front_end())
+    try:
+        editor = Editor(browser, server.address, modern=False)
+        node = build(editor, "long run")
+        show(editor, node)
+        editor.queue()
+        at = reached(editor, 7)
+        # A reload in mid-run: nobody has touched the graph since it was queued.
+        editor.open()
+        show(editor, node)
+        assert reached(editor, at) >= at and first_step(editor) <= 1
+        assert f"of {STEPS}" in editor.page.locator(STATUS).inner_text()
+        figures = editor.page.locator(".graft-training figcaption:visible")
+        figures.first.wait_for()
+        # A second tab with the same workflow: it has queued nothing, and hears of the end all the same.
+        saved, other = editor.saved(), Editor(browser, server.address, modern=False)
+        other.load(saved)
+        show(other, node)
+        reached(other, at)
+        assert first_step(other) <= 1
+        other.page.locator(".graft-stop:visible").click()
+        for one in (editor, other):
+            one.page.locator(STATUS).get_by_text(re.compile(rf"stopped at \d+ of {STEPS}, kept; Run cont")).wait_for()
+            assert one.page.locator(".graft-stop:visible").count() == 0 and first_step(one) <= 1
+        stopped = reached(editor)
+        # Run continues from there, and the whole curve is drawn; then the power fails.
+        editor.queue()
+        reached(editor, stopped + 7)
+        assert first_step(editor) <= 1
+        other.page.close()
+        server.process.kill()
+        server.process.wait()
+        server = Server(tmp_path, *named_front_end(), port=server.port)
+        editor.open()
+        show(editor, node)
+        kept = reached(editor, stopped)
+        assert f"stopped at {kept} of {STEPS}, kept; Run continues" in editor.page.locator(STATUS).inner_text()
+        assert first_step(editor) <= 1
+        figures.first.wait_for()
+        editor.screenshot("training-after-a-restart")
+        editor.page.close()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def feed(editor, node, losses, **more):
+    """Steps of a run, all at once."""
+    editor.do(
+        """([node, losses, more]) => {
+          const api = app.api ?? window.comfyAPI.api.api
+          losses.forEach((loss, index) => {
+            const detail = {node: String(node), run: 'r', step: index + 1, until: 1000, loss, rate: 1e-4, ...more}
+            api.dispatchEvent(new CustomEvent('graft.step', {detail}))
+          })
+        }""",
+        [node, losses, more],
+    )
+    editor.page.wait_for_timeout(500)
+
+
+RANGE = """async ([losses, options]) => {
+  const pack = LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()
+  const {Series, Smoothed, draw, logTicks} = await import(`/extensions/${pack}/chart.js`)
+  const [series, smooth] = [new Series(), new Smoothed(0.95)]
+  losses.forEach((loss, index) => { series.add(index + 1, loss); smooth.add(index + 1, loss) })
+  const canvas = document.body.appendChild(document.createElement('canvas'))
+  const curves = [{series, color: 'red'}, {series: smooth, color: 'blue', within: series}]
+  const found = draw(canvas, 400, 200, options.only ? [curves[1]] : curves, String, options)
+  canvas.remove()
+  return {...found, ticks: logTicks(-3, 2)}
+}"""
+
+
+def test_one_spike_does_not_flatten_the_curve(editor):
+    losses = [0.1 + 0.05 * ((7 * index) % 10) / 10 for index in range(300)]
+    spiked = [*losses[:150], 1e4, *losses[151:]]
+    plain, robust, full = (
+        editor.do(RANGE, [values, {"robust": on}]) for values, on in ((losses, True), (spiked, True), (spiked, False))
+    )
+    assert not plain["clipped"] and plain["high"] == max(losses), "without outliers the range is that of the values"
+    assert robust["clipped"] and robust["high"] < 0.17 and robust["low"] == plain["low"]
+    assert full["high"] == 1e4 and not full["clipped"]
+    smooth = editor.do(RANGE, [spiked, {"robust": True, "only": True}])
+    assert smooth["high"] < 0.17, "the smoothed curve keeps the spike for long"
+    steps = [0.1] * 100 + [0.01] * 100
+    assert not editor.do(RANGE, [steps, {"robust": True}])["clipped"], "a drop of the loss is no outlier"
+    log = editor.do(RANGE, [[1.0, 0.1, 0.01, 0.0], {"log": True}])
+    assert log["high"] == 0 and log["low"] == -2 and log["clipped"], "what is not above zero is drawn at the edge"
+    assert log["ticks"] == [0.001, 0.01, 0.1, 1, 10, 100]
+
+
+def test_the_chart_says_its_values_fills_the_node_and_opens_over_the_page(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 160, 60)
+    losses = [0.2] * 100
+    losses[49] = 30.0
+    feed(editor, node, losses, speed=0.25, validation=0.5)
+    page, status = editor.page, editor.page.locator(STATUS)
+    assert "s/it 4" in status.inner_text() and "it/s" not in status.inner_text()
+    chart, tip = page.locator(".graft-chart:visible"), page.locator(".graft-tip:visible")
+    chart.hover(position={"x": 44, "y": 60})
+    said = tip.inner_text()
+    assert "step 1\n" in said and "loss 0.2\n" in said and "held out 0.5" in said and "learning rate 1.0e-4" in said
+    full = page.get_by_label("full range")
+    full.check()
+    chart.hover(position={"x": 44 + (chart.bounding_box()["width"] - 54) * 49 / 99, "y": 60})
+    assert "step 50\n" in tip.inner_text() and "loss 30" in tip.inner_text()
+    for name in ("learning rate", "log scale"):
+        page.locator(".graft-legend:visible").get_by_label(name).check()
+    before = chart.bounding_box()["height"]
+    editor.do("(id) => { const n = app.graph.getNodeById(id); n.setSize([500, n.size[1] + 160]) }", node)
+    editor.do("() => app.canvas.setDirty(true, true)")
+    page.wait_for_timeout(600)
+    assert chart.bounding_box()["height"] > before + 140, "a taller node has a taller chart"
+    tall = editor.do("(id) => app.graph.getNodeById(id).size[1]", node)
+    feed(editor, node, [0.2] * 3)
+    assert editor.do("(id) => app.graph.getNodeById(id).size[1]", node) == tall, "and it does not grow by itself"
+    editor.screenshot("training-chart")
+    page.get_by_role("button", name="Full size").click()
+    page.wait_for_timeout(300)
+    assert page.locator("dialog .graft-chart").bounding_box()["width"] > 1400
+    feed(editor, node, [0.2] * 5)
+    assert "step 5 of" in page.locator("dialog .graft-status").inner_text(), "it goes on in there"
+    editor.screenshot("training-full-size")
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    assert "step 5 of" in page.locator(".graft-panel .graft-status:visible").inner_text()
+
+
+def test_previews_are_looked_through_by_step_and_compared(editor):
+    editor.clear()
+    node, page = editor.add("TrainStep", 160, 20), editor.page
+    feed(editor, node, [0.2] * 30)
+    for number in (1, 2, 3):
+        pictures = [
+            {
+                "filename": f"zorp-0{number}.png",
+                "subfolder": "concept",
+                "type": "input",
+                "label": label,
+                "prompt": prompt,
+            }
+            for prompt in (0, 1)
+            for label in ("weights", "average")
+        ]
+        detail = {"node": str(node), "run": "r", "step": 10 * number, "pictures": pictures}
+        editor.do(SEND, ["graft.preview", detail])
+    figures = page.locator(".graft-training figure:visible")
+    page.wait_for_function("() => document.querySelectorAll('.graft-training figure').length === 4")
+    captions = figures.all_inner_texts()
+    assert captions == [
+        "step 30, weights",
+        "step 30, average",
+        "step 30, prompt 1, weights",
+        "step 30, prompt 1, average",
+    ]
+    page.get_by_label("Step of the previews").focus()
+    page.keyboard.press("ArrowLeft")
+    assert figures.first.inner_text() == "step 20, weights"
+    editor.do(SEND, ["graft.preview", {**detail, "step": 40}])
+    assert figures.first.inner_text() == "step 20, weights", "it stays where someone looks"
+    page.get_by_role("checkbox", name="Compare").check()
+    assert figures.all_inner_texts()[:4] == [
+        "step 10, weights",
+        "step 20, weights",
+        "step 10, average",
+        "step 20, average",
+    ]
+    page.get_by_role("button", name="Enlarge").nth(7).click()
+    large = page.locator("dialog figure")
+    assert large.all_inner_texts() == ["step 10, prompt 1, average", "step 20, prompt 1, average"]
+    page.keyboard.press("ArrowRight")
+    assert large.nth(1).inner_text() == "step 30, prompt 1, average"
+    page.wait_for_function("() => [...document.querySelectorAll('dialog img')].every((one) => one.naturalWidth > 0)")
+    assert large.first.locator("img").bounding_box()["height"] > 600
+    editor.screenshot("training-compared")
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    assert figures.nth(1).inner_text() == "step 20, weights"
