@@ -107,6 +107,7 @@ class TrainingCall:
     key: str
     start: str
     until: int
+    result: str = ""  # the key of the state that it ended with
     history: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in MEASURED})
     latest: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -161,7 +162,7 @@ def shown(call: TrainingCall) -> Iterator[None]:
         raise
     finally:
         _calls.remove(call)
-        send_event("graft.end", {**call.told, "ended": ended})
+        send_event("graft.end", {**call.told, "ended": ended, "result": call.result})
 
 
 def running() -> list[TrainingCall]:

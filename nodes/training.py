@@ -392,11 +392,11 @@ class TrainStep(io.ComfyNode):
 
 
 def _workflow_id(hidden: Any) -> str | None:
-    """The id of the editor's workflow that a node runs in. Programs that queue a prompt may send none."""
+    """The id of the editor's workflow that a node runs in, None where it has none: new ones have zeros."""
     sent = getattr(hidden, "extra_pnginfo", None)
     workflow = sent.get("workflow") if isinstance(sent, dict) else None
     workflow_id = workflow.get("id") if isinstance(workflow, dict) else None
-    if isinstance(workflow_id, str) and len(workflow_id) <= 100:
+    if isinstance(workflow_id, str) and len(workflow_id) <= 100 and workflow_id.strip("0-"):
         return workflow_id
     return None
 
@@ -489,7 +489,7 @@ class _Call:
                     should_stop=should_stop,
                 )
                 outcome = runs.run(state, steps, forward, subject.dataset, store, callbacks, keep, log.warning)
-                self.told.key = outcome.state.key
+                self.told.result = outcome.state.key
         finally:
             if self.writer is not None:
                 self.writer.close()

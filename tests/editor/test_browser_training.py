@@ -71,7 +71,7 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         node = build(editor, "long run")
         show(editor, node)
         editor.queue()
-        at = reached(editor, 7)
+        at = reached(editor, 6)
         # A reload in mid-run: nobody has touched the graph since it was queued.
         editor.open()
         show(editor, node)
@@ -92,7 +92,7 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         stopped = reached(editor)
         # Run continues from there, and the whole curve is drawn; then the power fails.
         editor.queue()
-        reached(editor, stopped + 7)
+        reached(editor, stopped + 3)
         assert first_step(editor) <= 1
         other.page.close()
         server.process.kill()

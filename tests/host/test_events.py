@@ -99,6 +99,7 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
         call.stepped({"step": 3, "loss": 0.3, "rate": 1.0, "validation": 0.8, "average": None, "speed": 2.0})
         told = call.so_far()
         assert told["step"] == 3 and told["until"] == 4 and told["start"] == "s" * 64 and told["speed"] == 2.0
+        call.result = "r" * 64
         assert told["history"]["loss"] == [0.5, 0.4, 0.3] and told["history"]["validation"] == [(0, 0.9), (3, 0.8)]
     assert events.running() == []
     with pytest.raises(ZeroDivisionError), events.shown(call):
@@ -108,4 +109,5 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
         ("graft.end", None, "done"),
         ("graft.end", None, "error"),
     ]
+    assert sent[1][1]["result"] == "r" * 64, "its key stays, by which a page knows whose end it is"
     assert all(data["key"] == "k" * 64 and data["workflow"] == "w" for _, data in sent)
