@@ -168,3 +168,11 @@ def shown(call: TrainingCall) -> Iterator[None]:
 def running() -> list[TrainingCall]:
     """The training steps that run now."""
     return list(_calls)
+
+
+def live(run: str) -> dict[str, Any]:
+    """What the training step of a run that runs now has reached. FileNotFoundError when none does."""
+    for call in running():
+        if call.run == run:
+            return call.so_far()
+    raise FileNotFoundError(f"no training step of run {run!r} is running")

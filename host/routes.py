@@ -194,17 +194,10 @@ def _state(request: Any) -> Answer:
 
     run, key = request.match_info["run"], request.match_info["key"]
     if key == "live":
-        state = _live(run)
+        state = events.live(run)
     else:
         state = listing.shown(folders.training_folder(), run, key)
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
-
-
-def _live(run: str) -> dict[str, Any]:
-    for call in events.running():
-        if call.run == run:
-            return call.so_far()
-    raise FileNotFoundError(f"no training step of run {run!r} is running")
 
 
 def _running(request: Any) -> Answer:
