@@ -1,0 +1,148 @@
+"""Each template as it is opened: the first one whole, and those of the six families with tiny random models of
+ComfyUI's own classes in place of their loaders. ComfyUI itself names a file that is missing.
+"""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import comfy.sd
+import pytest
+import torch
+from families import build, conditions, random
+from graft_nodes.headless import schema, workflow
+from tiny_families import EVERY
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "example_workflows"
+FAMILIES = {
+    "SD 1.5": "sd1",
+    "SDXL": "sdxl",
+    "Flux.1": "flux",
+    "Qwen-Image": "qwen",
+    "Z-Image": "z-image",
+    "Wan": "wan",
+}
+
+
+def graph_of(host, title):
+    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    graph = workflow.read(str(FOLDER / f"{title}.json")).graph(look_up)
+    for node in graph.values():
+        small = {"TrainStep": {"steps": 2}, "KSampler": {"steps": 1}, "GraftDataset": {"resolution": 128}}
+        small |= {"GraftRecipe": {"steps": 2}, "EmptyLatentImage": {"width": 128, "height": 128}}
+        small |= {"GraftOptimizer": {"batch_size": 2}}
+        if node["inputs"].get("preview_every"):
+            small["TrainStep"]["preview_every"] = 2
+        node["inputs"].update(small.get(node["class_type"], {}))
+    return graph
+
+
+def fresh(host):
+    """Nothing of the demo, and nothing encoded: the tiny text encoders have one hash."""
+    shutil.rmtree(Path(host.input) / "graft_demo", ignore_errors=True)
+    shutil.rmtree(Path(host.output) / "graft" / "cache", ignore_errors=True)
+    host.fresh()
+
+
+class TinyVAE:
+    """Stands in for a family's VAE: latents of its shape, eight pixels to a side."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+    def encode(self, pixels):
+        sides = pixels.shape[1] // 8, pixels.shape[2] // 8
+        return torch.stack([random(*self.shape[:-2], *sides, seed=int(image.sum())) for image in pixels])
+
+    def decode(self, latents):
+        height, width = latents.shape[-2:]
+        return torch.zeros(latents.shape[0], 8 * height, 8 * width, 3) + latents.mean().clamp(0, 1)
+
+
+def tiny_clip(host, name):
+    """A CLIP of ComfyUI's class whose encodings are those of the family's text encoder, at random."""
+    (_, clip, _) = host.call("GraftDemo")
+
+    class TinyCLIP(comfy.sd.CLIP):
+        def tokenize(self, text, return_word_ids=False, **_):
+            return text
+
+        def encode_from_tokens_scheduled(self, tokens, *_, **__):
+            return [list(conditions(name, seed=len(tokens)))]
+
+    clip.__class__ = TinyCLIP
+    return clip
+
+
+def stand_in(names, kinds, make):
+    """A loader's class that takes any file and gives what `make` makes."""
+
+    class Loader:
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {name: ("STRING", {}) for name in names}}
+
+        RETURN_TYPES = kinds
+        FUNCTION = "load"
+        CATEGORY = "test"
+
+        def load(self, **_):
+            return make()
+
+    return Loader
+
+
+@pytest.mark.parametrize("title", FAMILIES)
+def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monkeypatch, title):
+    name = FAMILIES[title]
+    build(name)  # skips where this ComfyUI has no such family
+    fresh(host)
+    graph = graph_of(host, f"Train a LoRA for {title}")
+    parts = {
+        "MODEL": lambda: build(name),
+        "CLIP": lambda: tiny_clip(host, name),
+        "VAE": lambda: TinyVAE(EVERY[name].latent),
+    }
+    for node in list(graph.values()):
+        kind = node["class_type"]
+        if kind in ("CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "VAELoader"):
+            kinds = tuple(host.node(kind).RETURN_TYPES)
+            loader = stand_in(list(node["inputs"]), kinds, lambda kinds=kinds: tuple(parts[part]() for part in kinds))
+            monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, kind, loader)
+    result = host.run(graph)
+    assert result["success"], result["errors"]
+    ids = {node["class_type"]: node_id for node_id, node in graph.items()}
+    assert len(result["history"][ids["TrainStep"]]["graft_previews"]) == 2
+    prefix = graph[ids["GraftSaveLoRA"]]["inputs"]["prefix"]
+    assert list(Path(host.output).glob(f"{prefix}_*.safetensors"))
+    assert len(result["history"][ids["SaveImage"]]["images"]) == 1
+
+
+@pytest.mark.parametrize("title", FAMILIES)
+def test_comfyui_names_the_missing_file(host, title):
+    spec = importlib.util.spec_from_file_location("write_templates", FOLDER / "write_templates.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script
+    spec.loader.exec_module(script)
+    (family,) = (family for family in script.FAMILIES if family.title == title)
+    valid, *_, errors = host.validate(graph_of(host, f"Train a LoRA for {title}"))
+    said = json.dumps(errors)
+    assert not valid
+    for _, values in family.files:
+        for name, file in values.items():
+            if name in script.FOLDERS:
+                assert f"{name}: '{file}' not in" in said
+
+
+@pytest.mark.parametrize("title", ["Train your first LoRA", "A stack of LoRAs, merged or bypassed"])
+def test_a_template_of_the_demo_model_runs_at_the_first_click(host, title):
+    fresh(host)
+    shutil.rmtree(Path(host.models) / "loras" / "graft_demo", ignore_errors=True)
+    result = host.run(graph_of(host, title))
+    assert result["success"], result["errors"]
+    assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()
+    if title == "Train your first LoRA":
+        assert len(list((Path(host.input) / "graft_demo" / "concept").glob("*.png"))) == 16
