@@ -157,7 +157,7 @@ class Packs:
         module = {
             "moduleName": "default",
             "category": "Examples",
-            "title": "Examples",
+            "title": "Getting Started",  # what front ends of 1.49 open with
             "type": "image",
             "isEssential": True,
         }
