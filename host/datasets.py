@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..training.data import caption_files, folder_list, folder_reader, folder_report, images
-from ..training.data.folder_settings import read_settings
+from ..training.data.dataset_config import read_config
+from ..training.data.folder_settings import FolderSettings, FolderSource, read_settings
 from ..training.data.layouts import registry
 from ..training.data.yaml_values import read_encoding, shorten
 from . import demo_files, folders
@@ -55,8 +56,10 @@ def files(request: Any) -> Answer:
 
 def glance(values: Mapping[str, Any]) -> Answer:
     """What a Dataset with these inputs would read."""
-    folder = Path(_folder(_text(values, "folder")))
     settings = read_settings(values)
+    if folders.is_dataset_config(_text(values, "folder")):
+        return 200, _config_glance(values["folder"], settings)
+    folder = Path(_folder(_text(values, "folder")))
     validation = _text(values, "validation_folder")
     if validation:
         settings = replace(settings, validation=0.0)
@@ -65,6 +68,16 @@ def glance(values: Mapping[str, Any]) -> Answer:
     if validation:
         data["held_out"] = len(folder_reader.pictures_in(Path(_folder(validation))))
     return 200, data
+
+
+def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
+    """The folders that kohya's dataset_config.toml names, without their pictures."""
+    root = Path(folders.input_root())
+    if not os.path.isfile(os.path.join(root, name.strip())):
+        raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder")
+    sources, notes = read_config(Path(folders.input_file(name)), root, FolderSource(root, settings))
+    names = dict.fromkeys(folders.below_input(source.folder) for source in sources)
+    return {"folder": name, "folders": list(names), "notes": notes}
 
 
 def thumbnail(request: Any) -> Answer:

@@ -155,6 +155,12 @@ def input_file(name: str) -> str:
     return path
 
 
+def is_dataset_config(name: str) -> bool:
+    """Whether a name in ComfyUI's input folder is that of kohya's dataset_config.toml, and not of a folder."""
+    name = name.strip()
+    return name.lower().endswith(".toml") and not os.path.isdir(os.path.join(input_root(), name))
+
+
 def input_root() -> str:
     """ComfyUI's input folder, links followed."""
     import folder_paths

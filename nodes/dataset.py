@@ -311,7 +311,7 @@ class GraftDataset(io.ComfyNode):
         from ..training.data.folder_reader import pictures_in
 
         try:
-            if folder is not None and _is_config(folder):
+            if folder is not None and host.folders.is_dataset_config(folder):
                 host.folders.input_file(folder)
             elif folder is not None:
                 pictures_in(Path(host.folders.pictures_folder(folder)))
@@ -371,6 +371,7 @@ class GraftDataset(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
         from ..training.data.folder_settings import FolderSource, parse_settings
+        from .dataset_reading import Reading
 
         if validation_folder:
             validation = 0.0
@@ -393,7 +394,7 @@ class GraftDataset(io.ComfyNode):
         )
         placed = [said for name in (folder, validation_folder) if (said := place_pictures(name))]
         notes: list[str] = []
-        if _is_config(folder):
+        if host.folders.is_dataset_config(folder):
             sources, notes = _config_sources(folder, settings, caption_dropout, batch_size)
             _refuse_two_regularisations(sources, regularisation)
         else:
@@ -401,122 +402,8 @@ class GraftDataset(io.ComfyNode):
         if validation_folder:
             sources = [replace(source, settings=replace(source.settings, validation=0.0)) for source in sources]
             sources.append(FolderSource(_validation_folder(validation_folder), settings, is_validation=True))
-        reading = _Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
+        reading = Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
         return reading.output(sources, regularisation, regularisation_share, more_images, notes, placed)
-
-
-class _Reading:
-    """Reads and encodes the folders of one run of the node."""
-
-    def __init__(self, vae, clip, clip_skip, weighted_captions, filters) -> None:
-        from ..training.data.cache import Cache
-
-        self.vae, self.clip, self.clip_skip, self.weighted_captions = vae, clip, clip_skip, weighted_captions
-        vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
-        clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
-        self.encoders = vae_hash.digest, f"{clip_hash.digest} {clip_skip}"
-        self.unhashed = vae_hash.unhashed + clip_hash.unhashed
-        self.cache = None
-        # Without a hash there is no cache entry to find.
-        if filters.cache and not self.unhashed:
-            self.cache = Cache(Path(host.folders.training_folder()) / "cache", filters.cache_gb)
-        self.progress: Any = None
-        self.done = 0
-        self.sheets: list[Any] = []
-
-    def output(self, sources, regularisation, share, more_images, notes, placed) -> io.NodeOutput:
-        """What the node gives. All folders are read before the first one is encoded."""
-        from ..training.data import combine, folder_report, images
-        from ..training.data.folder_reader import read_folder
-
-        listings = [read_folder(source.folder, source.settings, self.cache) for source in sources]
-        self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
-        read = list(zip(sources, listings, strict=True))
-        regular = [self._encoded(*one, None, 0.0) for one in read if one[0].is_regularisation]
-        if regular:
-            regularisation = combine.combine(regular)
-        trained = self._trained(read, regularisation, share)
-        measured = [self._encoded(*one, None, 0.0) for one in read if one[0].is_validation]
-        overlap: list[str] = []
-        dataset = combine.combine(trained)
-        if measured:
-            validation = combine.combine(measured)
-            dataset = combine.with_validation(dataset, validation)
-            overlap = folder_report.overlap(validation, dataset)
-        parts = trained
-        if more_images is not None:
-            parts = [dataset, more_images]
-            dataset = combine.combine(parts)
-        names = [host.folders.below_input(source.folder) for source in sources]
-        folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
-        lines = [*notes, *folders.lines(regularisation, share), *overlap]
-        if len(parts) > 1:
-            lines += folder_report.together(parts, dataset)
-        lines.append(folder_report.memory(dataset))
-        lines += [*folders.brackets(self.weighted_captions), *placed]
-        if self.unhashed:
-            lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
-        if self.cache is not None:
-            lines += self.cache.report()
-        report = "\n".join(lines)
-        ui = {"text": [report], "graft_dataset": [folders.editor_data(report)]}
-        return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
-
-    def _trained(self, read, regularisation, share) -> list[Any]:
-        """The datasets to train on; the first has the regularization dataset."""
-        trained: list[Any] = []
-        for source, listing in read:
-            if source.is_regularisation or source.is_validation:
-                continue
-            trained.append(self._encoded(source, listing, regularisation, share))
-            regularisation = None
-        return trained
-
-    def _encoded(self, source, listing, regularisation, share) -> Any:
-        """The dataset of one folder."""
-        from ..training.data import encoding
-
-        fields = {
-            "caption_dropout": source.caption_dropout,
-            "unhashed": self.unhashed,
-            "regularisation_share": 0.0,
-            "weighted_captions": self.weighted_captions,
-        }
-        if self.clip_skip:
-            fields["clip_skip"] = self.clip_skip
-        if source.batch_size:
-            fields["batch_size"] = source.batch_size
-        if regularisation is not None:
-            fields["regularisation_share"] = share
-            fields["unhashed"] = self.unhashed + regularisation.unhashed
-        dataset, sheet = encoding.encode(
-            listing,
-            lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
-            self._encode_captions,
-            self.encoders,
-            self.cache,
-            self._on_progress,
-            lambda caption: host.encoding.prompt_of(caption, self.weighted_captions),
-            regularisation=regularisation,
-            **fields,
-        )
-        self.done += len(listing.entries)
-        self.sheets.append(sheet)
-        return dataset
-
-    def _encode_captions(self, texts) -> Any:
-        host.events.raise_if_interrupted()
-        return host.encoding.encode_captions(self.clip, texts, self.clip_skip, self.weighted_captions)
-
-    def _on_progress(self, done) -> None:
-        self.progress(self.done + done)
-        host.events.raise_if_interrupted()
-
-
-def _is_config(folder: str) -> bool:
-    """Whether the name is that of kohya's dataset_config.toml, and not of a folder."""
-    name = folder.strip()
-    return name.lower().endswith(".toml") and not (Path(host.folders.input_root()) / name).is_dir()
 
 
 def _config_sources(folder, settings, caption_dropout, batch_size) -> Any:
@@ -539,7 +426,7 @@ def _refuse_two_regularisations(sources, regularisation) -> None:
 
 def _folders_of(folder: str, digest: Any) -> list[Path]:
     """The folders that an image folder or dataset_config.toml stands for; the digest gets the latter's bytes."""
-    if not _is_config(folder):
+    if not host.folders.is_dataset_config(folder):
         return [Path(host.folders.pictures_folder(folder))]
     from ..training.data.dataset_config import paths_in
 

@@ -42,6 +42,7 @@ export const CHINESE = {
   '{count} pictures': '{count} 张图片',
   'Choose a folder above, or drop a folder or pictures here.': '在上方选择文件夹，或把文件夹或图片拖到这里。',
   'Looking at the folder …': '正在查看文件夹……',
+  '{count} folders, read when you run': '{count} 个文件夹，运行时读取',
   'first {seen} of {found} looked at': '只查看了 {found} 张中的前 {seen} 张',
   '{train} to train on, {held_out} held out': '训练 {train} 张，验证 {held_out} 张',
   '{count} a round with repeats': '含重复每轮 {count} 张',

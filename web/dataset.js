@@ -129,7 +129,9 @@ class Panel {
     try {
       const headers = { 'Content-Type': 'application/json' }
       const found = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
-      if (question === this.question) this.show(found)
+      if (question !== this.question) return
+      if (found.folders) this.showConfig(found)
+      else this.show(found)
     } catch (error) {
       if (question === this.question) this.refuse(wordsOf(error))
     }
@@ -193,6 +195,17 @@ class Panel {
     this.tabs.replaceChildren(...Object.entries(counts).map(([name, count]) => this.tabOf(name, count)))
     if (isOther) this.tab = counts.Problems ? 'Problems' : 'Images'
     this.turn(this.tab)
+  }
+
+  /** kohya's dataset_config.toml: which folders it names. */
+  showConfig(found) {
+    if (this.waits(() => this.showConfig(found))) return
+    this.empty()
+    const { folders, notes } = found
+    const count = t('{count} folders, read when you run', { count: folders.length })
+    this.status.replaceChildren(el('span', {}, count))
+    this.body.replaceChildren(...[...folders, ...notes].map((line) => el('div', {}, line)))
+    this.refit()
   }
 
   tabOf(name, count) {

@@ -423,6 +423,26 @@ def test_a_dropped_caption_lies_beside_its_picture_and_nothing_is_written_over(s
     assert (server.place / "input" / "dropped" / "10_cats" / "a.txt").read_bytes() == b"a caption"
 
 
+def test_a_dataset_config_is_read_before_a_run(server):
+    root = server.place / "input" / "configured"
+    for name in ("1_cat", "dogs"):
+        (root / name).mkdir(parents=True)
+    file = root / "dataset_config.toml"
+    file.write_text(
+        "[general]\nresolution = 512\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'configured/1_cat'\n"
+        "[[datasets.subsets]]\nimage_dir = 'configured/dogs'\n"
+    )
+    inputs = {"folder": "configured/dataset_config.toml", "resolution": 256}
+    seen = server.ask("/graft/dataset/glance", "POST", inputs)
+    assert seen.status == 200 and seen.json["folders"] == ["configured/1_cat", "configured/dogs"]
+
+    file.write_text("[[datasets]]\nresolutoin = 512\n[[datasets.subsets]]\nimage_dir = 'configured/dogs'\n")
+    refused = server.ask("/graft/dataset/glance", "POST", inputs)
+    assert refused.status == 400 and "resolutoin" in refused.json["error"]
+    gone = server.ask("/graft/dataset/glance", "POST", {**inputs, "folder": "configured/gone.toml"})
+    assert gone.status == 404 and str(server.place) not in gone.json["error"]
+
+
 @pytest.mark.parametrize("path", ["/graft/dataset/caption", "/graft/dataset/glance"])
 def test_no_other_site_writes_a_caption_whatever_the_host_lets_through(path):
     import asyncio
