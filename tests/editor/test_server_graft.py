@@ -61,15 +61,15 @@ def test_a_name_with_the_other_systems_slashes_is_the_file_and_the_listed_name_c
 def test_what_a_missing_file_may_have_been(server):
     from urllib.parse import quote
 
-    for name in ("style/paper cut.safetensors", "old/Zorp.safetensors", "zorp v1.safetensors", "unlike.safetensors"):
+    for name in ("style/paper cut.safetensors", "old/Quill.safetensors", "quill v1.safetensors", "unlike.safetensors"):
         path = server.place / "models" / "loras" / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")
     near = {
         missing: server.ask(f"/graft/near_loras?name={quote(missing)}").json["near"]
-        for missing in ("new/zorp.safetensors", "style\\paper cut.safetensors", "qqq")
+        for missing in ("new/quill.safetensors", "style\\paper cut.safetensors", "qqq")
     }
-    assert near["new/zorp.safetensors"][0] == "old/Zorp.safetensors", "the same file in another folder comes first"
+    assert near["new/quill.safetensors"][0] == "old/Quill.safetensors", "the same file in another folder comes first"
     assert near["style\\paper cut.safetensors"] == ["style/paper cut.safetensors"] and near["qqq"] == []
     assert server.ask("/graft/near_loras").status == 400
 

@@ -775,7 +775,7 @@ def test_rows_are_checked_before_anything_runs(host, files):
 
 LISTS = {
     "two with blocks": (
-        {"file": "lora0.safetensors", "model": 0.7, "clip": 0.2, "blocks": "OUTALL"},
+        {"file": "lora0.safetensors", "model": 0.7, "clip": 0.2, "blocks": "IN=0, M=0.5, OUT01=0"},
         {"file": "lora1.safetensors", "on": False},
         {"file": "lora1.safetensors", "model": -0.4},
     ),
