@@ -304,9 +304,10 @@ class GraftDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder=None, validation_folder=None) -> bool | str:
+    def validate_inputs(cls, folder=None) -> bool | str:
         """Refuses a folder that is not there or has no pictures before anything runs. A name that comes through a link
-        (None here) is known only to `execute`.
+        (None here) is known only to `execute`. So is the validation folder: ComfyUI marks every input that is taken
+        here, whichever is wrong.
         """
         from ..training.data.folder_reader import pictures_in
 
@@ -315,8 +316,6 @@ class GraftDataset(io.ComfyNode):
                 host.folders.input_file(folder)
             elif folder is not None:
                 pictures_in(Path(host.folders.pictures_folder(folder)))
-            if validation_folder:
-                pictures_in(_validation_folder(validation_folder))
         except (ValueError, FileNotFoundError) as error:
             return str(error)
         return True
