@@ -234,7 +234,11 @@ def test_previews_are_looked_through_by_step_and_compared(editor):
         "step 10, average",
         "step 20, average",
     ]
-    page.get_by_role("button", name="Enlarge").nth(7).click()
+    last = page.get_by_title("Enlarge").nth(7)
+    below = last.bounding_box()["y"] - 600  # the row of the last pictures is below the page: move the canvas up
+    editor.do("(by) => { app.canvas.ds.offset[1] -= by; app.canvas.setDirty(true, true) }", max(0, below))
+    page.wait_for_timeout(500)
+    last.click()
     large = page.locator("dialog figure")
     assert large.all_inner_texts() == ["step 10, prompt 1, average", "step 20, prompt 1, average"]
     page.keyboard.press("ArrowRight")
