@@ -12,6 +12,15 @@ import pytest
 REAL = "GRAFT_TEST_COMFYUI" in os.environ
 
 
+@pytest.fixture(autouse=True)
+def folders_as_before():
+    """Folders that a test adds are gone after it: other files of this process save into the first one."""
+    known = {kind: (list(paths), suffixes) for kind, (paths, suffixes) in folder_paths.folder_names_and_paths.items()}
+    yield
+    folder_paths.folder_names_and_paths.clear()
+    folder_paths.folder_names_and_paths.update(known)
+
+
 @pytest.fixture
 def output(tmp_path):
     return os.path.realpath(tmp_path)
