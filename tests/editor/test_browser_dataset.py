@@ -63,6 +63,7 @@ def test_a_dropped_folder_is_uploaded_looked_at_edited_and_there_again_after_a_r
     assert "bad.png: not a picture that can be read" in panel.inner_text() and "notes.docx" in panel.inner_text()
     assert folder_of(editor) == name
     assert "1 to train on, 1 held out" in panel.inner_text() and "6 a round with repeats" in panel.inner_text()
+    editor.page.wait_for_timeout(300)  # it is fitted in the next frame
     assert panel.bounding_box()["height"] == pytest.approx(empty, abs=1), "it keeps its height"
     panel.get_by_role("tab", name="Buckets (1)").click()
     assert "576 \u00d7 448" in panel.inner_text()
@@ -185,5 +186,6 @@ def test_nothing_is_cut_and_all_is_legible(editor, width, height, palette, langu
         editor.do(SETTING, ["Comfy.ColorPalette", "dark"])
         editor.do(SETTING, ["Comfy.Locale", "en"])
         editor.page.set_viewport_size({"width": 1600, "height": 1000})
-        editor.page.wait_for_timeout(500)
+        editor.clear()  # so that nobody looks at the missing folder any more
+        editor.page.wait_for_timeout(1000)
     editor.errors[:] = [error for error in editor.errors if "404" not in error]
