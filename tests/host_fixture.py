@@ -73,7 +73,9 @@ class Host:
             getattr(folder_paths, f"set_{name}_directory")(getattr(self, name))
         for kind in ("loras", "diffusion_models", "checkpoints", "vae"):
             os.makedirs(os.path.join(self.models, kind))
-            folder_paths.add_model_folder_path(kind, os.path.join(self.models, kind), is_default=True)
+            # Instead of the folders that there are: what lies in those is the user's, or of the demo.
+            suffixes = folder_paths.folder_names_and_paths[kind][1]
+            folder_paths.folder_names_and_paths[kind] = ([os.path.join(self.models, kind)], suffixes)
         import nodes
 
         self.nodes = nodes
