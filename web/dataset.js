@@ -109,6 +109,7 @@ class Panel {
     this.tellChooser({})
     if (question === this.question && !anyway) return
     this.question = question
+    this.asking = null
     clearTimeout(this.timer)
     if (inputs.folder) this.timer = setTimeout(() => this.look(inputs), PATIENCE)
     else this.empty()
@@ -123,21 +124,22 @@ class Panel {
   }
 
   async look(inputs) {
-    const { question } = this
+    const mine = (this.asking = {}) // a change, or a run that ends, makes this answer too old to show
     const body = JSON.stringify(inputs)
     this.status.replaceChildren(el('span', { class: 'graft-dim' }, t('Looking at the folder …')))
     try {
       const headers = { 'Content-Type': 'application/json' }
       const found = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
-      if (question !== this.question) return
+      if (mine !== this.asking) return
       if (found.folders) this.showConfig(found)
       else this.show(found)
     } catch (error) {
-      if (question === this.question) this.refuse(wordsOf(error))
+      if (mine === this.asking) this.refuse(wordsOf(error))
     }
   }
 
   ran(found) {
+    this.asking = null
     clearTimeout(this.timer)
     const inputs = this.inputs()
     const folder = String(found.folder || inputs.folder)
