@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
 MB = 1 << 20
 
@@ -14,3 +16,15 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     if len(content) > most:
         raise ValueError(f"it is larger than {most / MB:g} MB, which no such file should be")
     return content
+
+
+def read_json(path: str | os.PathLike[str], most: int) -> Any:
+    """The content of a JSON file of at most `most` bytes. Raises ValueError, which says why, when it cannot be read."""
+    try:
+        return json.loads(read_bounded(path, most).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror})") from error

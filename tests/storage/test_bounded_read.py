@@ -8,7 +8,7 @@ from graft_nodes.headless import workflow
 from graft_nodes.headless.problem import WorkflowError
 from graft_nodes.patches.lora_files import open_file
 from graft_nodes.storage import shards
-from graft_nodes.storage.bounded_read import MB, read_bounded
+from graft_nodes.storage.bounded_read import MB, read_bounded, read_json
 from graft_nodes.storage.safetensors import write_safetensors
 from graft_nodes.training.store import store
 from graft_nodes.training.store.store import Damaged, read_record
@@ -27,6 +27,23 @@ def test_a_file_of_the_largest_size_and_one_byte_more(tmp_path):
         read_bounded(tmp_path / "a", 99)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none", 99)
+
+
+def test_a_json_file_is_read_or_refused_with_the_reason(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"\xef\xbb\xbf" + '{"caption": "ein Bär"}'.encode())  # with the mark that Windows' editors write
+    assert read_json(path, 100) == {"caption": "ein Bär"}
+    for content, reason in (
+        (b'{"a": "\xff"}', "is not UTF-8 text .invalid start byte at byte 7."),
+        (b'{"a": 1', "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'"' + b"x" * 200_000 + b'"', "is not JSON .it is larger than 0.1"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=reason):
+            read_json(path, 110_000)
+    with pytest.raises(ValueError, match=r"cannot be read .No such file"):
+        read_json(tmp_path / "none.json", 100)
 
 
 def test_a_huge_workflow_is_not_read(tmp_path):

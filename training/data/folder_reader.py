@@ -207,7 +207,7 @@ class _FolderReader:
         """Take the captions from where a subset of kohya's dataset_config.toml says, if it does."""
         lines = most_lines(self.filters.wildcards)
         if subset.metadata_file:
-            self._metadata = MetadataCaptions(self.folder, [Path(subset.metadata_file)], lines)
+            self._metadata = MetadataCaptions.of_file(self.folder, Path(subset.metadata_file), lines)
             self._selected, self._readers = (
                 (kohya_metadata_json.LAYOUT,),
                 [(kohya_metadata_json.LAYOUT, self._metadata)],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ....storage.bounded_read import MB, read_bounded
+from ....storage.bounded_read import MB, read_json
 from ..captions import WrittenCaption, most_lines
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
@@ -21,17 +21,26 @@ class MetadataCaptions(CaptionReader):
     A name is an image's path, relative to the folder or whole, with or without its ending, or the file's name alone.
     """
 
-    def __init__(self, folder: Path, files: list[Path], most_lines: int | None) -> None:
-        self.folder, self.most_lines = folder, most_lines
+    def __init__(
+        self,
+        folder: Path,
+        contents: Iterable[dict[str, dict[str, Any]]],
+        most_lines: int | None,
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        self.folder, self.most_lines, self.problems = folder, most_lines, problems
         self._records: dict[str, dict[str, Any]] = {}
         self._by_name: dict[str, list[dict[str, Any]]] = {}
-        problems: list[str] = []
-        for file in files:
-            try:
-                self._add(load_metadata(file))
-            except ValueError as error:
-                problems.append(f"{file.name}: {error}")
-        self.problems = tuple(problems)
+        for records in contents:
+            self._add(records)
+
+    @classmethod
+    def of_file(cls, folder: Path, file: Path, most_lines: int | None) -> MetadataCaptions:
+        """Reads one file; what is wrong with it is a problem of the dataset."""
+        try:
+            return cls(folder, [load_metadata(file)], most_lines)
+        except ValueError as error:
+            return cls(folder, [], most_lines, (f"{file.name}: {error}",))
 
     def _add(self, records: dict[str, dict[str, Any]]) -> None:
         for key, record in records.items():
@@ -91,14 +100,7 @@ def _lines(caption: str, tags: str) -> tuple[str, ...]:
 
 def load_metadata(file: Path) -> dict[str, dict[str, Any]]:
     """The entries of a metadata JSON. Raises ValueError where it is none or cannot be read."""
-    try:
-        content = json.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from error
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from error
+    content = read_json(file, _MOST_BYTES)
     if not _is_metadata(content):
         raise ValueError('expected kohya\'s metadata, as {"1": {"caption": "a cat", "tags": "cat, grey"}}')
     return content
@@ -110,20 +112,18 @@ def _is_metadata(content: Any) -> bool:
     return any(key in record for record in content.values() for key in _CAPTION_KEYS)
 
 
-def _metadata_files(folder: Path) -> list[Path]:
-    """The metadata JSONs at the top of a folder; other JSON files may be anything."""
-    files: list[Path] = []
+def _contents(folder: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """The entries of each metadata JSON at the top of a folder; other JSON files may be anything."""
     for path in sorted(folder.glob("*.json")):
         try:
-            load_metadata(path)
+            content = load_metadata(path)
         except ValueError:
             continue
-        files.append(path)
-    return files
+        yield content
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
-    return MetadataCaptions(folder, _metadata_files(folder), most_lines(filters.wildcards))
+    return MetadataCaptions(folder, _contents(folder), most_lines(filters.wildcards))
 
 
 LAYOUT = DatasetLayout(
@@ -135,6 +135,6 @@ LAYOUT = DatasetLayout(
         " is an image's path or file name, with or without its ending. The tags stand behind the caption."
     ),
     suffixes=(".json",),
-    recognise=lambda folder: bool(_metadata_files(folder)),
+    recognise=lambda folder: next(_contents(folder), None) is not None,
     open=_open,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ....storage.bounded_read import MB, read_bounded
+from ....storage.bounded_read import MB, read_json
 from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
@@ -69,14 +68,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _load_record(file: Path) -> dict[str, Any] | None:
     """The JSON object of a file that describes an image, None for another file."""
-    try:
-        record = json.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from error
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror})") from error
+    record = read_json(file, _MOST_BYTES)
     if isinstance(record, dict) and isinstance(record.get("tags"), list | str):
         return record
     return None
