@@ -73,9 +73,11 @@ def glance(values: Mapping[str, Any]) -> Answer:
 def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
     """The folders that kohya's dataset_config.toml names, without their pictures."""
     root = Path(folders.input_root())
-    if not os.path.isfile(os.path.join(root, name.strip())):
-        raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder")
-    sources, notes = read_config(Path(folders.input_file(name)), root, FolderSource(root, settings))
+    try:
+        file = Path(folders.input_file(name))
+    except FileNotFoundError:  # its own words name the folder's path
+        raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder") from None
+    sources, notes = read_config(file, root, FolderSource(root, settings))
     names = dict.fromkeys(folders.below_input(source.folder) for source in sources)
     return {"folder": name, "folders": list(names), "notes": notes}
 

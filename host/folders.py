@@ -106,11 +106,9 @@ def input_folder(name: str) -> str:
     """The folder with this name in ComfyUI's input folder. ValueError when it is outside, FileNotFoundError when there
     is none.
     """
-    import folder_paths
-
-    root = os.path.realpath(folder_paths.get_input_directory())
+    root = input_root()
     path = os.path.realpath(os.path.join(root, name.strip() or "."))
-    if not _stays_inside(_plain(name.strip())) or os.path.commonpath([root, path]) != root:
+    if not _stays_inside(_plain(name.strip())) or not is_below_input(path):
         raise ValueError(f"image folder {name!r} is outside ComfyUI's input folder; give a folder inside it")
     if path == root and not name.strip():
         raise ValueError("image folder is empty: give the name of a folder inside ComfyUI's input folder")
@@ -134,9 +132,7 @@ def input_picture(folder: str, name: str) -> tuple[str, str]:
 
 def is_below_input(path: str) -> bool:
     """Whether a path is in ComfyUI's input folder, links followed."""
-    import folder_paths
-
-    root = os.path.realpath(folder_paths.get_input_directory())
+    root = input_root()
     return os.path.commonpath([root, os.path.realpath(path)]) == root
 
 
@@ -144,9 +140,7 @@ def input_file(name: str) -> str:
     """The file with this name in ComfyUI's input folder. ValueError when it is outside, FileNotFoundError when there is
     none.
     """
-    import folder_paths
-
-    root = os.path.realpath(folder_paths.get_input_directory())
+    root = input_root()
     path = os.path.realpath(os.path.join(root, name.strip()))
     if not _stays_inside(_plain(name.strip())) or not is_below_input(path):
         raise ValueError(f"{name!r} is outside ComfyUI's input folder; give a file inside it")
