@@ -4,8 +4,8 @@
  * training/data/folder_report.py makes both). Captions are edited in place; dropped files are uploaded.
  */
 import { CaptionHistory, editCaption } from './caption_editor.js'
-import { askAndUpload, entriesOf, hasFiles, plan } from './dataset_upload.js'
-import { el } from './dom.js'
+import { askAndUpload, entriesOf, plan } from './dataset_upload.js'
+import { el, hasFiles } from './dom.js'
 import { addPanel, api, asked, chain, everyNode, fit, widen, wordsOf } from './editor.js'
 import { chooserOf } from './folder_chooser.js'
 import { valueOf } from './latent_size.js'

@@ -11,9 +11,6 @@ const MOST_FILES = 20_000
 const AT_ONCE = 3
 const NAMED = 5 // files in a message
 
-/** Whether what is dragged holds files. */
-export const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files')
-
 /** The entries of a drop. They are gone after the event, so they are taken at once. */
 export const entriesOf = (event) =>
   [...(event.dataTransfer?.items ?? [])].map((item) => item.webkitGetAsEntry?.()).filter(Boolean)

@@ -20,6 +20,9 @@ export function addStyle() {
   if (!document.querySelector(`link[href="${href}"]`)) document.head.append(el('link', { rel: 'stylesheet', href }))
 }
 
+/** Whether what is dragged holds files. */
+export const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files')
+
 /** A number with few digits: 0.00012 -> 1.2e-4, 0.1234 -> 0.123. */
 export function short(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–'

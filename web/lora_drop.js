@@ -1,14 +1,12 @@
 /** LoRA files that are dropped onto a node: stored in the loras folder if they are new, and chosen. */
 import { asked } from './editor.js'
-import { size } from './dom.js'
+import { hasFiles, size } from './dom.js'
 import { t } from './texts.js'
-
-const isFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files')
 
 /** Take the files that are dropped onto a node or its panel; `take` is called with them. */
 export function dropFiles(node, element, take) {
   element.addEventListener('dragover', (event) => {
-    if (!isFiles(event)) return
+    if (!hasFiles(event)) return
     event.preventDefault()
     event.stopPropagation()
     element.classList.add('graft-dropping')
@@ -18,14 +16,14 @@ export function dropFiles(node, element, take) {
   })
   element.addEventListener('drop', (event) => {
     element.classList.remove('graft-dropping')
-    if (!isFiles(event)) return
+    if (!hasFiles(event)) return
     event.preventDefault()
     event.stopPropagation()
     take([...event.dataTransfer.files])
   })
-  node.onDragOver = isFiles
+  node.onDragOver = hasFiles
   node.onDragDrop = (event) => {
-    if (!isFiles(event)) return false
+    if (!hasFiles(event)) return false
     take([...event.dataTransfer.files])
     return true
   }
