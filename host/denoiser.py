@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,6 @@ from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
 from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
 
-KEPT_CONDITIONS = 64  # on the device; captions that vary by draw would fill it otherwise
-
 
 class Denoiser:
     """A loaded ModelPatcher as a `training.objective.denoiser.Denoiser`.
@@ -27,6 +24,8 @@ class Denoiser:
     """
 
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
+        from .conditions import Conditions
+
         self.encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None = encode
         self.text_encoder: torch.nn.Module | None = None
         self.text_encoder_device: torch.device = patcher.load_device
@@ -38,7 +37,7 @@ class Denoiser:
         self.device: torch.device = patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
         self.prediction = prediction_type(self.sampling)
-        self._conditions: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
+        self._conditions = Conditions(patcher.model, self.device)
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
         """Scales the VAE's latents as the network expects them. For a video model a single picture gets a frame
@@ -69,7 +68,7 @@ class Denoiser:
 
         Images whose conditions ComfyUI cannot batch are run in separate groups.
         """
-        conditions = [self._condition(conditioning, x) for conditioning in conditionings]
+        conditions = [self._conditions.get(conditioning, x) for conditioning in conditionings]
         groups = self._batches(conditions)
         if len(groups) == 1:
             return self._apply(x, sigma, conditions, transformer_options)
@@ -82,11 +81,13 @@ class Denoiser:
 
     def _batches(self, conditions: Sequence[Mapping[str, Any]]) -> list[list[int]]:
         """Groups the indices of images that can run in one batch: those whose conditions ComfyUI can concatenate."""
+        from .conditions import can_concat
+
         batches: list[list[int]] = []
         for index, condition in enumerate(conditions):
             batch = None
             if not self._alone(condition):
-                batch = next((other for other in batches if _can_concat(conditions[other[0]], condition)), None)
+                batch = next((other for other in batches if can_concat(conditions[other[0]], condition)), None)
             if batch is None:
                 batches.append([index])
             else:
@@ -97,53 +98,14 @@ class Denoiser:
         """Whether the network can only take these conditions one at a time."""
         return "attention_mask" in condition and registry.takes_masked_text_alone(self.module)
 
-    def _condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
-        """ComfyUI's condition objects for one picture, cached for the next time this caption and size come up."""
-        if conditioning.context.requires_grad:  # for this step only
-            return self._new_condition(conditioning, x)
-        key = (id(conditioning), tuple(x.shape[1:]))
-        if key not in self._conditions:
-            from .network_state import modules_that_run
-
-            with modules_that_run(self.module) as layers:
-                condition = self._new_condition(conditioning, x)
-            if layers:  # as LTX-2's text connectors: they may be trained
-                return condition
-            # The conditioning is kept too, so that no other gets its id.
-            self._conditions[key] = (conditioning, condition)
-            if len(self._conditions) > KEPT_CONDITIONS:
-                self._conditions.popitem(last=False)
-        self._conditions.move_to_end(key)
-        return self._conditions[key][1]
-
     def conditions(self, conditioning: Conditioning) -> list[torch.Tensor]:
         """The tensors that the network gets for a conditioning."""
         space = self.model.latent_format
         x = torch.zeros(
             1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device
         )
-        values = [getattr(condition, "cond", None) for condition in self._new_condition(conditioning, x).values()]
+        values = [getattr(condition, "cond", None) for condition in self._conditions.make(conditioning, x).values()]
         return [value for value in values if isinstance(value, torch.Tensor)]
-
-    def _new_condition(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
-        noise = torch.zeros(1, *x.shape[1:], device=self.device)
-        # Guidance 1: a guidance-distilled model must predict the training images without guidance.
-        sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
-        params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
-        params.update(
-            cross_attn=conditioning.context.to(self.device, torch.float32),
-            device=self.device,
-            noise=noise,
-            latent_image=noise,
-            latent_shapes=[noise.shape],  # one latent: models of video with sound take two
-        )
-        for name, value in params.items():
-            if isinstance(value, torch.Tensor):
-                params[name] = value.to(self.device)
-        conditions = self.model.extra_conds(**params)
-        for name, condition in conditions.items():
-            conditions[name] = condition.process_cond(batch_size=1, device=self.device, area=None)
-        return conditions
 
     def _apply(
         self,
@@ -173,12 +135,6 @@ class Denoiser:
         return wrapper(
             self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
         ).float()
-
-
-def _can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-    if left is right:
-        return True
-    return left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left)
 
 
 @contextlib.contextmanager

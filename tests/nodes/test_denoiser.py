@@ -315,3 +315,26 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
         waves = torch.tensor(numbers, dtype=torch.float32)[:, None] * frequencies
         expected = torch.cat([waves.cos(), waves.sin()], 1).flatten()
         assert torch.allclose(row[1280:].float().cpu(), expected, atol=1e-3)
+
+
+def test_tensors_in_lists_go_to_the_device(host):
+    class Made:
+        def __init__(self, params):
+            self.cond = params
+
+        def process_cond(self, **_):
+            return self
+
+    class Model:
+        diffusion_model = torch.nn.Identity()
+
+        def extra_conds(self, **params):
+            return {"all": Made(params)}
+
+    host.module("host.denoiser")
+    conditions = host.module("host.conditions").Conditions(Model(), torch.device("meta"))
+    extras = {"reference_latents": [torch.ones(2)], "pair": (torch.ones(2), "a"), "by name": {"b": [torch.ones(2)]}}
+    found = conditions.make(Conditioning(torch.ones(1, 2, 3), extras), torch.ones(1, 4, 2, 2))["all"].cond
+    tensors = [found["reference_latents"][0], found["pair"][0], found["by name"]["b"][0], found["cross_attn"]]
+    assert all(tensor.device.type == "meta" for tensor in tensors) and found["pair"][1] == "a"
+    assert extras["reference_latents"][0].device.type == "cpu"

@@ -7,8 +7,9 @@ whoever prepares it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,12 +129,49 @@ def with_size_conditioning(conditioning: Conditioning, framing: Framing | None) 
     return variants.setdefault(framing, Conditioning(conditioning.context, extras))
 
 
+@dataclass(frozen=True, eq=False)
+class _ImageConditioning(Conditioning):
+    """A caption's conditioning with the entries of one image. What it is made of lives as long as it does, so that no
+    other object gets its ids.
+    """
+
+    made_of: tuple[Any, ...] = ()
+
+
+_OF_IMAGES: weakref.WeakValueDictionary[tuple[int, int], _ImageConditioning] = weakref.WeakValueDictionary()
+
+
+def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditioning:
+    """The conditioning with the entries of an image in place of its own; unchanged if there are none.
+
+    The same two objects give the same result as long as somebody holds it, so that a host may recognise it. There may
+    be one for each image, so nothing is kept here.
+    """
+    if not extras:
+        return conditioning
+    key = (id(conditioning), id(extras))
+    known = _OF_IMAGES.get(key)
+    if known is None:
+        known = _ImageConditioning(conditioning.context, {**conditioning.extras, **extras}, (conditioning, extras))
+        _OF_IMAGES[key] = known
+    return known
+
+
+def image_conditioning(dataset: Dataset, caption: str, crop: ImageCrop, flipped: bool = False) -> Conditioning:
+    """The conditioning of an image with that caption: its sizes and its own entries with it."""
+    framing = crop.framing
+    if flipped and framing:
+        framing = framing.flipped
+    conditioning = with_size_conditioning(dataset.conditionings[caption], framing)
+    return with_extras(conditioning, crop.extras_of(flipped))
+
+
 def collate(items: Sequence[BatchItem]) -> Batch:
     """One batch of images whose latents have one size."""
     latents = torch.stack([_latent(item) for item in items])
     return Batch(
         latents,
-        tuple(_conditioning(item) for item in items),
+        tuple(image_conditioning(item.dataset, item.caption, item.crop, item.flipped) for item in items),
         torch.tensor([item.is_regularisation for item in items]),
         tuple(item.caption for item in items),
         _masks(items, latents),
@@ -146,13 +184,6 @@ def _latent(item: BatchItem) -> Tensor:
     if item.flipped and crop.flipped_latent is not None:
         return crop.flipped_latent
     return crop.latent
-
-
-def _conditioning(item: BatchItem) -> Conditioning:
-    framing = item.crop.framing
-    if item.flipped and framing:
-        framing = framing.flipped
-    return with_size_conditioning(item.dataset.conditionings[item.caption], framing)
 
 
 def _masks(items: Sequence[BatchItem], latents: Tensor) -> Tensor | None:

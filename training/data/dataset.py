@@ -30,18 +30,29 @@ class Conditioning:
 class ImageCrop:
     """One crop of an image: latent (C, h, w) in float32, the flipped image's latent if it may be flipped, loss mask
     (1, h, w) in 0..1, and where the crop lies.
+
+    `extras` are entries of the conditioning that belong to this image and not to its caption, as reference latents;
+    they replace those of the caption. `flipped_extras` are those of the flipped image, where they differ.
     """
 
     latent: Tensor
     flipped_latent: Tensor | None = None
     mask: Tensor | None = None
     framing: Framing | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    flipped_extras: Mapping[str, Any] | None = None
+
+    def extras_of(self, flipped: bool) -> Mapping[str, Any]:
+        """The entries of the conditioning that belong to the image as it is, or flipped."""
+        if flipped and self.flipped_extras is not None:
+            return self.flipped_extras
+        return self.extras
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetImage:
     """One training image: its name for messages, its caption, and its first crop (latent, flipped latent, mask,
-    framing).
+    framing, extras, flipped extras).
 
     `repeats` counts per epoch and may be a fraction. `caption` never varies (validation uses it); `caption_template`
     is there if it does: shuffled tags, wildcards. `other_crops` are further crops with `crop: random`. `flip` and
@@ -70,12 +81,14 @@ class DatasetImage:
     resolution: int = 0
     caption_dropout: float | None = None
     sha256: str = ""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    flipped_extras: Mapping[str, Any] | None = None
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
         if number:
             return self.other_crops[number - 1]
-        return ImageCrop(self.latent, self.flipped_latent, self.mask, self.framing)
+        return ImageCrop(self.latent, self.flipped_latent, self.mask, self.framing, self.extras, self.flipped_extras)
 
 
 @dataclass(frozen=True, eq=False)

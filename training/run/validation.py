@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..data.batches import with_size_conditioning
+from ..data.batches import image_conditioning
 from ..data.dataset import DatasetImage
 from ..memory.offload import to_device
 from ..objective.loss import losses
@@ -52,7 +52,7 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
     sigma = denoiser.sigma(to_device(timesteps, denoiser.device))
     noise = to_device(torch.randn(clean.shape, generator=generator), denoiser.device)
     with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
-        stored = with_size_conditioning(work.dataset.conditionings[image.caption], image.framing)
+        stored = image_conditioning(work.dataset, image.caption, image.crop(0))
         (conditioning,) = work.encoded([image.caption], [stored])
         denoised = denoiser.denoise(
             denoiser.noisy(clean, noise, sigma), sigma, (conditioning,) * NOISE_LEVELS, {"graft_evaluating": True}

@@ -2,14 +2,16 @@
 captions and flips.
 """
 
+import gc
 import math
 import tracemalloc
+import weakref
 from collections import Counter
 
 import pytest
 import torch
-from graft_nodes.training.data.batches import make_batches
-from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
+from graft_nodes.training.data.batches import image_conditioning, make_batches
+from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage, ImageCrop
 from graft_nodes.training.data.epoch_order import batches_per_epoch, select_images
 from graft_nodes.training.random_draws import generator
 
@@ -145,3 +147,51 @@ def test_what_cannot_be_a_dataset():
         Dataset((DatasetImage("0", "b", torch.zeros(1, 2, 2)),), CONDITIONINGS, "")
     with pytest.raises(ValueError, match=r"regularization share is 1\.0"):
         _dataset([(2, 2)], regularisation=_dataset([(2, 2)]), regularisation_share=1.0)
+
+
+def _with_extras(count, **fields):
+    """A dataset whose pictures have entries of their own in the conditioning."""
+    pictures = []
+    for number in range(count):
+        latent = torch.full((1, 2, 2), float(number))
+        own = {"reference_latents": [torch.full((1, 1, 2, 2), float(number))]}
+        flipped = {"reference_latents": [torch.full((1, 1, 2, 2), -1.0 - number)]}
+        pictures.append(
+            DatasetImage(str(number), "a", latent, -1.0 - latent, extras=own, flipped_extras=flipped, **fields)
+        )
+    return Dataset(tuple(pictures), CONDITIONINGS, "digest", flip=0.5)
+
+
+def test_each_picture_brings_its_own_entries_of_the_conditioning():
+    dataset, flipped = _with_extras(4), 0
+    for step in range(20):
+        for batch in make_batches(dataset, 4, 0.3, 0, step, step, "part 0"):
+            for latent, caption, conditioning in zip(batch.latents, batch.captions, batch.conditionings, strict=True):
+                assert conditioning.context is CONDITIONINGS[caption].context
+                (reference,) = conditioning.extras["reference_latents"]
+                assert torch.equal(reference[0], latent)
+                flipped += int(latent.flatten()[0] < 0)
+    assert 20 < flipped < 60 and CONDITIONINGS["a"].extras == {}
+
+
+def test_entries_of_a_picture_replace_those_of_its_caption_and_a_crop_has_its_own():
+    crops = (ImageCrop(torch.zeros(1, 2, 2), extras={"width": 3}), ImageCrop(torch.zeros(1, 2, 2)))
+    picture = DatasetImage("0", "a", torch.zeros(1, 2, 2), other_crops=crops, extras={"width": 2})
+    texts = {"": CONDITIONINGS[""], "a": Conditioning(torch.zeros(1, 1, 1), {"width": 1, "pooled_output": 5})}
+    dataset = Dataset((picture,), texts, "digest")
+    found = [image_conditioning(dataset, "a", picture.crop(number), flipped=True).extras for number in range(3)]
+    assert [extras["width"] for extras in found] == [2, 3, 1]
+    assert all(extras["pooled_output"] == 5 for extras in found)
+
+
+def test_the_conditioning_of_a_picture_is_one_object_as_long_as_somebody_holds_it():
+    dataset = _with_extras(300)
+    held = [image_conditioning(dataset, "a", image.crop(0)) for image in dataset.images[:3]]
+    again = [image_conditioning(dataset, "a", image.crop(0)) for image in dataset.images[:3]]
+    assert all(first is second for first, second in zip(held, again, strict=True))
+    made = weakref.WeakSet()
+    for image in dataset.images:
+        for caption in ("a", ""):
+            made.add(image_conditioning(dataset, caption, image.crop(0)))
+    gc.collect()
+    assert len(made) == 3  # those that are held; the others are gone

@@ -1,0 +1,97 @@
+"""A conditioning as ComfyUI's condition objects, which a network's forward pass takes. They are kept for the next time
+that a caption or a picture comes up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..training.data.dataset import Conditioning
+from .network_state import modules_that_run
+
+# On the device; captions that vary by draw, and pictures with latents of their own, would fill it otherwise.
+KEPT_CONDITIONS, KEPT_BYTES = 64, 512 * 2**20
+
+
+class Conditions:
+    """The condition objects of one model for one picture at a time."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self._kept: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
+        """Those for noisy latents of this size, made only where they are not kept."""
+        if conditioning.context.requires_grad:  # for this step only
+            return self.make(conditioning, x)
+        key = (id(conditioning), tuple(x.shape[1:]))
+        if key not in self._kept:
+            with modules_that_run(self.model.diffusion_model) as layers:
+                condition = self.make(conditioning, x)
+            if layers:  # as LTX-2's text connectors: they may be trained
+                return condition
+            # The conditioning is kept too, so that no other gets its id.
+            self._kept[key] = (conditioning, condition)
+            self._bytes += _bytes(condition)
+            while len(self._kept) > 1 and self._are_too_many():
+                self._bytes -= _bytes(self._kept.popitem(last=False)[1][1])
+        self._kept.move_to_end(key)
+        return self._kept[key][1]
+
+    def _are_too_many(self) -> bool:
+        return len(self._kept) > KEPT_CONDITIONS or self._bytes > KEPT_BYTES
+
+    def make(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
+        """New condition objects, on the device."""
+        noise = torch.zeros(1, *x.shape[1:], device=self.device)
+        # Guidance 1: a guidance-distilled model must predict the training images without guidance.
+        sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
+        params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
+        params.update(
+            cross_attn=conditioning.context.to(self.device, torch.float32),
+            device=self.device,
+            noise=noise,
+            latent_image=noise,
+            latent_shapes=[noise.shape],  # one latent: models of video with sound take two
+        )
+        for name, value in params.items():
+            params[name] = _on_device(value, self.device)
+        conditions = self.model.extra_conds(**params)
+        for name, condition in conditions.items():
+            conditions[name] = condition.process_cond(batch_size=1, device=self.device, area=None)
+        return conditions
+
+
+def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether ComfyUI can put the conditions of two pictures into one batch."""
+    if left is right:
+        return True
+    return left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left)
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """Tensors on the device, those in lists and mappings too: reference latents are a list."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) in (list, tuple):
+        return type(value)(_on_device(entry, device) for entry in value)
+    if type(value) is dict:
+        return {key: _on_device(entry, device) for key, entry in value.items()}
+    return value
+
+
+def _bytes(conditions: Mapping[str, Any]) -> int:
+    return sum(_bytes_of(getattr(condition, "cond", None)) for condition in conditions.values())
+
+
+def _bytes_of(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of, value))
+    return 0
