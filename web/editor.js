@@ -7,6 +7,7 @@ import { problemBox } from './problem_box.js'
 export { api, app }
 
 const MARGIN = 10 // below a DOM widget; the editor adds it when it draws, which would be a change of its own
+const places = new WeakMap() // element of a widget: where its node is in the workflow
 
 /** Tell the editor that the graph changes, so that undo knows it: `change` runs between its two marks. */
 export function changing(change) {
@@ -99,16 +100,32 @@ export function remember(node, name, value) {
 }
 
 /**
+ * Add a widget that is drawn by an element of the page. An undo makes all nodes anew; front end 1.58 (Nodes 2.0) keeps the
+ * element of the node before on the page then, so that the new one takes its place.
+ */
+export function addElement(node, name, type, element, options) {
+  // the editor's side panel would draw it there, in the panel's width
+  const widget = node.addDOMWidget(name, type, element, { hideOnZoom: false, hideInPanel: true, ...options })
+  const settle = () => {
+    if (!node.graph) return
+    const place = [(app.rootGraph ?? app.graph).id, node.graph.id, node.id, name].join(' ')
+    const before = [...document.querySelectorAll('.graft')].find((one) => places.get(one) === place)
+    places.set(element, place)
+    if (!element.isConnected) before?.replaceWith(element)
+  }
+  chain(node, 'onAdded', () => requestAnimationFrame(settle)) // the editor has drawn it by then, if it does
+  return widget
+}
+
+/**
  * Add a panel as tall as its content, or taller: `spare()` says how many pixels of that it could do without. It holds no
  * value: it is not saved in the workflow and not sent in the prompt.
  */
 export function addPanel(node, name, content, spare = () => 0) {
   const all = el('div', { class: 'graft-content' }, problemBox(node), content)
   const element = el('div', { class: `graft graft-panel graft-${name}` }, all)
-  const widget = node.addDOMWidget(name, `graft_${name}`, element, {
+  const widget = addElement(node, name, `graft_${name}`, element, {
     serialize: false,
-    hideOnZoom: false,
-    hideInPanel: true, // the editor's side panel would draw it there, in the panel's width
     getMinHeight: () => roomOf(all, spare()),
     getValue: () => '',
     setValue: () => {},

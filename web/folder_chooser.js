@@ -3,7 +3,7 @@
  * choose from. The value stays a text, and the socket takes a text as before.
  */
 import { el } from './dom.js'
-import { asked, changing, wordsOf } from './editor.js'
+import { addElement, asked, changing, wordsOf } from './editor.js'
 import { close, pick } from './picker.js'
 import { t } from './texts.js'
 
@@ -21,9 +21,7 @@ export const chooserOf = (node) => choosers.get(node)
 /** Draw the chooser of a node; returns {widget} as the editor's widget makers do. */
 export function folderChooser(node, name, data) {
   const chooser = new Chooser(node, data?.[1]?.default ?? '')
-  const widget = node.addDOMWidget(name, TYPE, chooser.element, {
-    hideOnZoom: false,
-    hideInPanel: true,
+  const widget = addElement(node, name, TYPE, chooser.element, {
     getValue: () => chooser.value,
     setValue: (text) => chooser.read(text),
     getMinHeight: () => HEIGHT,

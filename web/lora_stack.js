@@ -1,5 +1,5 @@
 /** The widget of the input `rows` of LoRA Stack and Load LoRAs: add, order, switch and weigh LoRAs. Its value is JSON. */
-import { api, changing, fit, heightOf } from './editor.js'
+import { addElement, api, changing, fit, heightOf } from './editor.js'
 import { copy } from './clipboard.js'
 import { el } from './dom.js'
 import { wordsOf } from './lora_about.js'
@@ -20,9 +20,7 @@ const panels = new Set()
 /** Draw the rows of a node; returns {widget} as the editor's widget makers do. */
 export function loraRows(node, name, data) {
   const panel = new Rows(node, data?.[1]?.default ?? '')
-  const widget = node.addDOMWidget(name, TYPE, panel.element, {
-    hideOnZoom: false,
-    hideInPanel: true,
+  const widget = addElement(node, name, TYPE, panel.element, {
     getValue: () => panel.text,
     setValue: (text) => panel.read(text),
     getMinHeight: () => panel.height(),

@@ -144,3 +144,48 @@ def test_advanced_settings_are_folded_unless_the_workflow_has_set_one(editor):
     editor.screenshot("advanced-set")
     assert not opened(editor, with_decay, False), "folded by hand, and left so"
     assert next(iter(editor.prompt().values()))["inputs"]["weight_decay"] == 0.1
+
+
+DRAWN = "(id) => app.canvas.graph.getNodeById(id).widgets.filter((one) => one.element?.matches('.graft'))" + (
+    ".map((one) => [one.name, one.element.isConnected])"
+)
+
+
+def test_after_an_undo_every_panel_is_that_of_the_node_as_it_is_now(editor):
+    """An undo makes the nodes anew: what was drawn of those before (front end 1.58, Nodes 2.0) would change nothing."""
+    page = editor.page
+    editor.clear()
+    nodes = {kind: editor.add(kind, 60 + 450 * at, 60) for at, kind in enumerate(PANELS)}
+    stack, step = nodes["GraftLoRAStack"], nodes["TrainStep"]
+    page.wait_for_timeout(500)
+    editor.load(editor.saved())
+    editor.do("() => { app.canvas.ds.scale = 0.6; app.canvas.setDirty(true, true) }")
+
+    def choose_folder(query):
+        page.locator(".graft-chooser:visible").click()
+        page.locator(".graft-picker-search:visible").fill(query)
+        page.keyboard.press("Enter")
+
+    def folder():
+        return editor.do(f"([id, name]) => {WIDGET}.value", [nodes["GraftDataset"], "folder"])
+
+    for _ in range(2):  # the second undo finds what the first has left
+        choose_folder("regular")
+        page.get_by_role("tab", name="Images (96)").wait_for()
+        editor.undo()
+        assert folder() == ""
+        drawn = {kind: editor.do(DRAWN, node) for kind, node in nodes.items()}
+        assert [kind for kind, found in drawn.items() if not found or not all(on for _, on in found)] == []
+    editor.screenshot("after-an-undo")
+    page.locator(".graft-dataset:visible").get_by_text("drop a folder or pictures here").wait_for()
+    choose_folder("concept")
+    page.get_by_role("tab", name="Images (16)").wait_for()
+    assert folder() == "concept"
+    page.locator(".graft-add:visible").click()
+    page.locator(".graft-picker-search:visible").fill("zorp")
+    page.keyboard.press("Enter")
+    assert [row["file"] for row in editor.rows(stack)] == ["zorp.safetensors"]
+    sent = {"node": str(step), "run": "r", "step": 3, "until": 9, "loss": 0.5, "rate": 1e-4}
+    send = "(detail) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent('graft.step', {detail}))"
+    editor.do(send, sent)
+    page.locator(".graft-training .graft-status:visible").get_by_text("3 of 9").wait_for()
