@@ -34,7 +34,14 @@ PLAIN = frozenset(
     )
 )
 # Inputs that TrainStep uses only on the first rank, which shows previews; their values on the other ranks.
-SHOWS: dict[str, Any] = {"positive": None, "negative": None, "latent": None, "preview_every": 0, "tensorboard": False}
+SHOWS: dict[str, Any] = {
+    "positive": None,
+    "negative": None,
+    "latent": None,
+    "preview_every": 0,
+    "tensorboard": False,
+    "prompts": "",
+}
 
 Values = list[list[Any]]  # one list for each output, as the host stores them
 

@@ -59,6 +59,13 @@ def _encode(clip: Any, prompt: str) -> tuple[torch.Tensor, dict[str, Any]]:
     return context, {name: value for name, value in extras.items() if not callable(value)}
 
 
+@torch.no_grad()
+def encode_prompts(clip: Any, prompts: Sequence[str], clip_skip: int = 0) -> list[Any]:
+    """Encode each prompt for sampling, as the node CLIP Text Encode does; `clip_skip` as for captions."""
+    clip = with_clip_skip(clip, clip_skip)
+    return [clip.encode_from_tokens_scheduled(clip.tokenize(prompt)) for prompt in prompts]
+
+
 class LiveEncoder:
     """A loaded CLIP's text encoder that is being trained: its conditionings carry gradients. With `weighted`, brackets
     weigh what is in them.

@@ -8,7 +8,7 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
+from ..storage.pictures import open_picture, picture_errors
 from . import folders
 from .latents import sampled
 from .model_sampling import prediction_type
@@ -26,9 +27,15 @@ PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
-def check(positive: Any, negative: Any, latent: Any, vae: Any) -> None:
-    """Raises ValueError that names every missing or unsupported input of previews."""
-    inputs = {"positive prompt": positive, "latent": latent, "VAE (on Start Training, or on Load State)": vae}
+def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[str], clip: Any) -> None:
+    """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
+    and serve without a positive.
+    """
+    inputs = {"latent": latent, "VAE (on Start Training, or on Load State)": vae}
+    if prompts:
+        inputs["CLIP (on Start Training, or on Load State), which encodes more preview prompts,"] = clip
+    else:
+        inputs = {"positive prompt": positive, **inputs}
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
@@ -126,9 +133,9 @@ def _held(patcher: Any) -> Iterator[None]:
         loaded[:0] = entries
 
 
-def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
+def keep(pictures: torch.Tensor, run: str, name: str, text: str = "") -> list[dict[str, str]]:
     """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; returns their addresses for the
-    front end's /view.
+    front end's /view. The `text` of their prompt becomes the files' comment.
 
     Raises OSError that names the file and says what to do when the disk is full.
     """
@@ -136,30 +143,58 @@ def keep(pictures: torch.Tensor, run: str, name: str) -> list[dict[str, str]]:
 
     folder = _folder(run)
     make_folders(Path(folder))
+    comment = {"comment": text} if text else {}
     files = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
         body = io.BytesIO()
         Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(
-            body, format="JPEG", quality=92
+            body, format="JPEG", quality=92, **comment
         )
         write_whole(os.path.join(folder, file), [body.getvalue()])
         files.append(_viewed(run, file))
     return files
 
 
-def name_of(start: str, step: int, label: str) -> str:
-    """The name, without number and extension, of previews at a step of the run that began from the digest `start`."""
-    return f"{start[:12]}-{step:08}-{label}"
+def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
+    """The name, without number and extension, of previews at a step of the run that began from the digest `start`.
+
+    `prompt` is the number of one of more preview prompts, 0 is the positive.
+    """
+    name = f"{start[:12]}-{step:08}-{label}"
+    if prompt:
+        name += f"-p{prompt}"
+    return name
+
+
+_NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
 
 
 def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
-    """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels."""
-    names = names_in(_folder(run))
-    matches_of_names = [re.fullmatch(r"([0-9a-f]{12})-(\d{8})-(weights|average)-(\d+)\.jpg", name) for name in names]
-    matches = [one for one in matches_of_names if one and one[1] == start[:12] and int(one[2]) <= until]
-    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4])))
-    return [{**_viewed(run, one[0]), "step": int(one[2]), "label": one[3]} for one in matches[-MOST:]]
+    """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels; with several
+    prompts also its number and text.
+    """
+    matches = [one for one in map(_NAME.fullmatch, names_in(_folder(run))) if one]
+    matches = [one for one in matches if one[1] == start[:12] and int(one[2]) <= until]
+    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5])))
+    shown = []
+    for match in matches[-MOST:]:
+        picture: dict[str, Any] = {**_viewed(run, match[0]), "step": int(match[2]), "label": match[3]}
+        if match[4]:
+            text = _comment(os.path.join(_folder(run), match[0]))
+            picture.update(prompt=int(match[4]), text=text)
+        shown.append(picture)
+    return shown
+
+
+def _comment(path: str) -> str:
+    """The prompt that a preview was made with; empty where the file cannot be read."""
+    try:
+        with open_picture(path) as picture:
+            comment = picture.info.get("comment", b"")
+    except picture_errors():
+        return ""
+    return bytes(comment).decode("utf-8", "replace")
 
 
 def _folder(run: str) -> str:

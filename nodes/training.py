@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +33,23 @@ class Subject(NamedTuple):
     vae: Any
     dataset: Any
     unhashed: tuple[str, ...]
+
+
+class Sampled(NamedTuple):
+    """What the previews of Train Step are sampled from; `prompts` are texts."""
+
+    positive: Any
+    negative: Any
+    latent: Any
+    prompts: Sequence[str]
+
+
+class PreviewPrompt(NamedTuple):
+    """A prompt of previews: its number (0 is the positive), its text where that is known, and its conditioning."""
+
+    number: int
+    text: str
+    conditioning: Any
 
 
 class GraftTrainStart(io.ComfyNode):
@@ -293,6 +311,19 @@ class TrainStep(io.ComfyNode):
                     optional=True,
                     tooltip="Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
                 ),
+                advanced(
+                    io.String,
+                    "prompts",
+                    display_name="more preview prompts",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip=(
+                        "More prompts for the previews, one per line, at most 16. Lines that start with # are"
+                        " skipped. They are encoded with the CLIP of Start Training, with what is trained of it so"
+                        " far, and always sampled with the run's seed."
+                    ),
+                ),
             ],
             outputs=[
                 TrainState.Output(display_name="TRAIN_STATE"),
@@ -326,11 +357,13 @@ class TrainStep(io.ComfyNode):
         keep="best",
         snapshot_minutes=10.0,
         tensorboard=False,
+        prompts="",
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.epoch_order import batches_per_epoch
         from ..training.run.call import target_key
         from ..training.run.loop import Callbacks
+        from ..training.run.preview_prompts import preview_prompts
 
         group = process_group.current()
         if optimizer is not None:
@@ -341,7 +374,8 @@ class TrainStep(io.ComfyNode):
                 "Train Step: this state trains the text encoder, but was loaded without one. Connect CLIP to Load"
                 " State."
             )
-        _check(subject, steps > 0 or epochs > 0, preview_every, positive, negative, latent, tensorboard)
+        sampled = Sampled(positive, negative, latent, preview_prompts(prompts))
+        _check(subject, steps > 0 or epochs > 0, preview_every, sampled, tensorboard)
         if epochs > 0:
             optimizer_settings = state.settings.optimizer
             steps = max(
@@ -368,7 +402,7 @@ class TrainStep(io.ComfyNode):
         told = host.events.TrainingCall(
             node, _workflow_id(cls.hidden), state.run, target_key(state, steps), state.start.digest, state.step + steps
         )
-        call = _Call(state, told, (positive, negative, latent))
+        call = _Call(state, told, sampled)
         try:
             result, report = call.trained(steps, callbacks, keep, tensorboard)
         except process_group.RemoteRankError as error:
@@ -428,16 +462,16 @@ def opened(state: Any, layers: bool = False) -> Any:
     return host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted)
 
 
-def _check(
-    subject: Any, training: bool, preview_every: int, positive: Any, negative: Any, latent: Any, tensorboard: bool
-) -> None:
+def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled, tensorboard: bool) -> None:
     """Raises an error for missing inputs before the first step."""
     if training and subject.dataset is None:
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
     if preview_every:
-        host.previews.check(positive, negative, latent, subject.vae)
+        host.previews.check(
+            sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
+        )
     if tensorboard:
         from ..training.reports.tensorboard import check
 
@@ -447,10 +481,11 @@ def _check(
 class _Call:
     """One execution of TrainStep: sends progress to the front end while it trains."""
 
-    def __init__(self, state: Any, told: Any, sampled: tuple[Any, Any, Any]) -> None:
+    def __init__(self, state: Any, told: Any, sampled: Sampled) -> None:
         from ..training.reports.throughput import Throughput
 
         self.state, self.told, self.sampled = state, told, sampled
+        self.encoded: list[Any] = []  # the prompts of previews, unless their text encoder is trained
         self.bar, self.pace = host.events.progress(told.until - state.step), Throughput(told.until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
@@ -476,6 +511,7 @@ class _Call:
         store = None
         if not subject.unhashed:
             store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
+        previewing = callbacks.preview_every > 0
         forward = partial(opened, state, state.settings.optimizer.offload == "layers" or process_group.current().shard)
         if tensorboard:
             self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
@@ -483,7 +519,7 @@ class _Call:
             with host.events.shown(self.told), host.events.stoppable(state.run) as should_stop:
                 callbacks = replace(
                     callbacks,
-                    on_begin=lambda begun: self.told.begun(begun.history),
+                    on_begin=lambda begun: self.begun(begun.history, previewing),
                     on_step=self.stepped,
                     preview=self.preview,
                     should_stop=should_stop,
@@ -511,19 +547,53 @@ class _Call:
             self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
 
+    def begun(self, history: Any, previewing: bool) -> None:
+        """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
+        self.told.begun(history)
+        if previewing and not self.state.start.adapter.text_encoder:
+            subject = self.state.subject
+            skip = 0
+            if subject.dataset is not None:
+                skip = subject.dataset.clip_skip
+            self.encoded = host.encoding.encode_prompts(subject.clip, self.sampled.prompts, skip)
+
+    def prompts(self, denoiser: Any) -> list[PreviewPrompt]:
+        """The prompts of previews, encoded with the text encoder as it is now."""
+        encoded = self.encoded
+        if denoiser.encode is not None:
+            encoded = host.encoding.encode_prompts(denoiser.encode.clip, self.sampled.prompts)
+        prompts = []
+        if self.sampled.positive is not None:
+            prompts.append(PreviewPrompt(0, "", self.sampled.positive))
+        for number, (text, conditioning) in enumerate(zip(self.sampled.prompts, encoded, strict=True), start=1):
+            prompts.append(PreviewPrompt(number, text, conditioning))
+        return prompts
+
     def preview(self, denoiser: Any, step: int, average: bool) -> None:
-        """Samples with the model's current weights, shows the images, and remembers their files."""
+        """Samples every prompt with the model's current weights, shows the images, and remembers their files.
+
+        Raises ComfyUI's exception when the user interrupts.
+        """
+        label = "weights"
         if average:
             label = "average"
-        else:
-            label = "weights"
-        latents = host.previews.sample(denoiser.patcher, *self.sampled, self.state.start.seed % 2**63)
-        name = host.previews.name_of(self.state.start.digest, step, label)
-        files = host.previews.keep(
-            host.previews.decode(self.state.subject.vae, latents, denoiser.patcher), self.state.run, name
-        )
+        for prompt in self.prompts(denoiser):
+            host.events.raise_if_interrupted()
+            self.preview_of(prompt, denoiser.patcher, step, label)
+
+    def preview_of(self, prompt: PreviewPrompt, patcher: Any, step: int, label: str) -> None:
+        """Samples one prompt and shows the images."""
+        state, sampled = self.state, self.sampled
+        seed = state.start.seed % 2**63
+        latents = host.previews.sample(patcher, prompt.conditioning, sampled.negative, sampled.latent, seed)
+        name = host.previews.name_of(state.start.digest, step, label, prompt.number)
+        decoded = host.previews.decode(state.subject.vae, latents, patcher)
+        files = host.previews.keep(decoded, state.run, name, prompt.text)
         self.pictures += files
-        pictures = [{**file, "label": label} for file in files]
+        said: dict[str, Any] = {"label": label}
+        if prompt.number:
+            said.update(prompt=prompt.number, text=prompt.text)
+        pictures = [{**file, **said} for file in files]
         host.events.send_event("graft.preview", {**self.told.told, "step": step, "pictures": pictures})
 
 

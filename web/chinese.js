@@ -121,6 +121,7 @@ export const CHINESE = {
   'Step of the previews': '预览的步',
   'Step to compare with': '与之比较的步',
   'prompt {number}': '提示词 {number}',
+  'positive prompt': '正面提示词',
   left: '剩余',
   loss: '损失',
   memory: '显存',

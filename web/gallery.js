@@ -1,6 +1,7 @@
 /**
  * Previews by step: a slider chooses the step, two steps can be compared side by side, and a click shows a picture over
- * the whole page. The newest step is shown until someone goes back.
+ * the whole page. The newest step is shown until someone goes back. Of several prompts each has its rows, with its text
+ * above them.
  */
 import { el } from './dom.js'
 import { api } from './editor.js'
@@ -9,10 +10,13 @@ import { t } from './texts.js'
 
 const EMPTY = []
 
-/** What tells the pictures of a step apart, and is the same at every step: prompt, weights or average, and place. */
-const slotOf = ({ prompt, label, place }) => `${prompt ?? 0}/${label}/${place}`
+/** What two pictures of one prompt have in common: its number, and its text where that is known. */
+const promptOf = ({ prompt, text }) => `${prompt ?? 0} ${text ?? ''}`
 
-/** Pictures {filename, subfolder, type, label, prompt, step} of a run, for any number of galleries. */
+/** What tells the pictures of a step apart, and is the same at every step: prompt, weights or average, and place. */
+const slotOf = (picture) => `${promptOf(picture)}/${picture.label}/${picture.place}`
+
+/** Pictures {filename, subfolder, type, label, prompt, text, step} of a run, for any number of galleries. */
 export class Previews {
   constructor() {
     this.galleries = new Set()
@@ -27,7 +31,8 @@ export class Previews {
   /** Add pictures, keeping the newest `most` of all. */
   add(pictures, most) {
     for (const picture of pictures) {
-      const before = this.at(picture.step).filter((one) => one.label === picture.label && one.prompt === picture.prompt)
+      const isBeside = (one) => one.label === picture.label && promptOf(one) === promptOf(picture)
+      const before = this.at(picture.step).filter(isBeside)
       this.all.push({ ...picture, place: before.length })
     }
     this.all.splice(0, Math.max(0, this.all.length - most))
@@ -67,7 +72,9 @@ export class Gallery {
     const [chosen, other] = this.sliders.map((slider) => slider.element)
     this.head = el('div', { class: 'graft-gallery-head' }, other, chosen, this.compare) // as the pictures lie
     this.strip = el('div', { class: 'graft-pictures' })
-    this.element = el('div', { class: 'graft-gallery' }, this.head, this.strip)
+    this.strip.addEventListener('wheel', (event) => this.scrolls() && event.stopPropagation())
+    this.words = el('div', { class: 'graft-prompt' }) // of the one picture that is shown with `only`
+    this.element = el('div', { class: 'graft-gallery' }, this.head, this.words, this.strip)
     previews.galleries.add(this)
     this.show()
   }
@@ -102,10 +109,32 @@ export class Gallery {
       slider.said.textContent = t('step {step}', { step: at })
       slider.input.setAttribute('aria-valuetext', slider.said.textContent)
     }
-    const figures = other === null ? this.of(step).map((one) => this.figure(one)) : this.pairs(step, other)
     this.strip.classList.toggle('graft-compared', other !== null)
-    this.strip.replaceChildren(...figures)
+    this.strip.classList.toggle('graft-by-prompt', !this.only && this.of(step).some((one) => one.prompt))
+    this.strip.replaceChildren(...this.rows(step, other))
+    this.words.textContent = (this.only && this.of(step)[0]?.text) || ''
+    this.words.hidden = !this.words.textContent
     this.sized()
+  }
+
+  scrolls() {
+    return this.strip.scrollHeight > this.strip.clientHeight
+  }
+
+  /** Figures, with more prompts those of each below its text. */
+  rows(step, other) {
+    const pictures = this.of(step)
+    const figures = (some) => (other === null ? some.map((one) => this.figure(one)) : this.pairs(some, other))
+    if (!this.strip.classList.contains('graft-by-prompt')) return figures(pictures)
+    return [...new Set(pictures.map(promptOf))].flatMap((prompt) => {
+      const own = pictures.filter((one) => promptOf(one) === prompt)
+      return [this.heading(own[0]), ...figures(own)]
+    })
+  }
+
+  heading({ prompt, text }) {
+    const name = prompt ? t('prompt {number}', { number: prompt }) : t('positive prompt')
+    return el('div', { class: 'graft-prompt', title: text ?? '' }, el('b', {}, name), text ? ` ${text}` : null)
   }
 
   of(step) {
@@ -114,9 +143,9 @@ export class Gallery {
   }
 
   /** Figures of two steps, those of the same prompt beside each other: the step to compare with on the left. */
-  pairs(step, other) {
+  pairs(pictures, other) {
     const before = new Map(this.of(other).map((picture) => [slotOf(picture), picture]))
-    return this.of(step).flatMap((picture) => {
+    return pictures.flatMap((picture) => {
       const left = before.get(slotOf(picture))
       return [left ? this.figure(left) : el('span', {}), this.figure(picture)]
     })
@@ -138,7 +167,11 @@ export class Gallery {
     const image = el('img', {
       src: api.apiURL(`/view?${query}`),
       alt: t('Preview, {label}', { label }),
-      onload: () => this.sized(),
+      ...this.pixels, // room for it before it has come: rows that are looked at stay where they are
+      onload: () => {
+        this.pixels = { width: image.naturalWidth, height: image.naturalHeight }
+        this.sized()
+      },
     })
     if (this.only) return el('figure', {}, image, el('figcaption', {}, label))
     const open = el('button', { class: 'graft-enlarge', type: 'button', title: t('Enlarge') }, image)

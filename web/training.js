@@ -5,7 +5,7 @@
  * It follows the pack's events. Each has {node, workflow, run, key, until}: an execution id, the id of the workflow, and
  * the state that the step leads to. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory}
  * (held-out loss of the weights and of their average, steps per second, seconds, bytes), `graft.preview` {step, pictures:
- * [{filename, subfolder, type, label, prompt}]}, and `graft.end` {ended, result}, for pages that have not queued the
+ * [{filename, subfolder, type, label, prompt, text}]}, and `graft.end` {ended, result}, for pages that have not queued the
  * workflow. What a page has missed of a step that runs comes from the server. The workflow keeps the last run as the
  * property `graft run`, so that its curve comes back from the store.
  */

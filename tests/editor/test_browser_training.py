@@ -23,6 +23,7 @@ def build(editor, run):
         (demo, 2, data, "vae"),
         (demo, 1, data, "clip"),
         (demo, 0, start, "model"),
+        (demo, 1, start, "clip"),
         (demo, 2, start, "vae"),
         (data, 0, start, "dataset"),
         (start, 0, step, "state"),
@@ -249,3 +250,54 @@ def test_previews_are_looked_through_by_step_and_compared(editor):
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
     assert figures.nth(1).inner_text() == "step 20, weights"
+
+
+LONG = "a photo of zorp, " + "standing in a wide green field under a clear sky, " * 6 + "late afternoon"
+
+
+def test_several_prompts_have_rows_with_their_texts_and_come_back_after_a_reload(browser, tmp_path):
+    (tmp_path / "input").mkdir()
+    few_pictures(tmp_path / "input")
+    server = Server(tmp_path, *named_front_end())
+    try:
+        editor = Editor(browser, server.address, modern=False)
+        page, node = editor.page, build(editor, "several prompts")
+        editor.do(
+            "([id, values]) => { for (const one of app.graph.getNodeById(id).widgets)"
+            " if (one.name in values) one.value = values[one.name] }",
+            [node, {"steps": 10, "preview_every": 5, "prompts": f"a zorp\n# not this\n\n{LONG}"}],
+        )
+        show(editor, node)
+        editor.queue()
+        for _ in ("as it trained", "after a reload"):
+            headings, figures = (page.locator(f".graft-training {one}:visible") for one in (".graft-prompt", "figure"))
+            figures.get_by_text("step 10, prompt 2, weights").wait_for()
+            assert headings.all_inner_texts() == ["positive prompt", "prompt 1 a zorp", f"prompt 2 {LONG}"]
+            assert figures.all_inner_texts() == [f"step 10, {one}weights" for one in ("", "prompt 1, ", "prompt 2, ")]
+            tops = [
+                one.bounding_box()["y"] for one in (headings.nth(1), figures.nth(1), headings.nth(2), figures.nth(2))
+            ]
+            assert tops == sorted(tops), "each picture below its own text"
+            page.get_by_label("Step of the previews").focus()
+            page.keyboard.press("ArrowLeft")
+            assert figures.nth(1).inner_text() == "step 5, prompt 1, weights"
+            page.get_by_role("checkbox", name="Compare").check()
+            page.keyboard.press("Home")
+            page.get_by_label("Step of the previews").focus()
+            page.keyboard.press("End")
+            assert figures.all_inner_texts()[-2:] == ["step 5, prompt 2, weights", "step 10, prompt 2, weights"]
+            editor.do("(id) => { app.canvas.ds.offset[1] -= 300; app.canvas.setDirty(true, true) }")
+            page.wait_for_timeout(400)
+            editor.screenshot("training-prompts")
+            page.get_by_title("Enlarge").last.click()
+            assert page.locator("dialog .graft-prompt").inner_text() == LONG
+            assert page.locator("dialog figure").nth(1).inner_text() == "step 10, prompt 2, weights"
+            page.keyboard.press("Escape")
+            page.locator("dialog").wait_for(state="detached")
+            assert not editor.errors
+            editor.open()
+            show(editor, node)
+        page.close()
+    finally:
+        server.process.kill()
+        server.process.wait()

@@ -162,6 +162,7 @@ CASES: dict[str, dict[str, Case]] = {
         "positive": Case("a blue circle", PREVIEWS, changes="pictures"),
         "negative": Case(None, PREVIEWS, changes="pictures"),
         "latent": Case(128, PREVIEWS, changes="pictures"),
+        "prompts": Case("a blue circle", PREVIEWS, changes="pictures"),
         "optimizer": Case({"learning_rate": 5e-3}),
         "objective": Case({"loss": "huber"}),
         "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),

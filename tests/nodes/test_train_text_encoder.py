@@ -161,3 +161,51 @@ def test_the_text_encoder_alone_by_a_pattern(host, pictures):
     assert all(not torch.equal(t, start.trained[name]) for name, t in state.trained.items() if "lora_up" in name)
     trained, base = _encode(found["clip"], "a red square left"), _encode(found["base"], "a red square left")
     assert not torch.allclose(trained, base, atol=1e-6)
+
+
+def test_prompts_of_previews_are_encoded_with_what_is_trained_so_far(host, pictures, monkeypatch):
+    """The preview of a prompt at step 2 and of the average is what the nodes make with the CLIP and MODEL of step 2."""
+    kept = []
+    previews = host.module("host").previews
+    real = previews.decode
+    monkeypatch.setattr(
+        previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
+    )
+
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    prompt = _workflow(host, pictures, "te previews", 2, 2, kind="lora", targets="attention+ff")
+    text, latent = "a red square left", node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    prompt["6"] = node("GraftEMA", schedule="constant", decay=0.5)
+    prompt["5"]["inputs"].update(ema=["6", 0], vae=["1", 2])
+    prompt["60"] = node("CLIPTextEncode", clip=["1", 1], text=text)
+    prompt["11"]["inputs"].update(preview_every=4, prompts=text, positive=["60", 0], latent=["32", 0])
+    prompt["20"] = node("EMAMerge", model=["1", 0], clip=["1", 1], state=["11", 0])
+    prompt["32"] = latent
+    for name in ("weights", "average"):
+        model, clip = (["11", 1], ["11", 2]) if name == "weights" else (["20", 0], ["20", 1])
+        prompt[f"text {name}"] = node("CLIPTextEncode", clip=clip, text=text)
+        for given in ("60", f"text {name}"):
+            prompt[f"{name} {given}"] = node(
+                "KSampler",
+                model=model,
+                positive=[given, 0],
+                negative=[given, 0],
+                latent_image=["32", 0],
+                seed=0,
+                steps=20,
+                cfg=1.0,
+                sampler_name="euler",
+                scheduler="simple",
+                denoise=1.0,
+            )
+    host.fresh()
+    names = [f"{name} {given}" for name in ("weights", "average") for given in ("60", f"text {name}")]
+    result = host.run(prompt, capture={name: [name, 0] for name in names})
+    assert result["success"], result["errors"]
+    assert len(kept) == 4
+    for latents, name in zip(kept, names, strict=True):
+        expected = result["captured"][name]["samples"]
+        assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name
+    assert not torch.allclose(kept[0], kept[1], atol=1e-2), "positive was encoded before the training"

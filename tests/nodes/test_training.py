@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -485,6 +486,117 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
         expected = found[name]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name
     assert not torch.allclose(*kept, atol=1e-3)
+
+
+PROMPTS = "a blue circle right\n\n# a green square\n  a red square left  "
+
+
+def test_more_prompts_are_sampled_at_every_preview_and_disturb_nothing(host, pictures, run, wall):
+    plain = _run(host, _previewed(host, pictures, run), lora=["10", 3], state=["10", 0])
+    folder = Path(host.output, "graft", run, "previews")
+    one = {path.name: path.read_bytes() for path in folder.iterdir()}
+    _clear(host, run)
+    prompt = _previewed(host, pictures, run, prompts=PROMPTS)
+    result = host.run(prompt, capture={"lora": ["10", 3], "state": ["10", 0], "report": ["10", 5]})
+    assert result["success"], result["errors"]
+    captured = result["captured"]
+    assert _bytes(captured["lora"]) == _bytes(plain["lora"]) and captured["state"].key == plain["state"].key
+    assert _bytes(captured["state"].average) == _bytes(plain["state"].average)
+    sent = [data for event, data in result["events"] if event == "graft.preview"]
+    told = [{**picture, "step": data["step"]} for data in sent for picture in data["pictures"]]
+    first, second = {"prompt": 1, "text": "a blue circle right"}, {"prompt": 2, "text": "a red square left"}
+    said = [{name: one[name] for name in ("step", "label", "prompt", "text") if name in one} for one in told]
+    assert said == [
+        {"step": step, "label": label, **prompt}
+        for step in (2, 4)
+        for label in ("weights", "average")
+        for prompt in ({}, first, second)
+    ]
+    start = captured["state"].start.digest
+    names = [f"{start[:12]}-{step:08}-{label}" for step in (2, 4) for label in ("weights", "average")]
+    assert sorted(os.listdir(folder)) == sorted(f"{name}{part}-0.jpg" for name in names for part in ("", "-p1", "-p2"))
+    for name, content in one.items():
+        assert (folder / name).read_bytes() == content, "the positive's previews stay as they were"
+    assert wall.previews.kept(run, start, 4) == told, "a page that is opened later finds them, with their prompts"
+    assert "12 previews, from " in captured["report"]
+    for name in names:  # the positive says the same as prompt 2, and the seed is the same
+        pixels = [np.asarray(Image.open(folder / f"{name}{part}")) for part in ("-0.jpg", "-p2-0.jpg")]
+        assert np.array_equal(*pixels)
+    (folder / f"{names[0]}-p1-0.jpg").write_bytes(b"no picture")
+    assert wall.previews.kept(run, start, 2)[1] == {**told[1], "text": ""}
+
+
+@pytest.mark.parametrize("clip_skip", [0, 2])
+def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures, run, wall, monkeypatch, clip_skip):
+    kept = []
+    real = wall.previews.decode
+    monkeypatch.setattr(
+        wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
+    )
+    prompts = "a blue circle right\na (red:1.5) square left"
+    prompt = _previewed(host, pictures, run, 2, optimizer={"learning_rate": 2e-2}, start={"seed": 7}, prompts=prompts)
+    del prompt["10"]["inputs"]["positive"]  # the prompts alone
+    prompt["2"]["inputs"]["clip_skip"] = clip_skip
+    prompt["20"] = _inputs(host, "EMAMerge", model=["1", 0], clip=["1", 1], state=["10", 0])
+    clip = ["1", 1]
+    if clip_skip:
+        prompt["21"] = _inputs(host, "CLIPSetLastLayer", clip=clip, stop_at_clip_layer=-clip_skip)
+        clip = ["21", 0]
+    capture = {}
+    for number, text in enumerate(prompts.splitlines()):
+        prompt[f"5{number}"] = _inputs(host, "CLIPTextEncode", clip=clip, text=text)
+        for label, model in (("weights", ["10", 1]), ("average", ["20", 0])):
+            prompt[f"{label}{number}"] = _inputs(
+                host,
+                "KSampler",
+                model=model,
+                positive=[f"5{number}", 0],
+                negative=["31", 0],
+                latent_image=["32", 0],
+                seed=7,
+                steps=20,
+                cfg=4.0,
+                sampler_name="euler",
+                scheduler="simple",
+                denoise=1.0,
+            )
+            capture[f"{label}{number}"] = [f"{label}{number}", 0]
+    found = _run(host, prompt, **capture)
+    assert len(kept) == 4
+    for latents, name in zip(kept, ("weights0", "weights1", "average0", "average1"), strict=True):
+        expected = found[name]["samples"]
+        assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name
+    assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
+
+
+def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, pictures, run):
+    prompt = _previewed(host, pictures, run, prompts=PROMPTS)
+    del prompt["7"]["inputs"]["clip"]
+    refused = {"CLIP (on Start Training, or on Load State)": prompt}
+    many = "\n".join(f"prompt {number}" for number in range(17))
+    refused["has 17 prompts, at most 16 are allowed"] = _previewed(host, pictures, run, prompts=many)
+    for words, graph in refused.items():
+        result = host.run(graph)
+        assert not result["success"] and words in str(result["errors"])
+        assert not [data for event, data in result["events"] if event == "graft.step"]
+
+
+def test_an_interruption_ends_the_previews_between_two_prompts(host, pictures, run, wall, monkeypatch):
+    real, seen = wall.previews.sample, []
+
+    def press(*given):
+        import comfy.model_management
+
+        seen.append(given)
+        comfy.model_management.interrupt_current_processing()
+        return real(*given)
+
+    monkeypatch.setattr(wall.previews, "sample", press)
+    result = host.run(_previewed(host, pictures, run, prompts=PROMPTS))
+    assert not result["success"] and len(seen) == 1
+    monkeypatch.setattr(wall.previews, "sample", real)
+    again = _run(host, _previewed(host, pictures, run, prompts=PROMPTS), state=["10", 0], report=["10", 5])
+    assert again["state"].step == 4 and "went on from the snapshot at step 2" in again["report"]
 
 
 def test_what_previews_lack_is_said_before_the_first_step(host, pictures, run):

@@ -88,6 +88,7 @@ GRAPH = {
     "merge": node("Merge", model=["load", 0], lora_stack=["stack", 0]),
     "latent": node("Sample", model=["load", 0]),
     "prompt": node("Text", clip=["load", 1]),
+    "more": node("Text", clip=["load", 1]),
     "seed": node("Number"),
     "steps": node("Number", latent=["latent", 0]),
     "start": node("Start", model=["merge", 0], seed=["seed", 0]),
@@ -98,6 +99,7 @@ GRAPH = {
         positive=["prompt", 0],
         latent=["latent", 0],
         preview_every=5,
+        prompts=["more", 0],
     ),
     "two": node("TrainStep", state=["one", 0], steps=3),
     "sample": node("Sample", model=["two", 1], positive=["prompt", 0]),
@@ -129,7 +131,7 @@ def test_the_first_rank_sends_what_the_others_take():
         assert graph["start"]["inputs"]["seed"] == [rank_placement.carrier("seed"), 0]
         assert graph["merge"]["inputs"]["lora_stack"] == [rank_placement.carrier("stack"), 0]
     assert first["steps"]["inputs"]["latent"] == ["latent", 0] and first["one"]["inputs"]["latent"] == ["latent", 0]
-    shown = {"preview_every": 0, "tensorboard": False}
+    shown = {"preview_every": 0, "tensorboard": False, "prompts": ""}
     assert others["one"]["inputs"] == {"state": ["start", 0], "steps": [rank_placement.carrier("steps"), 0], **shown}
     assert GRAPH["one"]["inputs"]["preview_every"] == 5 and json.dumps(others)
 
