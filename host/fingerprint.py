@@ -79,8 +79,12 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
         }
         return Fingerprint(sha256(f"{kind} {sha256_of_tensors(weights)}".encode()).hexdigest())
     patcher_fingerprint = fingerprint(patcher)
+    digest = f"{patcher_fingerprint.digest} {getattr(thing, 'layer_idx', None)}"
+    embeddings = getattr(getattr(thing, "tokenizer", None), "graft_embeddings", None)  # of host.embeddings
+    if embeddings is not None:
+        digest += f" {embeddings.identity}"
     return Fingerprint(
-        f"{patcher_fingerprint.digest} {getattr(thing, 'layer_idx', None)}",
+        digest,
         tuple(f"{name}: {part}" for part in patcher_fingerprint.unhashed),
     )
 

@@ -38,10 +38,14 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
     `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the
     model is loaded), "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging,
     extracting and saving models), or "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are
-    understood like every other, so a trained LORA_MODEL is an entry. Raises ValueError that lists everything wrong with
+    understood like every other, so a trained LORA_MODEL is an entry. The CLIP gets the embeddings in the files too:
+    prompts call them with `embedding:NAME`. Raises ValueError that lists everything wrong with
     every entry; no model is touched before that.
     """
-    stack = read_stack.read_stack(entries, model_weights(model, clip), mode, generic_keys)
+    weights = model_weights(model, clip)
+    if clip is not None and any(key_formats.embedding_names(entry.state_dict) for entry in entries):
+        weights = _with_tokenizer(weights, clip)
+    stack = read_stack.read_stack(entries, weights, mode, generic_keys)
     report = list(stack.report)
     patchers = {"model": with_enlarging_loras(model, stack.enlarging)}
     if clip is not None:
@@ -59,6 +63,10 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
     if clip is not None and patchers["clip"] is not clip.patcher:
         clip = clip.clone()
         clip.patcher = patchers["clip"]
+    if stack.embeddings:
+        from . import embeddings
+
+        clip = embeddings.with_embeddings(clip, stack.embeddings)
     return PatchedModels(patchers["model"], clip, "\n".join(report))
 
 
@@ -110,6 +118,13 @@ def model_weights(model: Any, clip: Any = None) -> ModelWeights:
         if any(enlarges_weight(patch[1]) for patch in patches):
             enlarged.add(weight)
     return ModelWeights(targets, shapes, clip is not None, frozenset(enlarged), can_enlarge())
+
+
+def _with_tokenizer(weights: ModelWeights, clip: Any) -> ModelWeights:
+    """With what a CLIP's tokenizers read as `embedding:NAME`."""
+    from . import embeddings
+
+    return weights._replace(tokenizer=embeddings.tokenizer_parts(clip), embeddings=embeddings.carried_files(clip))
 
 
 def _targets(

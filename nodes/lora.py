@@ -183,7 +183,11 @@ class LoRAStackPatch(io.ComfyNode):
                     optional=True,
                     tooltip="Files and strengths, from LoRA Stack or another pack's stack node.",
                 ),
-                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="The text encoder, for LoRAs that train it too and for the embeddings in their files.",
+                ),
                 LoraModel.Input(
                     "lora_model", optional=True, tooltip="One more LoRA, straight from training. It is applied last."
                 ),
@@ -259,7 +263,11 @@ class GraftLoadLoRAs(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model. It is not changed; a patched clone comes out."),
                 _rows_input(),
-                io.Clip.Input("clip", optional=True, tooltip="The text encoder, for LoRAs that train it too."),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="The text encoder, for LoRAs that train it too and for the embeddings in their files.",
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),

@@ -205,6 +205,7 @@ export const CHINESE = {
   'No file info: {error}': '没有文件信息：{error}',
   'This file has no metadata.': '此文件没有自述信息。',
   'Trigger words': '触发词',
+  Embeddings: '嵌入',
   Title: '标题',
   'Base model': '基础模型',
   Layers: '层',

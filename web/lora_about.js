@@ -35,6 +35,7 @@ function shown({ picture, problem }) {
 /** What a file says of itself, in this order, and how it is called. */
 const SAID = {
   words: 'Trigger words',
+  embeddings: 'Embeddings',
   title: 'Title',
   base: 'Base model',
   kinds: 'Layers',
@@ -60,6 +61,7 @@ function described(said) {
 
 function contentOf(name, said) {
   if (name === 'words') return wordsOf(said).map((words) => chip(words))
+  if (name === 'embeddings') return (said.embeddings ?? []).map((word) => chip(`embedding:${word}`))
   if (name === 'tags') return (said.tags ?? []).map(([tag, count]) => chip(tag, count))
   const text = worded(name, said[name])
   return text ? [text] : []

@@ -94,10 +94,13 @@ def describe(path: str) -> dict[str, Any]:
     - `file`, `size` (bytes), `layers`, `kinds` {kind: layers}, `ranks`, `alphas`, `types` {type: tensors}
     - `family` and `base` (its model, "" if unknown), `title`, `words` (trigger words), `tags` [[tag, count]] (the most
       frequent)
+    - `embeddings`: the names by which prompts call the textual inversions in the file
     - `steps`, `resolution`, `todo`, `ema`, `text_encoder` (whether it has layers for one), `from_graft`
 
     Raises ValueError for pickles and damaged files, OSError if the file is missing.
     """
+    from . import embeddings
+
     tensors, metadata = open_file.header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
@@ -117,6 +120,7 @@ def describe(path: str) -> dict[str, Any]:
         "title": _first(metadata, ("modelspec.title", "ss_output_name")),
         "words": _first(metadata, _WORDS),
         "tags": [list(tag) for tag in _tags(metadata.get("ss_tag_frequency", "")).most_common(20)],
+        "embeddings": embeddings.names(tensors, path),
         "steps": _first(metadata, ("ss_steps", "ss_max_train_steps")),
         "resolution": _first(metadata, ("modelspec.resolution", "ss_resolution")),
         "todo": {key.removeprefix("ss_todo_"): value for key, value in metadata.items() if key.startswith("ss_todo_")},

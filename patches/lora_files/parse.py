@@ -42,8 +42,8 @@ class ParsedLora:
 
     - `text_encoder`: names for a text encoder that is not loaded.
     - `misfits`: why layers that match a weight do not fit it, for partial LoRAs whose other layers are used.
-    - `embeddings`: textual inversions in the file (OneTrainer, ai-toolkit). They are not part of the LoRA and are not
-      read.
+    - `embeddings`: textual inversions in the file (OneTrainer, ai-toolkit). They are not part of the LoRA; `embeddings`
+      reads them.
     """
 
     name: str
@@ -74,7 +74,7 @@ def read(
     Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
     `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
     """
-    groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
+    groups, strangers, problems = grouped(without_embeddings(state), plain=False)
     has_clip = any(target.model == "clip" for target in key_map.values())
     layers: dict[Target, list[Layer]] = {}
     sources: dict[Target, str] = {}
@@ -126,7 +126,7 @@ def unplaced(
     """All layers of a LoRA without a model to check them against: ([(name in the file, whether for the bias, layer)],
     problems).
     """
-    groups, strangers, problems = grouped(_without_embeddings(state), plain=False)
+    groups, strangers, problems = grouped(without_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
     layers: list[tuple[str, bool, Layer]] = []
     for base, tensors in groups.items():
@@ -165,7 +165,8 @@ def _roles(group: Group) -> list[TensorRole]:
     return [role for role in tensor_names().roles.values() if role.name in group]
 
 
-def _without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A LoRA file without the textual inversions in it."""
     return {key: tensor for key, tensor in state.items() if key_formats.embedding_name(key) is None}
 
 

@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from .entry import LoraEntry, StateDict
 from .peft_config import peft_configs
 from .trainer import oft_trainer
 
+if TYPE_CHECKING:
+    from .embeddings import Embedding, EmbeddingReading, TokenizerPart
+
 SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
 _MISFITS_SHOWN = 3
 log = logging.getLogger(__name__)
@@ -32,6 +36,8 @@ class ModelWeights(NamedTuple):
       "clip", name).
     - `enlarged`: weights that a LoRA on the model has enlarged already; `can_enlarge`: whether the host has adapters
       that do so.
+    - `tokenizer`: the text encoders of the CLIP that may get embeddings of the files, None if they are not asked for;
+      `embeddings`: the file of each embedding that the CLIP carries already, by name.
     """
 
     key_map: Mapping[str, parse.Target]
@@ -39,6 +45,8 @@ class ModelWeights(NamedTuple):
     has_clip: bool = False
     enlarged: frozenset[str] = frozenset()
     can_enlarge: bool = False
+    tokenizer: Sequence[TokenizerPart] | None = None
+    embeddings: Mapping[str, str] = MappingProxyType({})
 
 
 class EnlargingLora(NamedTuple):
@@ -69,11 +77,14 @@ class LoraReading:
 
 
 class LoraStackPatches(NamedTuple):
-    """A stack that has been read: patches by weight, what ComfyUI's own adapters must apply, and report lines."""
+    """A stack that has been read: patches by weight, what ComfyUI's own adapters must apply, report lines, and the
+    embeddings in the files.
+    """
 
     patches: SpacePatches
     enlarging: Sequence[EnlargingLora]
     report: list[str]
+    embeddings: Sequence[Embedding] = ()
 
 
 def read_stack(
@@ -87,7 +98,8 @@ def read_stack(
     Raises ValueError listing every error of every entry.
     """
     reading = read_files(entries, weights, convert)
-    reading.problems = [*_refused_entries(entries, mode), *reading.problems]
+    embeddings = _read_embeddings(entries, weights)
+    reading.problems = [*_refused_entries(entries, mode), *reading.problems, *embeddings.problems]
     reading.raise_problems()
     report = []
     for entry, parsed in reading.loras:
@@ -98,7 +110,11 @@ def read_stack(
             f"{lora.name}: {', '.join(lora.changed)} through ComfyUI's own adapters at {lora.strength:g}, because it"
             " enlarges the weight"
         )
-    return LoraStackPatches(_patches_by_space(reading, weights), reading.enlarging, report)
+    report += embeddings.report
+    if weights.tokenizer is None:
+        for entry, parsed in reading.loras:
+            report += [f"{entry.name}: {line}" for line in _embeddings_left_out(parsed, _CONNECT_CLIP)]
+    return LoraStackPatches(_patches_by_space(reading, weights), reading.enlarging, report, embeddings.embeddings)
 
 
 def read_stack_to_merge(
@@ -121,7 +137,7 @@ def read_stack_to_merge(
                 f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect CLIP, or set the"
                 " row's CLIP strength to 0"
             )
-        left_out = [*_without_effect(entry, lora), *_left_out(lora)]
+        left_out = [*_without_effect(entry, lora), *_embeddings_left_out(lora, _KEEP_ITS_ROW), *_left_out(lora)]
         _warn_without_effect(entry, lora)
         if left_out:
             report.append(f"{entry.name}: {'; '.join(left_out)}")
@@ -166,6 +182,15 @@ def _read_file(
     trainer = oft_trainer(entry.state_dict, entry.metadata)
     lora = parse.read(state, key_map, weights.shapes, entry.name, entry.partial, hint, configs, trainer)
     reading.loras.append((entry, lora))
+
+
+def _read_embeddings(entries: Sequence[LoraEntry], weights: ModelWeights) -> EmbeddingReading:
+    """The embeddings in the files of a stack; none without a CLIP."""
+    from . import embeddings
+
+    if weights.tokenizer is None:
+        return embeddings.EmbeddingReading()
+    return embeddings.read(entries, weights.tokenizer, weights.embeddings)
 
 
 def _refused_entries(entries: Iterable[LoraEntry], mode: str) -> list[str]:
@@ -339,16 +364,22 @@ def _warn_without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> None:
         log.warning("%s: %s", entry.name, warning)
 
 
+_CONNECT_CLIP = "to use them in prompts, connect CLIP"
+_KEEP_ITS_ROW = "to use them in prompts, put the file itself on a CLIP with Load LoRAs"
+
+
+def _embeddings_left_out(lora: parse.ParsedLora, how: str) -> list[str]:
+    if not lora.embeddings:
+        return []
+    names = ", ".join(lora.embeddings)
+    return [f"{len(lora.embeddings)} embeddings in the file are left out ({names}): {how}"]
+
+
 def _left_out(lora: parse.ParsedLora) -> list[str]:
     """The parts of a file that are not used, and why."""
     left_out = []
     if lora.text_encoder:
         left_out.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")
-    if lora.embeddings:
-        left_out.append(
-            f"{len(lora.embeddings)} embeddings in the file are left out ({', '.join(lora.embeddings)}): to use them,"
-            " put a copy of it into ComfyUI's embeddings folder"
-        )
     if lora.unmatched:
         left_out.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
     if lora.misfits:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...ema.post_hoc import Profile
 from ...patches.lora_files import open_file
-from ...patches.lora_files.parse import grouped, with_alphas
+from ...patches.lora_files.key_formats.registry import embedding_names
+from ...patches.lora_files.parse import grouped, with_alphas, without_embeddings
 from ...patches.lora_files.peft_config import peft_configs
 from ...storage.float16 import SCALE_PREFIX, from_float16
 from ...storage.problem_list import problem_lines
@@ -28,7 +29,8 @@ _TEXT_ENCODERS = ("cond_stage_model.", "conditioner.", "text_encoders.")
 class Source:
     """One file to average: its name for messages, the step and run recorded in it, and what a snapshot averages.
 
-    `text_encoder` is how many tensors of text encoders a checkpoint holds, which are not averaged.
+    `text_encoder` is how many tensors of text encoders a checkpoint holds, `embeddings` are the textual inversions in
+    a LoRA file; neither is averaged.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Source:
     kind: str = "lora"
     snapshot: Snapshot | None = None
     text_encoder: int = 0
+    embeddings: tuple[str, ...] = ()
 
     def load(self) -> dict[str, Tensor]:
         """Load the file: a LORA_MODEL in float32, or a checkpoint's diffusion model, memory-mapped in the file's own
@@ -49,7 +52,7 @@ class Source:
             return snapshots.read(self.snapshot)
         tensors, metadata = open_file.load_once(self.path)
         if self.kind == "lora":
-            return with_alphas(from_float16(tensors), peft_configs(metadata))
+            return with_alphas(from_float16(without_embeddings(tensors)), peft_configs(metadata))
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -82,6 +85,8 @@ class Sources:
                 line += f", width {file.snapshot.width:g}"
             if file.kind != "lora":
                 line += f", {file.kind}"
+            if file.embeddings:
+                line += f"; its embeddings are left out ({', '.join(file.embeddings)})"
             lines.append(line)
         return "\n".join(lines)
 
@@ -207,7 +212,8 @@ def _open_source(name: str, path: str) -> Source:
     if kind == "checkpoint":
         text_encoder = sum(key.startswith(_TEXT_ENCODERS) for key in tensors)
     snapshot = snapshots.recorded(Path(path), metadata)
-    return Source(name, os.path.abspath(path), step, run, kind, snapshot, text_encoder)
+    embeddings = tuple(embedding_names(tensors)) if kind == "lora" else ()
+    return Source(name, os.path.abspath(path), step, run, kind, snapshot, text_encoder, embeddings)
 
 
 def _kind(name: str, tensors: Mapping[str, Tensor]) -> str:

@@ -6,5 +6,5 @@ FORMAT = KeyFormat(
     name="ai-toolkit",
     title="ai-toolkit",
     examples={"diffusion_model.layers.0.attention.out.lora_A.weight": "diffusion_model.layers.0.attention.out.weight"},
-    embeddings="(emb_params|clip_l|clip_g)",
+    embeddings="(?P<encoder>emb_params|clip_l|clip_g)",
 )

@@ -44,8 +44,8 @@ class KeyFormat:
       dots or underscores.
     - `text_encoder_prefixes` begin the layers of text encoders. If these are numbered, `text_encoder` matches the part
       before the path, with the number as its only group.
-    - `spellings` rename whole keys. `embeddings` matches keys of textual inversions in the file, with their name as its
-      only group.
+    - `spellings` rename whole keys. `embeddings` matches keys of textual inversions in the file; its groups are their
+      `name`, if the file names them, and the text `encoder` that they are for.
     - Formats with a `writer` can be chosen in Save LoRA; `holds_every_kind` means that the format can store every kind
       of adapter.
     """

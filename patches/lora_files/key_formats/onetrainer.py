@@ -12,5 +12,6 @@ FORMAT = KeyFormat(
     prefixes=("lora_transformer_", "lora_prior_unet_"),
     text_encoder=r"(?:lora_|lycoris_)?prior_te(\d?)",
     text_encoder_prefixes=("lora_prior_te",),
-    embeddings=r"bundle_emb\.([^.]*).*",
+    # sd-webui reads `string_to_param.*` there; a name may have dots of its own
+    embeddings=r"bundle_emb\.(?P<name>.*?)(?:\.(?P<encoder>string_to_param\..*|[^.]*))?",
 )

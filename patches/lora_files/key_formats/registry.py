@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ...registry import Registry
 from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, xlabs
@@ -101,18 +101,39 @@ def _respell(key: str, spelling: KeySpelling) -> str:
     return spelling.rename(match)
 
 
+class EmbeddingKey(NamedTuple):
+    """What a key of a textual inversion says: its name (None if the file names none), and the text encoder ("clip_l")
+    that it is for, "" if it does not say.
+    """
+
+    name: str | None
+    encoder: str
+
+
+def embedding_key(key: str) -> EmbeddingKey | None:
+    """What a key of a LoRA file says of a textual inversion, or None if it belongs to none."""
+    for pattern in _embedding_patterns():
+        match = pattern.fullmatch(key)
+        if match is not None:
+            groups = match.groupdict("")
+            return EmbeddingKey(groups.get("name"), groups["encoder"])
+    return None
+
+
 def embedding_name(key: str) -> str | None:
     """The name of the textual inversion that a key of a LoRA file belongs to, or None."""
-    match = _embedding_pattern().fullmatch(key)
-    if match is None:
+    found = embedding_key(key)
+    if found is None:
         return None
-    return next(name for name in match.groups() if name is not None)
+    if found.name is None:
+        return found.encoder
+    return found.name
 
 
 @FORMATS.derived
-def _embedding_pattern() -> re.Pattern[str]:
+def _embedding_patterns() -> list[re.Pattern[str]]:
     patterns = [key_format.embeddings for key_format in FORMATS if key_format.embeddings]
-    return re.compile("|".join(patterns), re.DOTALL)
+    return [re.compile(pattern, re.DOTALL) for pattern in patterns]
 
 
 def embedding_names(keys: Iterable[str]) -> list[str]:

@@ -34,6 +34,7 @@ def test_describe(tmp_path):
         "lora_unet_n.diff": torch.ones(3),
     }
     state["odd"] = torch.ones(1)
+    state["bundle_emb.<hat>.clip_l"] = torch.ones(2, 4)
     said = {
         "ss_todo_factor": "4 2",
         "ss_ema_decay": "0.99",
@@ -56,12 +57,13 @@ def test_describe(tmp_path):
             "kinds": {"LoRA": 2, "LoCon": 1, "DoRA": 1, "diff": 1},
             "ranks": [3, 4],
             "alphas": [2.0],
-            "types": {"BF16": 4, "F32": 6},
+            "types": {"BF16": 4, "F32": 7},
             "family": "sdxl",
             "base": "SDXL",
             "title": "Zorp",
             "words": "zorp",
             "tags": [["zorp", 12], ["b", 3]],
+            "embeddings": ["hat"],
             "steps": "250",
             "resolution": "(512, 512)",
             "todo": {"factor": "4 2"},

@@ -80,6 +80,20 @@ def test_without_steps_the_order_given_holds_and_profiles_that_need_steps_are_re
         merge.merged(found, "uniform", 0.1, "", algebra="factors")
 
 
+def test_embeddings_in_files_are_left_out_by_name(write):
+    """OneTrainer's bundles are no layers: the files are averaged without them, and the report says so."""
+    bundle = {"bundle_emb.<hat>.clip_l": torch.ones(2, 4)}
+    named = [write("a.safetensors", lora(1) | bundle, ss_steps="1"), write("b.safetensors", lora(2), ss_steps="2")]
+    found = sources.of_files(named)
+    first, second = found.report().splitlines()[-2:]
+    assert first == "1. a.safetensors: step 1; its embeddings are left out (<hat>)" and "embeddings" not in second
+    average = merge.merged(found, "weights", 0.1, "1 3")
+    torch.testing.assert_close(
+        product(average.lora), 0.25 * product(lora(1)) + 0.75 * product(lora(2)), rtol=0, atol=1e-5
+    )
+    assert not [key for key in average.lora if "bundle" in key]
+
+
 def test_files_that_cannot_be_averaged_are_all_listed(write, tmp_path):
     checkpoint = write("c.safetensors", {"model.diffusion_model.a.weight": torch.zeros(2, 2)})
     strange = write("s.safetensors", {"what": torch.zeros(2)})

@@ -1,0 +1,139 @@
+"""Gives a CLIP the textual inversions of LoRA files: `embedding:NAME` in prompts finds them before files on disk."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..patches.lora_files.embeddings import Embedding, TokenizerPart
+from ..storage.digest import sha256_of_tensors
+
+_LOOKUP = "_try_get_embedding"  # of ComfyUI's SDTokenizer, from 0.3.64 to 0.33.0
+
+
+class CarriedEmbeddings:
+    """What the tokenizer of a CLIP carries: the embeddings, and an identity for fingerprints."""
+
+    def __init__(self, embeddings: Sequence[Embedding]) -> None:
+        self.embeddings = tuple(embeddings)
+        vectors = {}
+        for embedding in self.embeddings:
+            for part, tensor in embedding.vectors.items():
+                vectors[f"{embedding.name} {part}"] = tensor
+        self.identity = sha256_of_tensors(vectors)
+
+
+def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
+    """The text encoders of a CLIP whose tokenizers read `embedding:NAME`."""
+    parts = []
+    for name, part in _parts(clip.tokenizer):
+        width = _width(getattr(clip.cond_stage_model, name, None)) or part.embedding_size
+        parts.append(TokenizerPart(part.embedding_key, width))
+    return tuple(parts)
+
+
+def carried_files(clip: Any) -> dict[str, str]:
+    """The file of each embedding that a CLIP carries, by name."""
+    return {embedding.name: embedding.file for embedding in _carried(clip)}
+
+
+def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
+    """A clone of a CLIP that knows these embeddings too. The CLIP and its tokenizer do not change."""
+    clone = clip.clone()
+    clone.tokenizer = tokenizer = copy.copy(clip.tokenizer)
+    tokenizer.graft_embeddings = CarriedEmbeddings((*_carried(clip), *embeddings))
+    for name, part in list(_parts(clip.tokenizer)):
+        if name:
+            part = copy.copy(part)
+            setattr(tokenizer, name, part)
+        else:
+            part = tokenizer
+        if part.embedding_directory is None:  # ComfyUI would not look for embeddings at all
+            part.embedding_directory = []
+        setattr(part, _LOOKUP, _Lookup(part, embeddings))
+    return clone
+
+
+def _carried(clip: Any) -> tuple[Embedding, ...]:
+    carried = getattr(clip.tokenizer, "graft_embeddings", None)
+    if carried is None:
+        return ()
+    embeddings: tuple[Embedding, ...] = carried.embeddings
+    return embeddings
+
+
+def _parts(tokenizer: Any) -> Iterator[tuple[str, Any]]:
+    """(attribute, tokenizer) of each text encoder; the attribute is "" for the tokenizer itself."""
+    for name, part in (("", tokenizer), *vars(tokenizer).items()):
+        if hasattr(part, _LOOKUP) and hasattr(part, "embedding_key"):
+            yield name, part
+
+
+def _width(encoder: Any) -> int | None:
+    """The width of a text encoder's table of tokens, if it has one."""
+    transformer = getattr(encoder, "transformer", None)
+    if transformer is None:
+        return None
+    width: int | None = getattr(transformer.get_input_embeddings(), "embedding_dim", None)
+    return width
+
+
+class _Lookup:
+    """How a part of a tokenizer finds an embedding: those of LoRA files by name, then as before."""
+
+    def __init__(self, part: Any, embeddings: Sequence[Embedding]) -> None:
+        self.vectors = _vectors(embeddings, part.embedding_key)
+        self.before = getattr(part, _LOOKUP)
+        self.says_name = _says_name(part)
+
+    def __call__(self, text: str) -> tuple[Any, ...]:
+        """(vectors, leftover text), or with the name between them: what the tokenizer asks for after `embedding:`."""
+        words = text.split()
+        if not words:
+            return self._before(text)
+        name, leftover = words[0], " ".join(words[1:])
+        if self.says_name:
+            name, leftover = _cut_at_bracket(name, leftover)
+        plain = name
+        if name not in self.vectors:
+            plain = name.strip(",")
+            leftover = f"{name[len(plain) :]} {leftover}"
+        if plain not in self.vectors:
+            return self._before(text)
+        if self.says_name:
+            return self.vectors[plain], name, leftover
+        return self.vectors[plain], leftover
+
+    def _before(self, text: str) -> tuple[Any, ...]:
+        answer: tuple[Any, ...] = self.before(text)
+        return answer
+
+
+def _cut_at_bracket(name: str, leftover: str) -> tuple[str, str]:
+    """A name ends at the first `<` or `[` in a ComfyUI that says names; the rest is text again."""
+    for index, letter in enumerate(name):
+        if letter in "<[":
+            return name[:index], f"{name[index:]} {leftover}".rstrip()
+    return name, leftover
+
+
+def _vectors(embeddings: Sequence[Embedding], part: str) -> Mapping[str, Tensor]:
+    """The vectors for one text encoder by name; none for an embedding that was trained for others only."""
+    return {embedding.name: embedding.vectors.get(part, torch.zeros(0, 1)) for embedding in embeddings}
+
+
+def _says_name(part: Any) -> bool:
+    """Whether this ComfyUI's lookup answers with the name too (0.33.0), not with vectors and leftover only (0.3.64)."""
+    without_folders = copy.copy(part)
+    without_folders.embedding_directory = []
+    answer = getattr(type(part), _LOOKUP)(without_folders, "graft")
+    if len(answer) not in (2, 3):
+        raise RuntimeError(
+            f"This ComfyUI's tokenizers answer {_LOOKUP} in a form that Graft does not know ({len(answer)} values):"
+            " take the embeddings out of the LoRA file, or disconnect CLIP"
+        )
+    return len(answer) == 3

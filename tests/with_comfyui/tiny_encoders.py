@@ -1,0 +1,150 @@
+"""Text encoders of ComfyUI's own classes, tiny and random."""
+
+import importlib
+import importlib.util
+import io
+
+import comfy.sd
+import pytest
+import torch
+
+CLIP = {"num_attention_heads": 2}
+T5 = {"d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 2}
+LLM = {"intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def _config(width, layers):
+    return {**CLIP, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers}
+
+
+# family -> module and factory of the encoder, tokenizer, the encoder's settings by part, changes of the diffusion model
+# that fit it
+ENCODERS = {
+    "sd1": ("comfy.sd1_clip", "SD1ClipModel", "SD1Tokenizer", {"clip_l": _config(12, 2)}, {}),
+    "sdxl": (
+        "comfy.sdxl_clip",
+        "SDXLClipModel",
+        "SDXLTokenizer",
+        {"clip_l": _config(4, 3), "clip_g": _config(8, 3)},
+        {"adm_in_channels": 8 + 1536},
+    ),
+    "sd3": (
+        "comfy.text_encoders.sd3_clip",
+        "sd3_clip",
+        "SD3Tokenizer",
+        {"clip_l": _config(4, 3), "clip_g": _config(8, 3), "t5xxl": {**T5, "d_model": 4096, "num_layers": 1}},
+        {
+            "adm_in_channels": 12,
+            "context_embedder_config": {
+                "target": "torch.nn.Linear",
+                "params": {"in_features": 4096, "out_features": 128},
+            },
+        },
+    ),
+    "flux": (
+        "comfy.text_encoders.flux",
+        "flux_clip",
+        "FluxTokenizer",
+        {"clip_l": _config(8, 2), "t5xxl": {**T5, "d_model": 12}},
+        {},
+    ),
+    "qwen": (
+        "comfy.text_encoders.qwen_image",
+        "te",
+        "QwenImageTokenizer",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}},
+        {},
+    ),
+    "lumina2": (
+        "comfy.text_encoders.lumina2",
+        "te",
+        "LuminaTokenizer",
+        {"gemma2_2b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3, "vocab_size": 128}},
+        {},
+    ),
+    "z-image": (
+        "comfy.text_encoders.z_image",
+        "te",
+        "ZImageTokenizer",
+        {"qwen3_4b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3}},
+        {},
+    ),
+    "wan": (
+        "comfy.text_encoders.wan",
+        "te",
+        "WanT5Tokenizer",
+        {"umt5xxl": {**T5, "d_model": 12, "vocab_size": 128}},
+        {},
+    ),
+}
+SMALLER = 64  # rows of T5's table of tokens where its width cannot be small
+
+
+def _pieces():
+    """A sentencepiece model of a few letters, as the files of Gemma and UMT5 bring one."""
+    sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
+    lines = ["a red square left", "a blue circle right", "the quick brown fox jumps over the lazy dog", ""]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines * 3),
+        model_writer=made,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+    )
+    return made.getvalue()
+
+
+def _tokenizer(cls, name):
+    """The family's own; of SD3's T5 with few different tokens, so that its table of 4096 columns is small."""
+    if name != "sd3":
+        return cls
+
+    class Few(cls):
+        def tokenize_with_weights(self, *args, **kwargs):
+            out = super().tokenize_with_weights(*args, **kwargs)
+            out["t5xxl"] = [[(_smaller(token), *more) for token, *more in row] for row in out["t5xxl"]]
+            return out
+
+    return Few
+
+
+def _smaller(token):
+    if torch.is_tensor(token) or token < 2:  # vectors of an embedding, and padding
+        return token
+    return 2 + token % (SMALLER - 2)
+
+
+def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
+    """A CLIP with random weights, made in inference mode as a loader makes it; `embeddings` is its folder of them."""
+    module, encoder, tokenizer, parts, _ = ENCODERS[name]
+    if name == "z-image" and importlib.util.find_spec(module) is None:
+        pytest.skip("this ComfyUI has no text encoder of Z-Image")
+    own = importlib.import_module(module)
+    encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(own, tokenizer), name)
+    options = {"dtype": dtype, "initial_device": torch.device("cpu")}
+    options |= {f"{part}_model_config": dict(config) for part, config in parts.items()}
+    if name == "sd3":
+        options["t5xxl_model_config"]["vocab_size"] = SMALLER
+    if name == "qwen":  # its eyes see no caption, and would be 600 million weights
+        import comfy.text_encoders.qwen_vl as eyes
+
+        real = eyes.Qwen2VLVisionTransformer
+        small = {"hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "num_layers": 1}
+        monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda hidden_size, **more: real(**small, **more))
+    target = type(
+        "Target",
+        (),
+        {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer},
+    )
+    data = {"spiece_model": _pieces()} if name in ("lumina2", "wan") else {}
+    with torch.inference_mode():
+        clip = comfy.sd.CLIP(target, embeddings, parameters=0, model_options=options, tokenizer_data=data)
+        draws = torch.Generator().manual_seed(0)
+        for key, p in clip.cond_stage_model.named_parameters():
+            drawn = torch.randn(p.shape, generator=draws) * (0.2 if p.ndim < 2 else p.shape[-1] ** -0.5)
+            p.copy_(drawn + (1.0 if "norm" in key and key.endswith("weight") else 0.0))
+    return clip
