@@ -39,7 +39,7 @@ TODO = (
     ("script", "options", "promised"),
     [
         pytest.param("lora.py", ("--counts", "1,4,8", "--ranks", "4", "--no-libraries"), LORA, marks=pytest.mark.long),
-        ("todo.py", ("--sizes", "128"), TODO),
+        ("todo.py", ("--sizes", "128", "--threads", "1"), TODO),
     ],
 )
 def test_a_benchmark_writes_its_rows(tmp_path, script, options, promised):
