@@ -111,7 +111,7 @@ def test_averages_that_are_missing_are_named(run):
 
 
 def test_a_picture_that_goes_away_or_changes_between_listing_and_encoding_is_named(tmp_path):
-    from graft_nodes.tests.fuzz.datasets import _pixels, _texts
+    from graft_nodes.tests.fuzz.datasets import encode_pixels, encode_texts
     from graft_nodes.training.data.encoding import encode
     from graft_nodes.training.data.folder_reader import read_folder
     from graft_nodes.training.data.folder_settings import parse_settings
@@ -121,7 +121,7 @@ def test_a_picture_that_goes_away_or_changes_between_listing_and_encoding_is_nam
     listed = read_folder(tmp_path, parse_settings("", [], resolution=64))
     shutil.copy(CORPUS / "pictures" / "rgba.png", tmp_path / "rgb.png")
     with pytest.raises(ValueError, match=r"rgb\.png changed while the folder was read"):
-        encode(listed, _pixels, _texts, ("eye", "ear"))
+        encode(listed, encode_pixels, encode_texts, ("eye", "ear"))
     (tmp_path / "rgb.png").unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=r"rgb\.png"):
-        encode(listed, _pixels, _texts, ("eye", "ear"))
+        encode(listed, encode_pixels, encode_texts, ("eye", "ear"))

@@ -21,10 +21,11 @@ TARGETS = {
     "api": "ApiWorkflows",
     "editor": "EditorWorkflows",
     "datasets": "Datasets",
+    "configs": "DatasetConfigs",
     "arguments": "Arguments",
     "routes": "Routes",
 }
-MODULES = {"api": "workflows", "editor": "workflows"}
+MODULES = {"api": "workflows", "editor": "workflows", "configs": "dataset_configs"}
 
 
 def target(name: str) -> type[engine.Target]:

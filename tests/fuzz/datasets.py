@@ -108,7 +108,7 @@ class Datasets(Target):
         settings = parse_settings(filters, [], resolution=64, **plain)
         cache = Cache(self.place / "cache", 0.001) if cached else None
         listing = read_folder(Path(folder), settings, cache)
-        dataset, sheet = encode(listing, _pixels, _texts, ("eye", "ear"), cache)
+        dataset, sheet = encode(listing, encode_pixels, encode_texts, ("eye", "ear"), cache)
         folder_report.report(listing, None, 0.0)
         folder_report.editor_data(listing, "")
         assert len(dataset.images) == len(listing.train) and sheet.ndim == 4
@@ -121,10 +121,10 @@ def _text(body: bytes) -> str:
     return body.decode("utf-8", "replace")
 
 
-def _pixels(pixels: torch.Tensor) -> torch.Tensor:
+def encode_pixels(pixels: torch.Tensor) -> torch.Tensor:
     assert float(pixels.min()) >= 0.0 and float(pixels.max()) <= 1.0
     return pixels[:, ::8, ::8].movedim(-1, 1)
 
 
-def _texts(texts: Any) -> dict[str, Conditioning]:
+def encode_texts(texts: Any) -> dict[str, Conditioning]:
     return {text: Conditioning(torch.full((1, 1, 1), float(len(text)))) for text in texts}

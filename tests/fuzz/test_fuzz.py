@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TARGETS = ("loras", "states", "widgets", "api", "editor", "datasets", "arguments", "routes")
+TARGETS = ("loras", "states", "widgets", "api", "editor", "datasets", "configs", "arguments", "routes")
 CASES = 500
 
 if "GRAFT_TEST_COMFYUI" in os.environ:
