@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from .schema import EMA, Adapter, Objective, Optimizer, aliases
+from .schema import EMA, Adapter, Dataset, Objective, Optimizer, aliases
 
 
 class GraftRecipe(io.ComfyNode):
@@ -65,6 +65,14 @@ class GraftRecipe(io.ComfyNode):
                         " good range."
                     ),
                 ),
+                Dataset.Input(
+                    "dataset",
+                    optional=True,
+                    tooltip=(
+                        "Optional. The dataset to train on: memory is then counted for its image sizes and batch sizes."
+                        " Without it, for the resolution that is published for the model."
+                    ),
+                ),
             ],
             outputs=[
                 Adapter.Output(display_name="GRAFT_ADAPTER"),
@@ -76,11 +84,13 @@ class GraftRecipe(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model, goal="subject", memory="auto", strength="normal", steps=2000) -> io.NodeOutput:
+    def execute(
+        cls, model, goal="subject", memory="auto", strength="normal", steps=2000, dataset=None
+    ) -> io.NodeOutput:
         from ..host.device_memory import training_device
         from ..patches.models.recognise import recognise_model
         from ..training.recipes.choose import Wish, recipe
-        from ..training.recipes.facts import facts_of
+        from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report
 
         wish = Wish(goal, memory, strength, steps)
@@ -88,7 +98,10 @@ class GraftRecipe(io.ComfyNode):
         prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
         facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
         device = training_device(model)
-        chosen = recipe(facts, wish, device)
+        pictures = ()
+        if dataset is not None:
+            pictures = pictures_of(dataset)
+        chosen = recipe(facts, wish, device, pictures)
         text = report(chosen, facts, wish, device)
         return io.NodeOutput(chosen.adapter, chosen.optimizer, chosen.objective, chosen.ema, text)
 

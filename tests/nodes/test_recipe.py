@@ -99,6 +99,21 @@ def test_a_model_that_predicts_noise_trains_with_min_snr(host, monkeypatch, stre
     assert adapter.rank == 32 and ema.schedule == "ramp"
 
 
+def test_memory_is_counted_for_the_images_of_the_dataset(host, pictures, pretend, request):
+    pretend("sd1")
+    found = {}
+    for size, links in ((None, {}), (96, {"dataset": ["2", 0]}), (64, {"dataset": ["2", 0]})):
+        prompt = workflow(host, pictures, request, {"memory": "24 GB", "steps": 2, **links})
+        prompt["2"]["inputs"].update(resolution=size or 64, bucket_step=32, batch_size=3 * (size == 64))
+        found[size] = run(host, prompt).report
+    assert "images: 512 x 512 pixels, as published; connect a Dataset to count its own" in found[None]
+    assert "for 4,096 positions of the latent (512 x 512 pixels) and batch size 4" in found[None]
+    assert "images: of the dataset, the largest as much as 96 x 96 pixels\n" in found[96]
+    assert "for 144 positions of the latent (96 x 96 pixels) and batch size 4" in found[96]
+    assert "the largest as much as 64 x 64 pixels (in batches of their own, of 3)" in found[64]
+    assert "for 64 positions of the latent (64 x 64 pixels) and batch size 3" in found[64]
+
+
 def test_a_settings_node_in_its_place_overrides_it(host, pictures, pretend, request):
     pretend("flux")
     prompt = workflow(host, pictures, request, {"steps": 2}, optimizer=["4", 0])

@@ -11,7 +11,7 @@ from ..optimizers.build import missing
 from ..optimizers.settings import OptimizerSettings
 from ..trainable.settings import AdapterSettings
 from .estimate import GB, Estimate, Plan, estimate, how
-from .facts import Device, ModelFacts
+from .facts import Device, ModelFacts, Pictures
 from .fit import SIZES, USABLE, Fit, fit
 from .published import GENERAL, PublishedRecipe, published_for
 
@@ -126,6 +126,7 @@ class Recipe:
     unsaved: Estimate
     how: str
     memory: int
+    pictures: tuple[Pictures, ...]
     hints: tuple[str, ...]
 
 
@@ -136,8 +137,10 @@ def memory_of(wish: Wish, device: Device) -> int:
     return int(wish.memory.split()[0]) * GB
 
 
-def recipe(facts: ModelFacts, wish: Wish, device: Device) -> Recipe:
-    """The settings for a model, a wish and a device. ValueError with what to choose instead if memory is too small."""
+def recipe(facts: ModelFacts, wish: Wish, device: Device, pictures: Sequence[Pictures] = ()) -> Recipe:
+    """The settings for a model, a wish, a device and the images of a dataset (without: of the published resolution).
+    ValueError with what to choose instead if memory is too small.
+    """
     published, goal = published_for(facts.family), GOALS[wish.goal]
     memory = memory_of(wish, device)
     optimizer, why_optimizer, optimizer_source = _usable_optimizer(published, device)
@@ -147,7 +150,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device) -> Recipe:
         rank=published.rank.value * goal.rank_factor,
         batch_size=published.batch_size.value,
         accumulation=1,
-        resolution=published.resolution.value,
+        pictures=tuple(pictures) or (Pictures(published.resolution.value),),
         number_bytes=4 if device.kind == "cpu" else 2,
     )
     fitted = fit(facts, wanted, device, memory)
@@ -166,6 +169,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device) -> Recipe:
         estimate(facts, wanted),
         how(facts, fitted.plan),
         memory,
+        tuple(pictures),
         tuple(_hints(facts, published, goal, fitted, memory)),
     )
 
@@ -381,7 +385,7 @@ def _hints(facts: ModelFacts, published: PublishedRecipe, goal: Goal, fitted: Fi
     if published.note and published is not GENERAL:
         hints.append(published.note)
     is_tight = fitted.estimate.total > 0.8 * USABLE * memory
-    if facts.has_todo and (published.resolution.value >= 1024 or is_tight):
+    if facts.has_todo and (fitted.plan.largest(facts).resolution >= 1024 or is_tight):
         hints.append("Apply ToDo in front of Start Training saves time and memory at this resolution")
     if fitted.plan.layers_on_host:
         hints.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .facts import ModelFacts
+from .facts import ModelFacts, Pictures
 
 GB = 2**30
 _TWICE = 2  # norms, attention and activation functions keep about as much again as the layers
@@ -21,12 +21,17 @@ class Plan:
     rank: int
     batch_size: int
     accumulation: int
-    resolution: int
+    pictures: tuple[Pictures, ...]
     number_bytes: int
     checkpointing: bool = False
     average_on_host: bool = False
     layers_on_host: bool = False
     bf16_weights: bool = False
+
+    def largest(self, facts: ModelFacts) -> Pictures:
+        """The batch that takes most: its resolution and batch size."""
+        batches = [Pictures(kind.resolution, kind.batch_size or self.batch_size) for kind in self.pictures]
+        return max(batches, key=lambda batch: facts.positions(batch.resolution) * batch.batch_size)
 
 
 @dataclass(frozen=True)
@@ -78,13 +83,15 @@ def _activations(facts: ModelFacts, plan: Plan) -> float:
     kept = _TWICE * facts.kept
     if plan.checkpointing:
         kept = facts.inputs + _TWICE * facts.largest_kept
-    return plan.batch_size * facts.positions(plan.resolution) * kept * plan.number_bytes
+    batch = plan.largest(facts)
+    return batch.batch_size * facts.positions(batch.resolution) * kept * plan.number_bytes
 
 
 def how(facts: ModelFacts, plan: Plan) -> str:
     """How the estimate was made, in a sentence."""
     trained = trained_numbers(facts, plan.targets, plan.rank)
-    positions = facts.positions(plan.resolution)
+    batch = plan.largest(facts)
+    positions = facts.positions(batch.resolution)
     kind = "tokens"
     if facts.is_unet:
         kind = "positions of the latent"
@@ -94,6 +101,6 @@ def how(facts: ModelFacts, plan: Plan) -> str:
     return (
         f"model: its weights as they are loaded, {facts.weight_bytes / GB:.2f} GB; LoRA: rank {plan.rank} x rows and"
         f" columns of its layers = {trained:,} numbers; activations: {activations}, for {positions:,} {kind}"
-        f" ({plan.resolution} x {plan.resolution} pixels) and batch size {plan.batch_size}. Text encoder and VAE are"
+        f" ({batch.resolution} x {batch.resolution} pixels) and batch size {batch.batch_size}. Text encoder and VAE are"
         " left out: they are done before training"
     )

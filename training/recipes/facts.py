@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from ...patches.models.family import Missing, ModelFamily
 from ...patches.models.layers import is_conv
+from ..data.dataset import Dataset, DatasetImage
 from ..memory.checkpointing import blocks
 from ..trainable.settings import TARGETS, AdapterSettings
 from ..trainable.targets import AdapterTarget, adapter_targets
@@ -62,6 +64,36 @@ class ModelFacts:
         if self.is_unet:
             return side * side
         return (side // 2) ** 2 + TEXT_TOKENS
+
+
+@dataclass(frozen=True, order=True)
+class Pictures:
+    """Images that are trained: the side in pixels of a square with their area, and their own batch size (0: that of
+    Optimizer Settings).
+    """
+
+    resolution: int
+    batch_size: int = 0
+
+
+def pictures_of(dataset: Dataset) -> tuple[Pictures, ...]:
+    """The largest images of each batch size in a dataset, its regularization images among them."""
+    images = dataset.images
+    if dataset.regularisation is not None:
+        images += dataset.regularisation.images
+    sides: dict[int, int] = {}
+    for image in images:
+        sides[image.batch_size] = max(sides.get(image.batch_size, 0), _side(image))
+    return tuple(sorted(Pictures(side, batch_size) for batch_size, side in sides.items()))
+
+
+def _side(image: DatasetImage) -> int:
+    """The side in pixels of a square with the area of an image, or of all frames of a clip."""
+    height, width = (side * 8 for side in image.latent.shape[-2:])
+    if image.framing is not None:
+        width, height = image.framing.target
+    frames = math.prod(image.latent.shape[1:-2])
+    return round(math.sqrt(width * height * frames))
 
 
 def facts_of(model: nn.Module, family: ModelFamily | None, prediction: str) -> ModelFacts:

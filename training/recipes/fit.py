@@ -105,9 +105,10 @@ def _too_large(facts: ModelFacts, least: Fit, wanted: Plan, device: Device, memo
             advice.append(f"choose {size} GB in memory if your device has it")
             break
     advice.append("load the model in fp8 (weight_dtype of Load Diffusion Model), which halves a 16-bit one")
-    advice.append("set Adapter Settings and Optimizer Settings yourself for a Dataset of lower resolution")
+    advice.append("lower the resolution of Dataset, and connect it to this node")
+    side = wanted.largest(facts).resolution
     return (
-        f"Training Recipe: memory is {memory / GB:.1f} GB, and a step at {wanted.resolution} pixels takes about"
+        f"Training Recipe: memory is {memory / GB:.1f} GB, and a step at {side} pixels takes about"
         f" {least.estimate.total / USABLE / GB:.1f} GB with every saving ({', '.join(least.savings) or 'none helps'})."
         f" What helps: {'; or '.join(advice)}."
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .choose import AUTO, Choice, Recipe, Wish
 from .estimate import GB
-from .facts import Device, ModelFacts
+from .facts import Device, ModelFacts, Pictures
 from .fit import USABLE
-from .published import PUBLISHED
+from .published import PUBLISHED, published_for
 
 
 def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str:
@@ -15,6 +15,7 @@ def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str
         _head(facts, wish),
         _family(facts),
         _memory(recipe, wish, device),
+        _pictures(recipe, facts),
         _estimate(recipe),
         f"how: {recipe.how}",
     ]
@@ -60,6 +61,21 @@ def _memory(recipe: Recipe, wish: Wish, device: Device) -> str:
     else:
         text = f"memory: {amount}, auto: what {device.name} has free when ComfyUI unloads its models"
     return f"{text}; {USABLE:.0%} of it may be used"
+
+
+def _pictures(recipe: Recipe, facts: ModelFacts) -> str:
+    if not recipe.pictures:
+        side = published_for(facts.family).resolution.value
+        return f"images: {side} x {side} pixels, as published; connect a Dataset to count its own"
+    sizes = [_size(kind) for kind in recipe.pictures]
+    return f"images: of the dataset, the largest as much as {', '.join(sizes)}"
+
+
+def _size(kind: Pictures) -> str:
+    text = f"{kind.resolution} x {kind.resolution} pixels"
+    if kind.batch_size:
+        text += f" (in batches of their own, of {kind.batch_size})"
+    return text
 
 
 def _estimate(recipe: Recipe) -> str:

@@ -5,8 +5,10 @@ import re
 
 import pytest
 import torch
+from graft_nodes.training.data.buckets import Framing
+from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.recipes.estimate import GB, Plan, estimate, trained_numbers
-from graft_nodes.training.recipes.facts import Device, facts_of
+from graft_nodes.training.recipes.facts import Device, Pictures, facts_of, pictures_of
 from graft_nodes.training.recipes.fit import USABLE, fit
 from graft_nodes.training.trainable.install import init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -21,7 +23,7 @@ PLAN = Plan(
     rank=16,
     batch_size=1,
     accumulation=1,
-    resolution=1024,
+    pictures=(Pictures(1024),),
     number_bytes=2,
 )
 
@@ -109,11 +111,39 @@ def test_on_the_cpu_nothing_is_moved_there():
 
 def test_what_does_not_fit_is_refused_with_what_to_choose():
     with pytest.raises(ValueError) as refused:
-        fit(facts("qwen"), dataclasses.replace(PLAN, resolution=2048), CUDA, 6 * GB)
+        fit(facts("qwen"), dataclasses.replace(PLAN, pictures=(Pictures(2048),)), CUDA, 6 * GB)
     text = str(refused.value)
     assert re.search(r"memory is 6.0 GB, and a step at 2048 pixels takes about \d+\.\d GB with every saving", text)
     assert "choose 24 GB in memory if your device has it" in text
-    assert "load the model in fp8" in text and "Dataset of lower resolution" in text
+    assert "load the model in fp8" in text and "lower the resolution of Dataset" in text
     with pytest.raises(ValueError, match="What helps: load the model in fp8") as hopeless:
-        fit(facts("qwen"), dataclasses.replace(PLAN, resolution=16384), CUDA, 6 * GB)
+        fit(facts("qwen"), dataclasses.replace(PLAN, pictures=(Pictures(16384),)), CUDA, 6 * GB)
     assert "if your device has it" not in str(hopeless.value)
+
+
+def test_the_batch_that_takes_most_is_counted():
+    found = facts("sdxl")
+    small, large = Pictures(512, 8), Pictures(1024)  # eight of 512 pixels take as much as two of 1024
+    for batch_size, takes_most in ((1, (small,)), (3, (large,))):
+        plan = dataclasses.replace(PLAN, batch_size=batch_size, pictures=(small, large))
+        alone = dataclasses.replace(plan, pictures=takes_most)
+        assert estimate(found, plan) == estimate(found, alone)
+    assert estimate(found, dataclasses.replace(PLAN, batch_size=9, pictures=(small,))) == estimate(
+        found, dataclasses.replace(PLAN, batch_size=1, pictures=(small,))
+    )
+
+
+def _image(height, width, batch_size=0, framing=None, frames=()):
+    latent = torch.zeros(4, *frames, height // 8, width // 8)
+    return DatasetImage("a", "", latent, batch_size=batch_size, framing=framing)
+
+
+def test_the_images_of_a_dataset():
+    words = {"": Conditioning(torch.zeros(1, 1, 1))}
+    framing = Framing((900, 900), (768, 768), 0, 0, (768, 768))  # of a VAE that makes sides 16 times smaller
+    regular = Dataset((_image(1024, 1024),), words, "b")
+    images = (_image(512, 512), _image(256, 1024), _image(384, 384, 4, framing), _image(320, 320, 4))
+    dataset = Dataset(images, words, "a", regularisation=regular, regularisation_share=0.5)
+    assert pictures_of(dataset) == (Pictures(768, 4), Pictures(1024))
+    clip = Dataset((_image(256, 256, frames=(4,)),), words, "c")
+    assert pictures_of(clip) == (Pictures(512),)  # four frames
