@@ -15,7 +15,7 @@ from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
 from ..patches.patching import ledger
 from ..patches.patching.fuse import WeightChange
-from ..patches.patching.plan import PatchTarget, plan_stack
+from ..patches.patching.plan import Patches, PatchTarget, plan_stack
 from .base_weights import base_weights
 from .lora_host_patches import can_enlarge, enlarges_weight, with_enlarging_loras, with_host_patches
 from .lora_injection import carried_stacks, inject_stacks
@@ -51,15 +51,8 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
     if clip is not None:
         patchers["clip"] = clip.patcher
     for space, patches in stack.patches.items():
-        patcher = patchers[space]
-        target = PatchTarget(LABELS[space], patcher.model, carried_stacks(patcher), why_not_merge(patcher))
-        plan = plan_stack(target, patches, mode)
-        report += plan.report
-        if plan.host_patches:
-            patcher = with_host_patches(patcher, plan.host_patches)
-        if plan.stacks:
-            patcher = inject_stacks(patcher, plan.stacks)
-        patchers[space] = patcher
+        patchers[space], lines = with_patches(patchers[space], LABELS[space], patches, mode)
+        report += lines
     if clip is not None and patchers["clip"] is not clip.patcher:
         clip = clip.clone()
         clip.patcher = patchers["clip"]
@@ -68,6 +61,17 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
 
         clip = embeddings.with_embeddings(clip, stack.embeddings)
     return PatchedModels(patchers["model"], clip, "\n".join(report))
+
+
+def with_patches(patcher: Any, label: str, patches: Patches, mode: str) -> tuple[Any, list[str]]:
+    """(Clone of a patcher with these patches by weight, report lines). ValueError if the mode is impossible."""
+    target = PatchTarget(label, patcher.model, carried_stacks(patcher), why_not_merge(patcher))
+    plan = plan_stack(target, patches, mode)
+    if plan.host_patches:
+        patcher = with_host_patches(patcher, plan.host_patches)
+    if plan.stacks:
+        patcher = inject_stacks(patcher, plan.stacks)
+    return patcher, plan.report
 
 
 def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[dict[str, WeightChange], list[str]]:

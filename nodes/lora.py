@@ -1,5 +1,5 @@
 """LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftLoadLoRAs does both,
-GraftSaveLoRA writes a trained one.
+GraftSaveLoRA writes a trained one, GraftLoRAEffect measures what each block does.
 """
 
 from __future__ import annotations
@@ -392,4 +392,105 @@ def _how_to_load(left_out: list[str]) -> str:
     )
 
 
-NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA]
+class GraftLoRAEffect(io.ComfyNode):
+    """Measures what each block of each row of a stack does to the model's prediction."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftLoRAEffect",
+            display_name="LoRA Effect",
+            category="Graft/lora",
+            description=(
+                "Measures how much each block of each LoRA of a stack changes what the model predicts for your prompt,"
+                " and writes block weights that keep only the blocks that matter. The model is not changed."
+            ),
+            **aliases("lora analysis", "lora block weight", "lbw", "lora blocks", "lora layers", "which blocks matter"),
+            is_output_node=True,
+            inputs=[
+                io.Model.Input(
+                    "model", tooltip="The diffusion model that the LoRAs are for, without this stack on it."
+                ),
+                LoraStack.Input(
+                    "lora_stack",
+                    tooltip="The LoRAs to measure, at their strengths and block weights, from LoRA Stack.",
+                ),
+                io.Conditioning.Input(
+                    "positive",
+                    tooltip="A prompt that the LoRAs are for, with their trigger words. Other prompts, other blocks.",
+                ),
+                io.Latent.Input(
+                    "latent",
+                    tooltip=(
+                        "The size to measure in. An empty latent measures on pure noise; a latent with a picture gets"
+                        " noise on top. A small one is faster and tells nearly the same."
+                    ),
+                ),
+                io.Int.Input(
+                    "levels",
+                    display_name="noise levels",
+                    default=3,
+                    min=1,
+                    max=20,
+                    tooltip=(
+                        "How many noise levels to predict at, spread evenly over sampling. Each block costs one"
+                        " prediction per level. Raise it to 6 for LoRAs that change only details."
+                    ),
+                ),
+                io.Float.Input(
+                    "keep",
+                    display_name="keep what matters",
+                    default=0.9,
+                    min=0.05,
+                    max=1.0,
+                    step=0.05,
+                    tooltip=(
+                        "Keeps the strongest blocks of each row up to this share of its effect, and switches the others"
+                        " off in the stack that comes out. Lower it to 0.7 for fewer blocks; 1 keeps all."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "measure_seed",
+                    display_name="seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    tooltip="Which noise to measure on. Change it to see how much the numbers depend on the noise.",
+                ),
+            ],
+            outputs=[
+                LoraStack.Output(display_name="LORA_STACK"),
+                io.String.Output(display_name="report"),
+                io.Image.Output(display_name="IMAGE"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
+        from ..host.lora_effect import predictor
+        from ..patches.analysis import effect, pictures
+
+        listed = rows_of(lora_stack or [])
+        used = [row for row in listed if row[1] != 0.0]
+        if not used:
+            raise ValueError(
+                "LoRA Effect: the stack has no row that changes the model. Add LoRAs to LoRA Stack, switch their rows"
+                " on and give them a model strength."
+            )
+        rows = effect.read_rows(lora_entries(used), host.lora.model_weights(model), host.lora.generic_keys)
+        with predictor(model, positive, latent, levels, measure_seed) as predict:
+            effects = effect.measure(rows, predict, keep, host.events.progress(effect.steps(rows)))
+        weights = dict(zip(map(id, used), (one.block_weights for one in effects), strict=True))
+        kept = [row.with_blocks(weights.get(id(row), row.blocks)) for row in listed]
+        shown = effect.panel(effects, predict.sigmas, keep)
+        shown["stack"] = [row[0] for row in listed if row[1] != 0.0]
+        return io.NodeOutput(
+            kept,
+            effect.report(effects, predict.sigmas, keep),
+            pictures.draw_bars(effect.charts(effects)),
+            ui={"graft_effect": [shown]},
+        )
+
+
+NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA, GraftLoRAEffect]

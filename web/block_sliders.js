@@ -3,7 +3,7 @@ import { el } from './dom.js'
 import { t } from './texts.js'
 
 const MOST = 2 // of a slider; other strengths are typed
-const kindOf = (block) => block.replace(/\d+$/, '')
+const kindOf = (block) => (block === 'T5' ? block : block.replace(/\d+$/, '')) // T5 is a name, and no fifth block T
 
 /**
  * The text of block weights, from [block, strength] pairs: "IN=0, OUT05=0.5". Blocks at 1 are left out, unless BASE, which

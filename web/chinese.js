@@ -28,6 +28,20 @@ export const CHINESE = {
   // EMAMerge
   'Run the node to see how much each step counts in the average.': '运行之后，这里画出每一步在平均中所占的份额。',
   'Share of each step in the average': '每一步在平均中的份额',
+  // GraftLoRAEffect
+  'Run the node to see what each block does here.': '运行之后，这里显示每个块的作用。',
+  '{file} at {strength}: {percent}% of the prediction': '{file}（强度 {strength}）：预测改变 {percent}%',
+  'it changes nothing here': '在这里没有任何改变',
+  'Effect of each block of {file}': '{file} 各块的作用',
+  '{block}: changes the prediction by {percent}%, {share}% of the sum': '{block}：预测改变 {percent}%，占总和的 {share}%',
+  'All {count} blocks are needed.': '全部 {count} 个块都需要。',
+  'Kept: {blocks}. They differ from all blocks by {percent}% of the change.': '保留：{blocks}。与全部块相比，相差改变的 {percent}%。',
+  'Keep what matters': '只保留重要的块',
+  'Write these block weights into the rows of the LoRA Stack': '把这些分块权重写入 LoRA 堆栈的各行',
+  'Block weights are written into {count} rows. Ctrl+Z takes them back.': '分块权重已写入 {count} 行。按 Ctrl+Z 撤销。',
+  'The rows have these block weights already.': '各行已经是这些分块权重。',
+  'The rows have changed since this was measured. Run the node again.': '测量之后各行已有改动。请重新运行节点。',
+  'The stack comes from another node than LoRA Stack. Use the output LORA_STACK instead.': '堆栈并非来自 LoRA 堆栈节点。请改用 LORA_STACK 输出。',
   // GraftDataset
   'image folder': '图片文件夹',
   'choose a folder': '选择文件夹',

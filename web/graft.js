@@ -5,6 +5,7 @@ import * as dataset from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE as FOLDER, folderChooser } from './folder_chooser.js'
+import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
@@ -15,6 +16,7 @@ const CREATED = {
   ApplyToDo: todo.addTodoPanel,
   EMAMerge: addAveragePanel,
   GraftDataset: dataset.addDatasetPanel,
+  GraftLoRAEffect: addEffectPanel,
   GraftTrainStart: training.keepSeed,
   TrainStep: training.addTrainingPanel,
 }

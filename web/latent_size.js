@@ -61,7 +61,7 @@ const number = (node, name) => Number(valueOf(node, name) ?? NaN)
  * Where the link into an input comes from: {node}, through the walls of subgraphs; {node, widget} for a widget on a
  * subgraph's node; null without a link.
  */
-function source(node, name) {
+export function source(node, name) {
   const slot = node.inputs?.findIndex((one) => one.name === name) ?? -1
   if (slot < 0 || !node.graph) return null // a copy is in no graph at first
   return origin(node.graph, linkInto(node.graph, node.id, slot))

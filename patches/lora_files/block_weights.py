@@ -247,6 +247,27 @@ def of_block(strengths: Mapping[str, float], block: str) -> float:
     return strengths.get(REST, 1.0)
 
 
+def text_of(pairs: Iterable[tuple[str, float]]) -> str:
+    """The text of block weights, as the sliders of a row write it: "IN=0, OUT05=0.5".
+
+    Blocks at 1 are left out, unless BASE, which counts for every block without a strength of its own, has another. A
+    kind whose blocks are all the same is named once.
+    """
+    kinds: dict[str, list[tuple[str, float]]] = {}
+    for block, value in pairs:
+        kind = block
+        if block not in TEXT:  # T5 is a name, and no fifth block T
+            kind = _split(block)[0]
+        kinds.setdefault(kind, []).append((block, value))
+    is_rest_changed = any(value != 1.0 for _, value in kinds.get(REST, ()))
+    parts = []
+    for kind, blocks in kinds.items():
+        if len({value for _, value in blocks}) == 1:
+            blocks = [(kind, blocks[0][1])]
+        parts += [f"{name}={value:.6g}" for name, value in blocks if is_rest_changed or value != 1.0]
+    return ", ".join(parts)
+
+
 def _fits(name: str, block: str) -> bool:
     """Whether a name covers a block.
 

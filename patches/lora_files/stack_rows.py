@@ -48,6 +48,12 @@ class StackRow(tuple):
         row.blocks, row.schedule, row.partial = blocks, schedule, partial
         return row
 
+    def with_blocks(self, blocks: str) -> StackRow:
+        """This row with other block weights."""
+        row = StackRow(self[0], self[1], self[2], blocks, self.schedule, self.partial)
+        row.number = self.number
+        return row
+
     def __getnewargs__(self) -> tuple:
         return (*self, self.blocks, self.schedule, self.partial)
 

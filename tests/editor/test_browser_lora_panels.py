@@ -1,0 +1,92 @@
+"""The panels of the nodes that look into a LoRA stack, in a real browser: measured on the demo model, and taken over by
+the rows with one click.
+"""
+
+import json
+
+import pytest
+from test_browser_panels import CONTRAST
+
+DEMO = "graft_demo/zorp.safetensors"
+CUT = """(selector) => [...document.querySelectorAll(selector)].flatMap((panel) => {
+  const around = panel.getBoundingClientRect()
+  return [...panel.querySelectorAll('*')].filter((one) => {
+    const box = one.getBoundingClientRect()
+    const cut = one.scrollWidth > one.clientWidth + 1 && one.clientWidth && !one.closest('.graft-bars')
+    return box.height && (cut || box.right > around.right + 1 || box.bottom > around.bottom + 1)
+  }).map((one) => `${one.className} ${one.textContent.slice(0, 30)}`)
+})"""
+
+
+def give(editor, node, *rows):
+    text = json.dumps({"version": 1, "rows": rows})
+    editor.do("([id, text]) => { app.graph.getNodeById(id).widgets[0].value = text }", [node, text])
+
+
+@pytest.fixture
+def stacks(editor):
+    """(the editor, the ids of two LoRA stacks in a row with three rows, one of them off)."""
+    editor.clear()
+    first, second = editor.add("GraftLoRAStack", 40, 60), editor.add("GraftLoRAStack", 40, 420)
+    editor.link(first, 0, second, "lora_stack")
+    give(editor, first, {"file": DEMO, "model": 0.7, "blocks": "OUT=0.5"}, {"file": "zorp.safetensors", "on": False})
+    give(editor, second, {"file": DEMO, "model": 0.3})
+    yield editor, first, second
+    for setting, value in {"Comfy.ColorPalette": "dark", "Comfy.Locale": "en"}.items():
+        editor.do("([id, value]) => app.extensionManager.setting.set(id, value)", [setting, value])
+
+
+def measured(editor, second, kind, values, *links):
+    """The id of a node of this kind behind the stacks, after it has run on the demo model."""
+    demo, text = editor.add("GraftDemo", 40, 700), editor.add("CLIPTextEncode", 340, 700, text="a zorp left")
+    latent = editor.add("EmptyLatentImage", 340, 860, width=64, height=64, batch_size=1)
+    node = editor.add(kind, 560, 60, **values)
+    editor.do("(id) => { app.graph.getNodeById(id).size[0] = 460 }", node)
+    editor.link(demo, 1, text, "clip")
+    outputs = {"model": (demo, 0), "positive": (text, 0), "latent": (latent, 0), "lora_stack": (second, 0)}
+    for name in links:
+        editor.link(*outputs[name], node, name)
+    editor.queue()
+    editor.page.locator(".graft-panel .graft-button:visible").first.wait_for()
+    editor.wait_until_idle()
+    return node
+
+
+def looked_at(editor, name, selector):
+    """Both themes and both languages: nothing is cut, and every text has contrast."""
+    for palette, language in (("dark", "en"), ("light", "zh")):
+        for setting, value in {"Comfy.ColorPalette": palette, "Comfy.Locale": language}.items():
+            editor.do("([id, value]) => app.extensionManager.setting.set(id, value)", [setting, value])
+        editor.page.wait_for_timeout(700)
+        editor.screenshot(f"{name}-{palette}-{language}")
+        assert not editor.do(CUT, selector)
+        low = [found for found in editor.do(CONTRAST, editor.modern) if found[0] < 4.5]
+        assert not low
+
+
+def test_the_effect_is_shown_and_what_matters_is_kept_with_one_click(stacks):
+    editor, first, second = stacks
+    wanted = ("model", "lora_stack", "positive", "latent")
+    node = measured(editor, second, "GraftLoRAEffect", {"levels": 2, "keep": 0.6}, *wanted)
+    panel = editor.page.locator(".graft-effect:visible")
+    assert panel.locator(".graft-bars").count() == 2 and panel.locator(".graft-kept").count() > 1
+    assert f"{DEMO} at 0.7" in panel.inner_text() and "Kept: " in panel.inner_text()
+    looked_at(editor, "lora-effect", ".graft-effect")
+    button = panel.locator(".graft-button")
+    button.click()
+    (used, off), (other,) = editor.rows(first), editor.rows(second)
+    assert "=0" in used["blocks"] and "=0.5" in used["blocks"] and "=0" in other["blocks"]
+    assert off == {**off, "on": False, "file": "zorp.safetensors", "blocks": ""}
+    assert used["model"] == 0.7 and other["model"] == 0.3
+    assert "写入 2 行" in panel.inner_text()
+    button.click()
+    assert "已经是" in panel.inner_text()
+    saved = editor.saved()
+    (kept,) = (one["properties"]["graft effect"] for one in saved["nodes"] if str(one["id"]) == str(node))
+    assert [row["after"] for row in kept["rows"]] == [used["blocks"], other["blocks"]]
+    editor.load(saved)
+    looked_at(editor, "lora-effect-loaded", ".graft-effect")
+    assert panel.locator(".graft-bars").count() == 2, "the panel is there again"
+    give(editor, second, {"file": "zorp.safetensors"})
+    panel.locator(".graft-button").click()
+    assert "已有改动" in panel.inner_text() and editor.rows(second)[0].get("blocks", "") == ""
