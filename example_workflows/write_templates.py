@@ -2,7 +2,8 @@
 the blueprint or of a node's inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
 
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "Train a LoRA for
-…" loads a published model of one of six families, with Training Recipe, previews and Save LoRA.
+…" loads a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its
+training adapter.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FIRST = "Train your first LoRA"
 @dataclass(frozen=True)
 class Family:
     """What a template names for one model family: `files` are (loader, {input: value}), its model first, then its text
-    encoders and VAE.
+    encoders and VAE. `training_only` is the training adapter of a distilled model.
     """
 
     title: str
@@ -33,6 +34,7 @@ class Family:
     cfg: float = 4.0
     scheduler: str = "simple"
     guided_previews: bool = True
+    training_only: str = ""
 
 
 def _separate(model: str, text_encoders: tuple[str, dict[str, str]], vae: str) -> tuple[Any, ...]:
@@ -89,6 +91,28 @@ FAMILIES = (
         _separate("z_image_bf16.safetensors", _one_encoder("qwen_3_4b.safetensors", "lumina2"), "ae.safetensors"),
         resolution=1024,
         steps=25,
+    ),
+    Family(
+        "Z-Image Turbo",
+        _separate("z_image_turbo_bf16.safetensors", _one_encoder("qwen_3_4b.safetensors", "lumina2"), "ae.safetensors"),
+        resolution=1024,
+        steps=8,
+        cfg=1.0,
+        guided_previews=False,
+        training_only="zimage_turbo_training_adapter_v2.safetensors",
+    ),
+    Family(
+        "Krea 2 Turbo",
+        _separate(
+            "krea2_turbo_fp8_scaled.safetensors",
+            _one_encoder("qwen3vl_4b_fp8_scaled.safetensors", "krea2"),
+            "qwen_image_vae.safetensors",
+        ),
+        resolution=1024,
+        steps=8,
+        cfg=1.0,
+        guided_previews=False,
+        training_only="krea2_turbo_training_adapter_v1.safetensors",
     ),
     Family(
         "Wan",
@@ -324,14 +348,26 @@ NOTE = (
     "The LoRA is saved under `output/loras`. You can stop at any time: queued again, the run continues.",
 )
 
+TRAINING_ONLY = (
+    "**The training adapter** is AI-Toolkit's, from `huggingface.co/ostris/{repository}`: a LoRA that undoes the"
+    " distillation. It is on while the loss is computed, and off in previews, in MODEL and in the saved LoRA. So the"
+    " model keeps its {steps} steps. Without it the few steps are lost while it trains."
+)
+
 
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Loaders, dataset, recipe, training with previews, the average saved as a LoRA, and an image of it."""
     title = f"Train a LoRA for {family.title}"
     name = family.title.lower().replace(" ", "").replace(".", "")
     graph = Graph(classes, title)
-    text = "\n\n".join(NOTE).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (-560, 60), (500, 620))
+    note = list(NOTE)
+    height = 620
+    if family.training_only:
+        repository = family.training_only.rpartition("_")[0]
+        note.insert(5, TRAINING_ONLY.format(repository=repository, steps=family.steps))
+        height = 780
+    text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
+    graph.note(text, (-560, 60), (500, height))
     loaders = _loaders(graph, family)
     outputs = _outputs(loaders)
     prompt = graph.add("CLIPTextEncode", (0, 580), (340, 130), "Prompt", text="a zorp middle")
@@ -379,6 +415,12 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     for number, wanted in enumerate(("adapter", "optimizer", "objective", "ema")):
         graph.link(recipe, number, start, wanted)
     graph.link(recipe, 4, why, "source")
+    settings_nodes = [dataset, sheet, recipe, why, start]
+    if family.training_only:
+        rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
+        adapter = graph.add("GraftLoRAStack", (420, 1180), (340, 180), "Training adapter", rows=rows)
+        graph.link(adapter, 0, start, "training_only")
+        settings_nodes.append(adapter)
     graph.link(start, 0, step, "state")
     graph.link(prompt, 0, step, "positive")
     if family.guided_previews:
@@ -393,7 +435,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     graph.link(sampler, 0, decode, "samples")
     graph.link(decode, 0, image, "images")
     graph.group("The model and the prompts", "#3f789e", *loaders, prompt, negative, latent)
-    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why, start)
+    graph.group("Images and settings", "#b58b2a", *settings_nodes)
     graph.group("Train", "#b58b2a", step)
     graph.group("The average of the weights, saved and tried", "#8A8", average, save, sampler, decode, image)
     return graph.document()
@@ -423,6 +465,8 @@ def _file_lines(family: Family) -> str:
         for name, file in values.items():
             if name in FOLDERS:
                 lines.append(f"- `models/{FOLDERS[name]}/{file}`")
+    if family.training_only:
+        lines.append(f"- `models/loras/{family.training_only}`")
     return "\n".join(lines)
 
 

@@ -33,6 +33,7 @@ class Denoiser:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
         self.patcher, self.model = patcher, patcher.model
+        self.training_only: Any = None  # the LoRA that previews switch off
         self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")

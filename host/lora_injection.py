@@ -207,10 +207,16 @@ def _patched_in_use(model: Any, weight: str) -> bool:
     return plan.has_bypass(module, attribute) and any(functions)
 
 
+def compute_of(patcher: Any) -> tuple[torch.dtype, torch.device]:
+    """Type and device of the activations of a MODEL."""
+    model = patcher.model
+    return model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device)
+
+
 def _version(patcher: Any) -> ledger.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
-        compute = (model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device))
+        compute = compute_of(patcher)
     return ledger.Version(
         model.current_weight_patches_uuid,
         frozenset(patcher.hook_backup),

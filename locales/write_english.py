@@ -33,6 +33,7 @@ SOCKETS = {
     "regularisation": "regularization dataset",
     "snapshots": "snapshots",
     "state": "training state",
+    "training_only": "training-only LoRA",
     "vae": "VAE",
 }
 

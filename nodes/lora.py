@@ -113,7 +113,7 @@ def _rows_fingerprint(rows: str) -> str:
     return digest.hexdigest()
 
 
-def _used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
+def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
     """The entries of the rows that change something: their files are read, the others' are not."""
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
@@ -238,7 +238,7 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(
         cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
     ) -> io.NodeOutput:
-        entries = _used_entries(rows_of(lora_stack or []), clip)
+        entries = used_entries(rows_of(lora_stack or []), clip)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
         entries = [entry._replace(comfyui_oft=comfyui_oft) for entry in entries]
@@ -287,7 +287,7 @@ class GraftLoadLoRAs(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, rows=EMPTY, clip=None) -> io.NodeOutput:
-        patched = host.lora.apply_lora_stack(model, clip, _used_entries(parse(rows), clip), MODES[0])
+        patched = host.lora.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 

@@ -8,8 +8,8 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
-from .schema import Dataset, TrainState, advanced, aliases
-from .training import Subject
+from .schema import Dataset, LoraStack, TrainState, advanced, aliases
+from .training import Subject, training_only_lora
 
 
 def _root() -> Path:
@@ -107,6 +107,14 @@ class GraftLoadState(io.ComfyNode):
                     tooltip="Passed on to Train Step's CLIP output. Needed if the state trains the text encoder.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
+                LoraStack.Input(
+                    "training_only",
+                    optional=True,
+                    tooltip=(
+                        "The training-only LoRA that the state was trained with, if it was. Needed only to continue"
+                        " training."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE")],
         )
@@ -131,7 +139,7 @@ class GraftLoadState(io.ComfyNode):
         return ""
 
     @classmethod
-    def execute(cls, name, model, dataset=None, clip=None, vae=None) -> io.NodeOutput:
+    def execute(cls, name, model, dataset=None, clip=None, vae=None, training_only=None) -> io.NodeOutput:
         from dataclasses import replace
 
         from ..training.store import saved_states
@@ -148,11 +156,17 @@ class GraftLoadState(io.ComfyNode):
         else:
             trained_clip = None
         identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
+        switched = training_only_lora(model, training_only)
         state = saved_states.load(
-            _root(), name, identity, pictures, lambda: host.base_weights.trained_weights(model, trained_clip)
+            _root(),
+            name,
+            identity,
+            pictures,
+            lambda: host.base_weights.trained_weights(model, trained_clip),
+            switched.identity if switched else None,
         )
         unhashed += () if dataset is None else dataset.unhashed
-        return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
+        return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
 
 
 NODES = [GraftSaveState, GraftLoadState]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,12 +14,26 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.entry import LoraEntry
+from ..patches.lora_files.stack_rows import rows_of
 from ..training.distributed import process_group
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.names import KEEPS
 from ..training.trainable.settings import AdapterSettings
-from .schema import EMA, Adapter, Dataset, LoraModel, LossMap, Objective, Optimizer, TrainState, advanced, aliases
+from .lora import used_entries
+from .schema import (
+    EMA,
+    Adapter,
+    Dataset,
+    LoraModel,
+    LoraStack,
+    LossMap,
+    Objective,
+    Optimizer,
+    TrainState,
+    advanced,
+    aliases,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +48,17 @@ class Subject(NamedTuple):
     vae: Any
     dataset: Any
     unhashed: tuple[str, ...]
+    training_only: Any = None
+
+
+def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) -> Any:
+    """The LoRA that is on only while the loss is computed; None without a stack, or where no row is on."""
+    entries = used_entries(rows_of(lora_stack or []), None)
+    if not entries:
+        return None
+    from ..host import training_only
+
+    return training_only.read(model, entries, full_weights)
 
 
 class Sampled(NamedTuple):
@@ -121,6 +147,14 @@ class GraftTrainStart(io.ComfyNode):
                     default="run",
                     tooltip="Folder under output/graft where the training states are stored.",
                 ),
+                LoraStack.Input(
+                    "training_only",
+                    optional=True,
+                    tooltip=(
+                        "For distilled models such as Z-Image Turbo: their training adapter, from LoRA Stack. It is on"
+                        " while the loss is computed, and off in previews, in MODEL and in what is saved."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
@@ -138,6 +172,7 @@ class GraftTrainStart(io.ComfyNode):
         ema=None,
         seed=0,
         run="run",
+        training_only=None,
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.reports import text
@@ -164,7 +199,8 @@ class GraftTrainStart(io.ComfyNode):
             )
         identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
         unhashed += dataset.unhashed
-        start = states.Start(identity, dataset.digest, adapter, ema, seed)
+        switched = training_only_lora(model, training_only, adapter.full_weights)
+        start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "")
         if adapter.text_encoder:
             text_encoder = clip.cond_stage_model
         else:
@@ -176,11 +212,12 @@ class GraftTrainStart(io.ComfyNode):
         else:
             encoder_parts = None
         state = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, encoder_parts)
-        state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed)))
+        state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
         sigma = None
         if prediction == "flow":
             sigma = partial(host.model_sampling.sigma_at, sampling)
-        return io.NodeOutput(state, text.beginning(state, dataset, unhashed, sigma))
+        report = text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
+        return io.NodeOutput(state, report)
 
 
 class TrainStep(io.ComfyNode):
@@ -448,9 +485,20 @@ def _noted(state: Any) -> Any:
     return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **metadata})
 
 
-def opened(state: Any, layers: bool = False) -> Any:
-    """The denoiser of a state's own model (a context manager), with its text encoder where that is trained."""
+@contextmanager
+def opened(state: Any, layers: bool = False) -> Iterator[Any]:
+    """The denoiser of a state's own model, with its text encoder where that is trained and with its training-only LoRA.
+
+    Its `training_only` switches that LoRA off for previews; None without one.
+    """
+    from ..host import training_only
+
     subject = state.subject
+    if state.start.training_only and subject.training_only is None:
+        raise ValueError(
+            "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
+            " training-only LoRA of Load State."
+        )
     if state.start.adapter.text_encoder:
         clip = subject.clip
     else:
@@ -459,7 +507,12 @@ def opened(state: Any, layers: bool = False) -> Any:
     if subject.dataset is not None:
         skip, weighted = subject.dataset.clip_skip, subject.dataset.weighted_captions
     terminal = state.settings.objective.zero_terminal_snr
-    return host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted)
+    with (
+        host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted) as denoiser,
+        training_only.attached(denoiser.patcher, subject.training_only) as switched,
+    ):
+        denoiser.training_only = switched
+        yield denoiser
 
 
 def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled, tensorboard: bool) -> None:
@@ -577,9 +630,13 @@ class _Call:
         label = "weights"
         if average:
             label = "average"
-        for prompt in self.prompts(denoiser):
-            host.events.raise_if_interrupted()
-            self.preview_of(prompt, denoiser.patcher, step, label)
+        without: AbstractContextManager[None] = nullcontext()
+        if denoiser.training_only is not None:
+            without = denoiser.training_only.off()
+        with without:
+            for prompt in self.prompts(denoiser):
+                host.events.raise_if_interrupted()
+                self.preview_of(prompt, denoiser.patcher, step, label)
 
     def preview_of(self, prompt: PreviewPrompt, patcher: Any, step: int, label: str) -> None:
         """Samples one prompt and shows the images."""

@@ -36,13 +36,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from. Its digest is the run's identity. `model` and `dataset` are fingerprints."""
+    """What a run starts from. Its digest is the run's identity. `model`, `dataset` and `training_only` (the LoRA that
+    is on while the loss is computed; "" without one) are fingerprints.
+    """
 
     model: str
     dataset: str
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     ema: EMASettings | None = None
     seed: int = 0
+    training_only: str = ""
 
     @property
     def digest(self) -> str:
@@ -52,9 +55,11 @@ class Start:
             ema = None
         else:
             ema = asdict(self.ema)
-        return sha256_of_json(
-            {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema, "seed": self.seed}
-        )
+        identity: dict[str, Any] = {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema}
+        identity["seed"] = self.seed
+        if self.training_only:
+            identity["training_only"] = self.training_only
+        return sha256_of_json(identity)
 
 
 @dataclass(frozen=True)

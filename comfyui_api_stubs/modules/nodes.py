@@ -450,6 +450,7 @@ CLIP_TYPES = (
     "omnigen2",
     "qwen_image",
     "hunyuan_image",
+    "krea2",
 )
 DUAL_CLIP_TYPES = ("sdxl", "sd3", "flux", "hunyuan_video", "hidream", "hunyuan_image")
 CLIP_DEVICE = (["default", "cpu"], {"advanced": True})

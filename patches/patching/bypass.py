@@ -44,12 +44,13 @@ class Wrapped:
             inner = self._previous
         else:
             inner = type(module).forward.__get__(module)
-        self._state = state = {"adapter": adapter}
+        self._state: dict[str, Any] = {"adapter": adapter, "on": True}
+        state = self._state
         self._key = key = str(id(module))
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
             adapter = state["adapter"]
-            if adapter is None:
+            if adapter is None or not state["on"]:
                 return inner(*args, **kwargs)
             if args:
                 name = None
@@ -75,9 +76,13 @@ class Wrapped:
         self._forward = forward
         module.forward = forward
 
+    def switch(self, on: bool) -> None:
+        """Switch the adapter off, so that everything passes through, or on again; it stays in its place."""
+        self._state["on"] = on
+
     def remove(self) -> None:
         """Restore the previous forward."""
-        self._state["adapter"] = None  # type: ignore[assignment]
+        self._state["adapter"] = None
         if _COMPILED.get(self._key) is self.adapter.parts:
             del _COMPILED[self._key]
         if self.module.__dict__.get("forward") is not self._forward:

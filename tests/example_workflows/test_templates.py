@@ -140,6 +140,9 @@ def test_a_missing_file_is_named_before_anything_runs(host, script, title):
                 assert (
                     file in json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
                 )
+    note = json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
+    if family.training_only:
+        assert f"no LoRA file '{family.training_only}'" in said and f"models/loras/{family.training_only}" in note
     assert not valid
 
 

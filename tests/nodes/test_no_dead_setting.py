@@ -151,6 +151,7 @@ CASES: dict[str, dict[str, Case]] = {
         "ema": Case(None, changes="average"),
         "seed": Case(5),
         "run": Case("another run", changes="run"),
+        "training_only": Case([("graft_demo/zorp.safetensors", 1.0, 1.0)]),
     },
     "TrainStep": {
         "state": Case("step 1"),

@@ -131,8 +131,8 @@ PUBLISHED: Registry[PublishedRecipe] = Registry(
             min_snr=_MIN_SNR,
             noise_offset=_NO_OFFSET,
             note=(
-                "Z-Image-Turbo is distilled and loses its few steps while it trains; AI-Toolkit trains it with a"
-                " training adapter. Train Z-Image or Z-Image-De-Turbo if you can"
+                "Z-Image-Turbo is distilled and loses its few steps while it trains. Connect AI-Toolkit's training"
+                " adapter to training-only LoRA of Start Training, as the template for Z-Image Turbo does"
             ),
         ),
         PublishedRecipe(

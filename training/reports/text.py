@@ -18,15 +18,20 @@ from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import DiskUse
 
+_TRAINING_ONLY = (
+    "training-only LoRA: on for the training loss and the held-out loss, off in previews, in MODEL and in what is saved"
+)
+
 
 def beginning(
     state: TrainState,
     dataset: Dataset,
     unhashed: Sequence[str],
     sigma: Callable[[Tensor], Tensor] | None = None,
+    training_only: str = "",
 ) -> str:
     """The report of GraftTrainStart: a run before its first step. `sigma` gives the noise levels of a flow model at
-    timesteps, with its shift.
+    timesteps, with its shift; `training_only` is the report on the training-only LoRA.
     """
     adapter, settings = state.start.adapter, state.settings.optimizer
     count = _trained_numbers(state)
@@ -52,6 +57,8 @@ def beginning(
     if sigma is not None:
         tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
+    if training_only:
+        lines += [_TRAINING_ONLY, *(f"  {line}" for line in training_only.splitlines())]
     if not dataset.held_out:
         lines.append("no image is held out, so there is no validation (Dataset's validation split sets how many)")
     if state.start.ema is not None:
@@ -176,6 +183,8 @@ def step(
     if state.average:
         weights += " (for the average use EMA Merge)"
     lines.append(weights)
+    if state.start.training_only:
+        lines.append(_TRAINING_ONLY)
     if state.settings.objective.zero_terminal_snr:
         lines.append(
             "trained with zero terminal SNR: MODEL samples with the same noise levels. Where you load the LoRA file"

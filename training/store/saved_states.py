@@ -83,10 +83,12 @@ def load(
     model: str,
     dataset: str | None = None,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
+    training_only: str | None = None,
 ) -> TrainState:
-    """The state with this name, for the model and dataset with these fingerprints (a dataset may be left out).
+    """The state with this name, for the model, dataset and training-only LoRA with these fingerprints (the last two may
+    be left out).
 
-    Raises FileNotFoundError without such a state, Damaged naming the file, ValueError when model or dataset are others.
+    Raises FileNotFoundError without such a state, Damaged naming the file, ValueError when one of them is another.
     """
     folder = folder_of(root, name)
     if not (folder / "state.json").is_file():
@@ -100,6 +102,13 @@ def load(
         for kind, preposition, digest in (("model", "on", model), ("dataset", "with", dataset))
         if digest is not None and digest != start[kind]
     ]
+    if training_only is not None and not start.get("training_only"):
+        errors.append("it was trained without a training-only LoRA, and one is connected")
+    elif training_only is not None and training_only != start["training_only"]:
+        errors.append(
+            f"it was trained with the training-only LoRA {start['training_only'][:16]}, and what is connected is"
+            f" {training_only[:16]}"
+        )
     if errors:
         advice = (
             "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial"
@@ -122,6 +131,7 @@ def load(
             _rebuilt(AdapterSettings, start["adapter"], folder),
             None if start["ema"] is None else _rebuilt(EMASettings, start["ema"], folder),
             start["seed"],
+            start.get("training_only", ""),
         ),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),

@@ -81,6 +81,18 @@ def _history(value: Any) -> bool:
     return block_of_history(value) and _object(blocks=_list_of(_block))(value) and _count(value.get("outdated", 0))
 
 
+def _begun_from(value: Any) -> bool:
+    """Without a training-only LoRA there is no `training_only`."""
+    form = _object(
+        model=_text,
+        dataset=_text,
+        adapter=_map_of(_anything),
+        ema=lambda ema: ema is None or isinstance(ema, dict),
+        seed=_count,
+    )
+    return form(value) and _text(value.get("training_only", ""))
+
+
 _validations = _list_of(_pair(_count, _number))
 _MEASURED = {name: _list_of(_number) for name in ("loss", "rate", "norm")} | {"validation": _validations}
 _FORM: dict[str, Check] = {
@@ -89,13 +101,7 @@ _FORM: dict[str, Check] = {
     "step": _count,
     "order": _list_of(_text),
     "position": _list_of(_pair(_text, _count)),
-    "begun_from": _object(
-        model=_text,
-        dataset=_text,
-        adapter=_map_of(_anything),
-        ema=lambda ema: ema is None or isinstance(ema, dict),
-        seed=_count,
-    ),
+    "begun_from": _begun_from,
     "settings": _object(optimizer=_map_of(_anything), objective=_map_of(_anything)),
     "effort": _object(seconds=_number, memory=_count),
     "versions": _map_of(_text),

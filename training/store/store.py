@@ -448,17 +448,20 @@ def check_file(path: Path, expected: str) -> None:
 def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
     """The entries of a state.json, except its history and files."""
     adapter = {f.name: getattr(state.start.adapter, f.name) for f in fields(state.start.adapter) if f.name != "initial"}
+    begun_from = {
+        "model": state.start.model,
+        "dataset": state.start.dataset,
+        "adapter": adapter,
+        "ema": None if state.start.ema is None else asdict(state.start.ema),
+        "seed": state.start.seed,
+    }
+    if state.start.training_only:
+        begun_from["training_only"] = state.start.training_only
     return {
         "format": FORMAT,
         "key": state.key,
         "start": state.start.digest,
-        "begun_from": {
-            "model": state.start.model,
-            "dataset": state.start.dataset,
-            "adapter": adapter,
-            "ema": None if state.start.ema is None else asdict(state.start.ema),
-            "seed": state.start.seed,
-        },
+        "begun_from": begun_from,
         "settings": {"optimizer": asdict(state.settings.optimizer), "objective": state.settings.objective.identity()},
         "position": [list(part) for part in state.position],
         "step": state.step,
