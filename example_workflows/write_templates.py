@@ -418,7 +418,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     settings_nodes = [dataset, sheet, recipe, why, start]
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", (420, 1180), (340, 180), "Training adapter", rows=rows)
+        adapter = graph.add("GraftLoRAStack", (420, 1180), (700, 220), "Training adapter", rows=rows)
         graph.link(adapter, 0, start, "training_only")
         settings_nodes.append(adapter)
     graph.link(start, 0, step, "state")
