@@ -17,8 +17,6 @@ from ..patches.patching.switched_stack import SwitchedStack
 from .lora import generic_keys, model_weights
 from .lora_injection import compute_of
 
-INPUT = "training-only LoRA"
-
 
 class TrainingOnlyLora(NamedTuple):
     """The patches of a training-only LoRA on a model, and the report on its files."""
@@ -40,23 +38,24 @@ def read(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> Traini
     scheduled = [entry.name for entry in entries if entry.schedule is not None]
     if scheduled:
         raise ValueError(
-            f"Start Training: {INPUT}: {', '.join(scheduled)} has a schedule, which follows sampling and not training."
-            " Empty the schedule of its row."
+            f"Start Training: training-only LoRA: {', '.join(scheduled)} has a schedule, and schedules follow sampling,"
+            " not training. Empty the schedule of its row."
         )
     found = read_stack.read_stack(entries, model_weights(model), "bypass", generic_keys)
     if found.enlarging:
         names = ", ".join(lora.name for lora in found.enlarging)
         raise ValueError(
-            f"Start Training: {INPUT}: {names} enlarges weights of the model, so it cannot be switched off for"
-            " previews. Apply it to the model with Patch Model with LoRA Stack instead."
+            f"Start Training: training-only LoRA: {names} enlarges weights of the model, so it cannot be switched off"
+            " for previews. Apply it to the model with Patch Model with LoRA Stack instead."
         )
     patches = found.patches.get("model", {})
     if not patches:
-        raise ValueError(f"Start Training: {INPUT} changes nothing of this model:\n" + "\n".join(found.report))
+        report = "\n".join(found.report)
+        raise ValueError(f"Start Training: training-only LoRA changes nothing of this model:\n{report}")
     try:
         switched_stack.check(model.model, patches, full_weights)
     except ValueError as error:
-        raise ValueError(f"Start Training: {INPUT} cannot be switched on and off:\n{error}") from error
+        raise ValueError(f"Start Training: training-only LoRA cannot be switched on and off:\n{error}") from error
     return TrainingOnlyLora(Stack(patches, patches), "\n".join(found.report))
 
 
