@@ -72,8 +72,7 @@ class DatasetConfigs(Target):
         metadata = [path.read_bytes() for path in sorted((CORPUS / "metadata").iterdir())]
         settings = st.fixed_dictionaries(
             {
-                "buckets": st.booleans(),
-                "no_upscale": st.booleans(),
+                "buckets": st.sampled_from((True, True, False)),
                 "shuffle_tags": st.booleans(),
                 "validation": st.sampled_from((0.0, 0.1)),
             }
@@ -89,7 +88,7 @@ class DatasetConfigs(Target):
         file = self.root / "dataset_config.toml"
         file.write_bytes(config)
         (self.root / "sets/plants.json").write_bytes(metadata)
-        base = FolderSource(self.root, parse_settings("", [], resolution=64, **plain))
+        base = FolderSource(self.root, parse_settings("", [], resolution=64, bucket_step=8, **plain))
         assert all(path.is_relative_to(self.root.resolve()) for path in paths_in(file, self.root))
         sources, _ = read_config(file, self.root, base)
         datasets = []

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
+from .buckets import LONGEST_SIDE
 from .folder_settings import ConfigSubset, FolderSettings, FolderSource
 from .yaml_values import read_chance, read_flag, read_text, read_whole_number, shorten, unknown_key
 
@@ -36,7 +37,7 @@ def _read_resolution(value: Any) -> int:
         value = value[0]
     if isinstance(value, list):
         raise ValueError("one number, or a list of two equal ones: with buckets only the area counts")
-    return read_whole_number(64)(value)
+    return read_whole_number(64, 8192)(value)
 
 
 def _read_extension(value: Any) -> str:
@@ -65,17 +66,17 @@ def _read_only(*neutral: Any) -> Callable[[Any], Any]:
 _DATASET, _SUBSET = ("general", "datasets"), ("general", "datasets", "subsets")
 _KEYS: dict[str, _Key] = {
     "resolution": _Key(_read_resolution, _DATASET),
-    "batch_size": _Key(read_whole_number(1), _DATASET),
+    "batch_size": _Key(read_whole_number(1, 4096), _DATASET),
     "enable_bucket": _Key(read_flag, _DATASET),
-    "min_bucket_reso": _Key(read_whole_number(1), _DATASET),
-    "max_bucket_reso": _Key(read_whole_number(1), _DATASET),
-    "bucket_reso_steps": _Key(read_whole_number(8), _DATASET),
+    "min_bucket_reso": _Key(read_whole_number(1, LONGEST_SIDE), _DATASET),
+    "max_bucket_reso": _Key(read_whole_number(1, LONGEST_SIDE), _DATASET),
+    "bucket_reso_steps": _Key(read_whole_number(8, 512), _DATASET),
     "bucket_no_upscale": _Key(read_flag, _DATASET),
     "validation_split": _Key(read_chance, _DATASET),
     "validation_seed": _Key(read_whole_number(0), _DATASET),
     "skip_image_resolution": _Key(_read_only(0), _DATASET),
     "network_multiplier": _Key(_read_only(1), _DATASET),
-    "num_repeats": _Key(read_whole_number(1), _SUBSET),
+    "num_repeats": _Key(read_whole_number(1, 10_000), _SUBSET),
     "shuffle_caption": _Key(read_flag, _SUBSET),
     "keep_tokens": _Key(read_whole_number(0), _SUBSET),
     "keep_tokens_separator": _Key(read_text, _SUBSET),

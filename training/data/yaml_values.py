@@ -81,12 +81,15 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key {key!r}; known are {', '.join(names)}"
 
 
-def read_whole_number(least: int) -> Callable[[Any], int]:
-    """A whole number from `least` on."""
+def read_whole_number(least: int, most: float = _INFINITY) -> Callable[[Any], int]:
+    """A whole number from `least` to `most`."""
+    expected = f"a whole number, {least} or more"
+    if most < _INFINITY:
+        expected = f"a whole number from {least} to {most}"
 
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"a whole number, {least} or more")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(expected)
         return value
 
     return read

@@ -164,7 +164,7 @@ def test_no_path_leaves_the_input_folder(root, value):
         ("general = 3\n" + _one().replace("[general]", ""), r"\[general\] is 3, expected a table"),
         ("[other]\n" + _one(), "unknown key 'other'"),
         (_one("num_repeat = 3"), r"\[\[datasets\]\] 1 subset 1: unknown key 'num_repeat', did you mean num_repeats"),
-        (_one("num_repeats = 'x'"), "subset 1: num_repeats is 'x', expected a whole number, 1 or more"),
+        (_one("num_repeats = 'x'"), "subset 1: num_repeats is 'x', expected a whole number from 1 to 10000"),
         (_one("shuffle_caption = 1"), "shuffle_caption is 1, expected true or false"),
         (_one("color_aug = true"), "color_aug is True, expected false, as Graft does not do this; take the key out"),
         (_one("caption_dropout_every_n_epochs = 2"), "caption_dropout_every_n_epochs is 2, expected 0"),
@@ -173,6 +173,11 @@ def test_no_path_leaves_the_input_folder(root, value):
         (_one("", general="is_reg = true"), r"\[general\]: is_reg belongs to \[\[datasets.subsets\]\]"),
         (_one("is_reg = true"), "every subset has is_reg; one needs images to train on"),
         (_one("caption_extension = '.cap'"), "caption_extension is '.cap', expected .txt or .caption; rename"),
+        (
+            _one(dataset="resolution = 1000000000000000000000000000000"),
+            r"resolution is 10+, expected a whole number from 64 to 8192",
+        ),
+        (_one(dataset="max_bucket_reso = 99999999"), r"expected a whole number from 1 to 16384"),
         (_one(dataset="resolution = [512, 768]"), r"resolution is \[512, 768\], expected one number, or a list of two"),
         (
             _one(dataset="resolution = 72\nenable_bucket = false\nbucket_reso_steps = 12"),
