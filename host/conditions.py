@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+from ..training.data.batches import ImageConditioning
 from ..training.data.dataset import Conditioning
 from .network_state import modules_that_run
 
 # On the device; captions that vary by draw, and pictures with latents of their own, would fill it otherwise.
 KEPT_CONDITIONS, KEPT_BYTES = 64, 512 * 2**20
+
+CONTROLS = {"reference_latents": "reference latents", "concat_latent_image": "concatenated latents"}
 
 
 class Conditions:
@@ -24,6 +27,7 @@ class Conditions:
         self.model, self.device = model, device
         self._kept: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
         self._bytes = 0
+        self._checked: set[str] = set()
 
     def get(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """Those for noisy latents of this size, made only where they are not kept."""
@@ -36,12 +40,31 @@ class Conditions:
             if layers:  # as LTX-2's text connectors: they may be trained
                 return condition
             # The conditioning is kept too, so that no other gets its id.
+            self._check_controls(conditioning, x, condition)
             self._kept[key] = (conditioning, condition)
             self._bytes += _bytes(condition)
             while len(self._kept) > 1 and self._are_too_many():
                 self._bytes -= _bytes(self._kept.popitem(last=False)[1][1])
         self._kept.move_to_end(key)
         return self._kept[key][1]
+
+    def _check_controls(self, conditioning: Conditioning, x: torch.Tensor, conditions: Mapping[str, Any]) -> None:
+        """Raise ValueError when an image brings control pictures and the network gets nothing of them; asked once for
+        each kind.
+        """
+        if not isinstance(conditioning, ImageConditioning) or conditioning.of_caption is None:
+            return
+        names = [name for name in CONTROLS if name in conditioning.of_image and name not in self._checked]
+        if not names:
+            return
+        without = {name: value for name, value in conditioning.extras.items() if name not in names}
+        if _are_same(conditions, self.make(Conditioning(conditioning.context, without), x)):
+            raise ValueError(
+                f"{type(self.model).__name__} takes no {' and '.join(CONTROLS[name] for name in names)}, so the control"
+                " pictures would do nothing. Choose another way of control pictures in Dataset, or load a model that"
+                " takes them."
+            )
+        self._checked.update(names)
 
     def _are_too_many(self) -> bool:
         return len(self._kept) > KEPT_CONDITIONS or self._bytes > KEPT_BYTES
@@ -75,14 +98,30 @@ def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
 
 
 def _on_device(value: Any, device: torch.device) -> Any:
-    """Tensors on the device, those in lists and mappings too: reference latents are a list."""
+    """Tensors on the device, those in lists and mappings too: reference latents are a list. They are copies, because
+    some models change them in place.
+    """
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return value.to(device, copy=True)
     if type(value) in (list, tuple):
         return type(value)(_on_device(entry, device) for entry in value)
     if type(value) is dict:
         return {key: _on_device(entry, device) for key, entry in value.items()}
     return value
+
+
+def _are_same(conditions: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    if conditions.keys() != others.keys():
+        return False
+    return all(_is_same(value.cond, others[name].cond) for name, value in conditions.items())
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return value.shape == other.shape and torch.equal(value, other)
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    return bool(value == other)
 
 
 def _bytes(conditions: Mapping[str, Any]) -> int:

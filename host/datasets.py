@@ -66,7 +66,7 @@ def glance(values: Mapping[str, Any]) -> Answer:
     found = folder_reader.glance_at_folder(folder, settings, MOST_LOOKED_AT, LONGEST, str(values.get("only") or ""))
     data = {**folder_report.glance_data(found), "folder": values["folder"]}
     if validation:
-        data["held_out"] = len(folder_reader.pictures_in(Path(_folder(validation))))
+        data["held_out"] = len(folder_reader.training_pictures(Path(_folder(validation)), settings).images)
     return 200, data
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,20 @@ def encode_captions(
     return conditionings
 
 
+def encode_with_pictures(
+    clip: Any, text: str, pictures: Sequence[torch.Tensor], tokenizer_options: Mapping[str, str], clip_skip: int = 0
+) -> Conditioning:
+    """Encode a prompt together with the pictures (1, H, W, 3) that it is about, float32 on the CPU."""
+    clip = with_clip_skip(clip, clip_skip)
+    context, extras = _entries(clip, clip.tokenize(text, images=list(pictures), **tokenizer_options))
+    return Conditioning(_float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()})
+
+
+def tokenizer_of(clip: Any) -> str:
+    """The class of a CLIP's tokenizer, which tells what models it is for."""
+    return type(getattr(clip, "tokenizer", None)).__name__
+
+
 def with_clip_skip(clip: Any, clip_skip: int) -> Any:
     """A clone of a CLIP that stops at that layer, counted from the end. 0 leaves it as it is."""
     if not clip_skip:
@@ -55,7 +69,11 @@ def with_clip_skip(clip: Any, clip_skip: int) -> Any:
 
 
 def _encode(clip: Any, prompt: str) -> tuple[torch.Tensor, dict[str, Any]]:
-    context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(prompt))[0]
+    return _entries(clip, clip.tokenize(prompt))
+
+
+def _entries(clip: Any, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    context, extras = clip.encode_from_tokens_scheduled(tokens)[0]
     return context, {name: value for name, value in extras.items() if not callable(value)}
 
 

@@ -13,6 +13,18 @@ from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from .schema import Dataset, advanced, aliases
 
+# The names of training/data/control_methods.py, which only a run imports.
+CONTROL_PICTURES = (
+    "auto",
+    "reference latents",
+    "Flux Kontext",
+    "Qwen-Image-Edit",
+    "Qwen-Image-Edit Plus",
+    "concatenated latents",
+    "Wan image to video",
+    "off",
+)
+
 
 class GraftDataset(io.ComfyNode):
     """Reads pictures and captions below ComfyUI's input folder and encodes them once."""
@@ -295,6 +307,19 @@ class GraftDataset(io.ComfyNode):
                         " replaces validation split. Leave empty to use validation split."
                     ),
                 ),
+                advanced(
+                    io.Combo,
+                    "control_pictures",
+                    display_name="control pictures",
+                    options=list(CONTROL_PICTURES),
+                    default=CONTROL_PICTURES[0],
+                    optional=True,
+                    tooltip=(
+                        "How an edit model gets the pictures before the edit: name.control.png beside name.png, or"
+                        " control/name.png. auto knows Flux Kontext, Flux.2, Qwen-Image-Edit, OmniGen2 and Wan by their"
+                        " CLIP. off trains on them as on other pictures."
+                    ),
+                ),
             ],
             outputs=[
                 Dataset.Output(display_name="GRAFT_DATASET"),
@@ -367,6 +392,7 @@ class GraftDataset(io.ComfyNode):
         more_images=None,
         batch_size=0,
         validation_folder="",
+        control_pictures="auto",
     ) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
         from ..training.data.folder_settings import FolderSource, parse_settings
@@ -390,6 +416,7 @@ class GraftDataset(io.ComfyNode):
             no_upscale=no_upscale,
             min_side=min_side,
             max_side=max_side,
+            control_pictures=control_pictures,
         )
         placed = [said for name in (folder, validation_folder) if (said := place_pictures(name))]
         notes: list[str] = []

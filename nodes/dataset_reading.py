@@ -13,6 +13,8 @@ from comfy_api.latest import io
 from .. import host
 from ..training.data import combine, encoding, folder_report, images
 from ..training.data.cache import Cache
+from ..training.data.control_encoding import ControlEncoder
+from ..training.data.control_methods import find_method
 from ..training.data.folder_reader import read_folder
 
 
@@ -36,6 +38,7 @@ class Reading:
     def output(self, sources, regularisation, share, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         listings = [read_folder(source.folder, source.settings, self.cache) for source in sources]
+        methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
         self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))
         regular = [self._encoded(*one, None, 0.0) for one in read if one[0].is_regularisation]
@@ -58,6 +61,7 @@ class Reading:
         lines = [*notes, *folders.lines(regularisation, share), *overlap]
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
+        lines += folder_report.control_methods_used([method for method in methods if method is not None])
         lines.append(folder_report.memory(dataset))
         lines += [*folders.brackets(self.weighted_captions), *placed]
         if self.unhashed:
@@ -102,11 +106,36 @@ class Reading:
             self._on_progress,
             lambda caption: host.encoding.prompt_of(caption, self.weighted_captions),
             regularisation=regularisation,
+            controls=self._controls(source, listing),
             **fields,
         )
         self.done += len(listing.entries)
         self.sheets.append(sheet)
         return dataset
+
+    def _control_method(self, source, listing) -> Any:
+        """How the model takes the control pictures of a folder; None where it has none."""
+        if not any(entry.controls for entry in listing.entries):
+            return None
+        return find_method(source.settings.control_pictures, host.encoding.tokenizer_of(self.clip))
+
+    def _controls(self, source, listing) -> Any:
+        method = self._control_method(source, listing)
+        if method is None:
+            return None
+        return ControlEncoder(
+            listing.folder,
+            method,
+            lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
+            self._encode_with_pictures,
+            self.encoders[0],
+            self.cache,
+        )
+
+    def _encode_with_pictures(self, caption, pictures, method) -> Any:
+        host.events.raise_if_interrupted()
+        text, options = method.prompt(host.encoding.prompt_of(caption, self.weighted_captions), len(pictures))
+        return host.encoding.encode_with_pictures(self.clip, text, pictures, options, self.clip_skip)
 
     def _encode_captions(self, texts) -> Any:
         host.events.raise_if_interrupted()

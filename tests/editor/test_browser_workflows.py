@@ -321,7 +321,15 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
         "EMAMerge": {"algebra", "rank"},
         "TrainStep": {"keep", "snapshot_minutes", "tensorboard"},
         "GraftOptimizer": {"block_rates", "fused_backward"},
-        "GraftDataset": {"weighted_captions", "no_upscale", "min_side", "max_side", "batch_size", "validation_folder"},
+        "GraftDataset": {
+            "weighted_captions",
+            "no_upscale",
+            "min_side",
+            "max_side",
+            "batch_size",
+            "validation_folder",
+            "control_pictures",
+        },
         "GraftObjective": {"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift"},
         "LoRAStackPatch": {"comfyui_oft"},
     }

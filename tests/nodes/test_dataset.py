@@ -485,3 +485,41 @@ def test_the_editor_gets_the_pictures_of_all_folders(host, folder):
     assert [row["name"] for row in data["pictures"]][3:5] == [f"{low}/3.png", f"{high}/0.png"]
     assert all(os.path.isfile(os.path.join(host.input, row["name"])) for row in data["pictures"])
     assert data["buckets"] == [{"width": 64, "height": 64, "batch_id": "", "train": 4, "held_out": 3}]
+
+
+@pytest.fixture
+def pairs(host, folder):
+    """A folder of two images with a control picture each."""
+    for number in range(2):
+        _picture(host, folder, f"{number}.png", "a red circle left", seed=number)
+        _picture(host, folder, f"{number}.control.png", seed=10 + number)
+    return folder
+
+
+def test_control_pictures_are_reference_latents(host, demo, pairs):
+    dataset, _, report = _call(host, demo, pairs, validation=0.0, control_pictures="reference latents")
+    assert len(dataset.images) == 2 and "control pictures: 2, 1 for each image" in report
+    assert "control pictures are encoded as ReferenceLatent does" in report
+    for number, image in enumerate(dataset.images):
+        with open(os.path.join(host.input, pairs, f"{number}.control.png"), "rb") as file:
+            pixels = torch.from_numpy(np.asarray(Image.open(file), dtype=np.float32) / 255)[None]
+        with torch.inference_mode():
+            expected = demo[2].encode(pixels)
+        assert torch.allclose(image.extras["reference_latents"][0], expected.float().cpu())
+
+
+def test_a_clip_that_tells_nothing_of_control_pictures_asks_for_the_setting(host, demo, pairs):
+    with pytest.raises(ValueError, match="this CLIP does not tell how the model takes them"):
+        _call(host, demo, pairs)
+    plain, _, report = _call(host, demo, pairs, validation=0.0, control_pictures="off")
+    assert len(plain.images) == 4 and "control pictures" not in report
+    with pytest.raises(ValueError, match="control pictures is 'on', expected one of auto, reference latents"):
+        _call(host, demo, pairs, control_pictures="on")
+
+
+def test_a_changed_control_picture_runs_the_node_again(host, pairs):
+    node = host.node("GraftDataset")
+    before = node.fingerprint_inputs(folder=pairs)
+    assert node.fingerprint_inputs(folder=pairs) == before
+    _picture(host, pairs, "0.control.png", size=(128, 128), seed=99)
+    assert node.fingerprint_inputs(folder=pairs) != before

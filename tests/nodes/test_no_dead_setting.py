@@ -72,6 +72,11 @@ CASES: dict[str, dict[str, Case]] = {
         "more_images": Case("dead2"),
         "batch_size": Case(3),
         "validation_folder": Case("dead2"),
+        "control_pictures": Case(
+            "reference latents",
+            {"GraftDataset": {"folder": "paired", "control_pictures": "off"}},
+            refused="takes no reference latents",
+        ),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
@@ -176,7 +181,7 @@ CASES: dict[str, dict[str, Case]] = {
 @pytest.fixture(scope="module")
 def folders(host):
     """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for
-    regularisation.
+    regularisation; one of pairs.
     """
     draw = np.random.default_rng(0)
     for name, count in (("dead", 8), ("dead2", 4), ("regular", 2)):
@@ -189,6 +194,10 @@ def folders(host):
             for place, text in ((f"{i}.txt", beside), (f"captions/{i}.txt", "a green circle")):
                 with open(os.path.join(folder, place), "w", encoding="utf-8") as file:
                     file.write(text)
+    os.makedirs(os.path.join(host.input, "paired"))
+    for name in ("0.png", "0.control.png", "1.png", "1.control.png"):
+        pixels = draw.integers(0, 255, (224, 224, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(os.path.join(host.input, "paired", name))
 
 
 class Lab:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -54,6 +54,11 @@ class BatchItem:
     def crop(self) -> ImageCrop:
         """The crop that is trained."""
         return self.image.crop(self.crop_number)
+
+    @property
+    def prompt(self) -> str:
+        """The key of its conditioning in the dataset."""
+        return self.crop.prompt(self.caption, self.flipped)
 
 
 def draw_items(
@@ -130,15 +135,16 @@ def with_size_conditioning(conditioning: Conditioning, framing: Framing | None) 
 
 
 @dataclass(frozen=True, eq=False)
-class _ImageConditioning(Conditioning):
-    """A caption's conditioning with the entries of one image. What it is made of lives as long as it does, so that no
-    other object gets its ids.
+class ImageConditioning(Conditioning):
+    """A caption's conditioning with the entries of one image. Both live as long as it does, so that no other object
+    gets their ids.
     """
 
-    made_of: tuple[Any, ...] = ()
+    of_caption: Conditioning | None = None
+    of_image: Mapping[str, Any] = field(default_factory=dict)
 
 
-_OF_IMAGES: weakref.WeakValueDictionary[tuple[int, int], _ImageConditioning] = weakref.WeakValueDictionary()
+_OF_IMAGES: weakref.WeakValueDictionary[tuple[int, int], ImageConditioning] = weakref.WeakValueDictionary()
 
 
 def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditioning:
@@ -152,7 +158,8 @@ def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Condit
     key = (id(conditioning), id(extras))
     known = _OF_IMAGES.get(key)
     if known is None:
-        known = _ImageConditioning(conditioning.context, {**conditioning.extras, **extras}, (conditioning, extras))
+        entries = {**conditioning.extras, **extras}
+        known = ImageConditioning(conditioning.context, entries, conditioning, extras)
         _OF_IMAGES[key] = known
     return known
 
@@ -162,7 +169,7 @@ def image_conditioning(dataset: Dataset, caption: str, crop: ImageCrop, flipped:
     framing = crop.framing
     if flipped and framing:
         framing = framing.flipped
-    conditioning = with_size_conditioning(dataset.conditionings[caption], framing)
+    conditioning = with_size_conditioning(dataset.conditionings[crop.prompt(caption, flipped)], framing)
     return with_extras(conditioning, crop.extras_of(flipped))
 
 

@@ -66,6 +66,14 @@ def content_hash(path: Path) -> str:
     return _hash_of(path, stat.st_size, stat.st_mtime_ns)
 
 
+def is_unchanged(path: Path, sha256: str) -> bool:
+    """Whether a file is still there with these contents."""
+    try:
+        return content_hash(path) == sha256
+    except FileNotFoundError:
+        return False
+
+
 def _stamp(path: Path) -> FileStamp:
     stat = path.stat()
     return FileStamp(stat.st_size, stat.st_mtime_ns, content_hash(path))

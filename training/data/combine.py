@@ -13,7 +13,7 @@ from typing import Any
 
 from ...storage.digest import sha256_of_spaced_json
 from .changed_files import WatchedFiles
-from .dataset import Conditioning, Dataset, DatasetImage
+from .dataset import Conditioning, Dataset, DatasetImage, prompt_parts
 from .kohya_metadata import joined_metadata
 
 
@@ -27,6 +27,7 @@ class JoinedConditionings(Mapping[str, Conditioning]):
         for part in parts:
             for text in part:
                 self._part_of.setdefault(text, part)
+        self._parts = list(parts)
         self._encoding = next((part for part in parts if hasattr(part, "prepare")), parts[0])
 
     def __iter__(self) -> Iterator[str]:
@@ -36,15 +37,34 @@ class JoinedConditionings(Mapping[str, Conditioning]):
         return len(self._part_of)
 
     def __getitem__(self, text: str) -> Conditioning:
-        return self._part_of.get(text, self._encoding)[text]
+        return self._part(text)[text]
+
+    def sees(self, pictures: str) -> bool:
+        """Whether these are pictures that one of the parts has, by their key."""
+        return self._seeing(pictures) is not None
+
+    def _seeing(self, pictures: str) -> Any:
+        return next((part for part in self._parts if hasattr(part, "sees") and part.sees(pictures)), None)
+
+    def _part(self, text: str) -> Any:
+        """The part that has a text or can encode it."""
+        pictures = prompt_parts(text)[1]
+        if pictures:
+            return self._seeing(pictures)
+        return self._part_of.get(text, self._encoding)
 
     def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
         """Encode the captions that are missing, as `Conditionings.prepare` does."""
         missing = [text for text in texts if text not in self._part_of]
-        prepare: Callable[..., int] | None = getattr(self._encoding, "prepare", None)
-        if prepare is None or not missing:
-            return 0
-        return prepare(missing, done)
+        by_part: dict[int, tuple[Any, list[str]]] = {}
+        for text in missing:
+            part = self._part(text)
+            by_part.setdefault(id(part), (part, []))[1].append(text)
+        count = 0
+        for part, own in by_part.values():
+            if hasattr(part, "prepare"):
+                count += part.prepare(own, done)
+        return count
 
 
 def combine(datasets: Sequence[Dataset]) -> Dataset:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .cache import Cache, key_of
-from .dataset import Conditioning
+from .control_encoding import ControlEncoder
+from .dataset import Conditioning, prompt_parts
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
 _CHUNK = 64  # captions per call of the text encoder
@@ -25,7 +26,7 @@ class Conditionings(Mapping[str, Conditioning]):
     for.
 
     `encoder` identifies the text encoder in the cache, and `prompt_of` gives what it reads of a caption. A conditioning
-    is the same whenever it was encoded.
+    is the same whenever it was encoded. `controls` encodes captions with the pictures that the text encoder sees.
     """
 
     def __init__(
@@ -35,13 +36,19 @@ class Conditionings(Mapping[str, Conditioning]):
         encoder: str = "",
         cache: Cache | None = None,
         prompt_of: Callable[[str], str] = str,
+        controls: ControlEncoder | None = None,
     ) -> None:
+        self._controls = controls
         self._encode, self._encoder, self._cache, self._prompt_of = encode, encoder, cache, prompt_of
         self._recent: OrderedDict[str, Conditioning] = OrderedDict()
         self._bytes = 0
         self._lock = threading.RLock()
         self._fixed: dict[str, Conditioning] = {}
         self._fixed.update(self._encode_all(sorted(set(texts))))
+
+    def sees(self, pictures: str) -> bool:
+        """Whether these are pictures of its own, by their key."""
+        return self._controls is not None and pictures in self._controls.seen
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fixed)
@@ -116,13 +123,23 @@ class Conditionings(Mapping[str, Conditioning]):
                     conditionings[text] = cached
             missing = [text for text in chunk if text not in conditionings]
             if missing:
-                with torch.no_grad():
-                    encoded = self._encode(missing)
-                for text in missing:
-                    conditionings[text] = encoded[text]
-                    self._write(text, encoded[text])
+                for text, conditioning in self._encode_missing(missing):
+                    conditionings[text] = conditioning
+                    self._write(text, conditioning)
             for text in chunk:
                 yield text, conditionings[text]
+
+    @torch.no_grad()
+    def _encode_missing(self, texts: Sequence[str]) -> list[tuple[str, Conditioning]]:
+        encoded: list[tuple[str, Conditioning]] = []
+        alone = [text for text in texts if not prompt_parts(text)[1]]
+        if alone:
+            encoded += self._encode(alone).items()
+        for text in texts:
+            if prompt_parts(text)[1]:
+                assert self._controls is not None
+                encoded.append((text, self._controls.encode(text)))
+        return encoded
 
     def _read(self, text: str) -> Conditioning | None:
         if self._cache is None:

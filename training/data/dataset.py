@@ -26,13 +26,33 @@ class Conditioning:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
+_PICTURES = "\0pictures "
+
+
+def prompt_key(caption: str, seen: str) -> str:
+    """The key of a caption's conditioning: the caption itself, or with the key of the pictures that the text encoder
+    sees too.
+    """
+    if not seen:
+        return caption
+    return f"{caption}{_PICTURES}{seen}"
+
+
+def prompt_parts(key: str) -> tuple[str, str]:
+    """(the caption, the key of the pictures that the text encoder sees) of such a key."""
+    caption, _, seen = key.partition(_PICTURES)
+    return caption, seen
+
+
 @dataclass(frozen=True, eq=False)
 class ImageCrop:
     """One crop of an image: latent (C, h, w) in float32, the flipped image's latent if it may be flipped, loss mask
     (1, h, w) in 0..1, and where the crop lies.
 
     `extras` are entries of the conditioning that belong to this image and not to its caption, as reference latents;
-    they replace those of the caption. `flipped_extras` are those of the flipped image, where they differ.
+    they replace those of the caption. `flipped_extras` are those of the flipped image, where they differ. `seen` are
+    the keys of the control pictures that the text encoder sees with the caption, of the image as it is and flipped; ""
+    where it sees none.
     """
 
     latent: Tensor
@@ -41,6 +61,7 @@ class ImageCrop:
     framing: Framing | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
     flipped_extras: Mapping[str, Any] | None = None
+    seen: tuple[str, str] = ("", "")
 
     def extras_of(self, flipped: bool) -> Mapping[str, Any]:
         """The entries of the conditioning that belong to the image as it is, or flipped."""
@@ -48,11 +69,15 @@ class ImageCrop:
             return self.flipped_extras
         return self.extras
 
+    def prompt(self, caption: str, flipped: bool) -> str:
+        """Under which key the dataset's conditionings have that caption of this crop."""
+        return prompt_key(caption, self.seen[flipped])
+
 
 @dataclass(frozen=True, eq=False)
 class DatasetImage:
     """One training image: its name for messages, its caption, and its first crop (latent, flipped latent, mask,
-    framing, extras, flipped extras).
+    framing, extras, flipped extras, seen pictures).
 
     `repeats` counts per epoch and may be a fraction. `caption` never varies (validation uses it); `caption_template`
     is there if it does: shuffled tags, wildcards. `other_crops` are further crops with `crop: random`. `flip` and
@@ -83,12 +108,15 @@ class DatasetImage:
     sha256: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
     flipped_extras: Mapping[str, Any] | None = None
+    seen: tuple[str, str] = ("", "")
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
         if number:
             return self.other_crops[number - 1]
-        return ImageCrop(self.latent, self.flipped_latent, self.mask, self.framing, self.extras, self.flipped_extras)
+        return ImageCrop(
+            self.latent, self.flipped_latent, self.mask, self.framing, self.extras, self.flipped_extras, self.seen
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +151,7 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.images:
             raise ValueError("A dataset needs at least one image to train on.")
-        captions = {image.caption for image in self.images + self.held_out} | {""}
+        captions = {image.caption for image in self.images + self.held_out if not any(image.seen)} | {""}
         missing = sorted(captions - self.conditionings.keys())
         if missing:
             raise ValueError(

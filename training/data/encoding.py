@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +13,10 @@ from ...storage.digest import sha256_of_spaced_json
 from . import images
 from .buckets import Framing
 from .cache import Cache, key_of
-from .changed_files import WatchedFiles, content_hash, stamp_files
+from .changed_files import WatchedFiles, is_unchanged, stamp_files
 from .conditionings import Conditionings
-from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop
+from .control_encoding import ControlEncoder
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, prompt_key
 from .kohya_metadata import folder_metadata
 from .listing import FolderListing, ImageEntry
 
@@ -36,24 +35,28 @@ def encode(
     cache: Cache | None = None,
     on_progress: Callable[[int], object] = lambda done: None,
     prompt_of: Callable[[str], str] = str,
+    controls: ControlEncoder | None = None,
     **settings: Any,
 ) -> tuple[Dataset, Tensor]:
     """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
 
     `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` are hashes of the VAE and the text encoder;
-    `on_progress` gets the number of images done; `prompt_of` gives what the text encoder reads of a caption; `settings`
-    are further fields of Dataset. Raises ValueError when a file has changed since it was listed.
+    `on_progress` gets the number of images done; `prompt_of` gives what the text encoder reads of a caption; `controls`
+    encodes the control pictures of the images, where they have some; `settings` are further fields of Dataset. Raises
+    ValueError when a file has changed since it was listed.
     """
-    encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache, settings.get("batch_size", 0))
+    encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache, settings.get("batch_size", 0), controls)
     for number, entry in enumerate(listing.entries, 1):
         encoder.add(entry)
         on_progress(number)
     filters = listing.settings.filters
-    texts = {entry.caption.plain for entry in listing.entries} | {""}
+    texts = {entry.caption.plain for entry in listing.entries if not _is_read_with_pictures(entry, controls)} | {""}
+    conditionings = Conditionings(encode_captions, texts, encoders[1], cache, prompt_of, controls)
+    conditionings.prepare(_prompts_with_pictures(encoder.images.values()))
     dataset = Dataset(
         tuple(encoder.images[entry.name, entry.bucket] for entry in listing.train),
-        Conditionings(encode_captions, texts, encoders[1], cache, prompt_of),
-        _digest(listing, encoders, settings, prompt_of),
+        conditionings,
+        _digest(listing, encoders, settings, prompt_of, controls),
         tuple(encoder.images[entry.name, entry.bucket] for entry in listing.held_out),
         listing.settings.flip,
         workers=filters.workers,
@@ -68,19 +71,36 @@ def encode(
     return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
 
 
+def _is_read_with_pictures(entry: ImageEntry, controls: ControlEncoder | None) -> bool:
+    return bool(entry.controls) and controls is not None and controls.method.seen is not None
+
+
+def _prompts_with_pictures(encoded: Iterable[DatasetImage]) -> set[str]:
+    """The captions of images with the control pictures that the text encoder sees, of every crop, flipped or not."""
+    prompts: set[str] = set()
+    for image in encoded:
+        for number in range(1 + len(image.other_crops)):
+            seen = image.crop(number).seen
+            prompts |= {prompt_key(image.caption, key) for key in seen if key}
+    return prompts
+
+
 def _digest(
     listing: FolderListing,
     encoders: tuple[str, str],
     settings: Mapping[str, Any],
     prompt_of: Callable[[str], str],
+    controls: ControlEncoder | None,
 ) -> str:
     hashed_settings = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
     regularisation = settings.get("regularisation")
-    body = [listing.digest, encoders, hashed_settings, None]
+    body: list[Any] = [listing.digest, encoders, hashed_settings, None]
     if regularisation is not None:
         body[-1] = regularisation.digest
     if any(prompt_of(text) != text for text in listing.caption_texts()):
         body.append("brackets are text")  # part of stored digests
+    if controls is not None and any(entry.controls for entry in listing.entries):
+        body.append(["control pictures", controls.method.name])
     return sha256_of_spaced_json(body)
 
 
@@ -97,7 +117,9 @@ class ImageEncoder:
         encoder: str,
         cache: Cache | None,
         batch_size: int = 0,
+        controls: ControlEncoder | None = None,
     ) -> None:
+        self.controls = controls
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
         self.images: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
@@ -117,9 +139,9 @@ class ImageEncoder:
         """(image, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
         if self._opened is None or self._opened_name != entry.name:
             path = self.listing.folder / entry.name
-            if not _is_unchanged(path, entry.sha256):
+            if not is_unchanged(path, entry.sha256):
                 raise ValueError(f"Dataset: {entry.name} changed while the folder was read; run again.")
-            with _named(entry.name):
+            with images.errors_name(entry.name):
                 self._opened_name, self._opened = entry.name, images.open_image(path)
         return self._opened
 
@@ -147,6 +169,9 @@ class ImageEncoder:
             loss_weight=entry.loss_scale,
             batch_size=self.batch_size,
             sha256=entry.sha256,
+            extras=first.extras,
+            flipped_extras=first.flipped_extras,
+            seen=first.seen,
         )
 
     def _crop(self, entry: ImageEntry, framing: Framing) -> ImageCrop:
@@ -157,7 +182,19 @@ class ImageEncoder:
             crop = replace(crop, framing=framing)
         if entry.mask:
             crop = replace(crop, mask=self._mask(entry, framing, crop.latent))
+        if self.controls is not None and entry.controls:
+            crop = self._with_controls(crop, entry, framing, self.controls)
         return crop
+
+    def _with_controls(
+        self, crop: ImageCrop, entry: ImageEntry, framing: Framing, controls: ControlEncoder
+    ) -> ImageCrop:
+        extras = controls.extras(entry, framing, crop.latent, False)
+        seen = controls.see(entry, framing, False)
+        if crop.flipped_latent is None:
+            return replace(crop, extras=extras, seen=(seen, ""))
+        flipped = controls.extras(entry, framing, crop.latent, True)
+        return replace(crop, extras=extras, flipped_extras=flipped, seen=(seen, controls.see(entry, framing, True)))
 
     def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
         key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped)
@@ -181,26 +218,9 @@ class ImageEncoder:
     def _mask(self, entry: ImageEntry, framing: Framing, latent: Tensor) -> Tensor:
         image, mask = self._open(entry)
         if entry.mask != "alpha":
-            with _named(entry.mask):
+            with images.errors_name(entry.mask):
                 mask = images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
         if mask.size != image.size:
             mask = mask.resize(image.size)
         return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))
-
-
-def _is_unchanged(path: Path, sha256: str) -> bool:
-    """Whether a file is still there with these contents."""
-    try:
-        return content_hash(path) == sha256
-    except FileNotFoundError:
-        return False
-
-
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Errors about a picture inside the block name its file."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"Dataset: {name}: {error}.") from error

@@ -27,6 +27,7 @@ class Counts:
     class_words: set[str] = field(default_factory=set)  # images that have the words of their folder as caption
     more_lines: list[str] = field(default_factory=list)  # images whose captions have more lines than are used
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
+    other_shapes: list[str] = field(default_factory=list)  # control pictures of another shape than their images
 
     def add_notes(self, notes: Iterable[str]) -> None:
         """Keep notes of settings files, each once."""
@@ -50,6 +51,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         )
     lines += _separators(entries)
     lines += _cut(entries)
+    lines += _other_shapes(counts)
     lines += _not_read(folder)
     lines += _folder_repeats(folder, entries)
     lines += _duplicates(entries)
@@ -85,6 +87,16 @@ def _cut(entries: Sequence[ImageEntry]) -> list[str]:
     if not names:
         return []
     return [f"{len(names)} lose more than half of the picture to the shape of their bucket: {first_names(names)}"]
+
+
+def _other_shapes(counts: Counts) -> list[str]:
+    names = list(dict.fromkeys(counts.other_shapes))
+    if not names:
+        return []
+    return [
+        f"{len(names)} control pictures have another shape than their images, so they are not cropped with them:"
+        f" {first_names(names)}"
+    ]
 
 
 def _not_read(folder: Path) -> list[str]:

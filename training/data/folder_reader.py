@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +13,17 @@ import torch
 from ...storage.digest import sha256
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
-from . import folder_notes, images, wildcards
+from . import control_methods, folder_notes, images, wildcards
 from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
 from .captions import WrittenCaption, most_lines
 from .changed_files import content_hash
+from .control_files import MOST_CONTROLS, Pairs, find_pairs, pairs_in_folders
 from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
-from .listing import FolderListing, ImageEntry, unique_images
+from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
 from .tags import Caption, CaptionRules, split_tags
 
 MOST_FOLDER_REPEATS = 10_000
@@ -111,6 +113,14 @@ def _refusal(folder: Path, settings: FolderSettings, entries: Sequence[ImageEntr
     return ""
 
 
+def training_pictures(folder: Path, settings: FolderSettings) -> Pairs:
+    """The images below a folder with their control pictures. Raises ValueError when there are none."""
+    paths = pictures_in(folder)
+    if settings.control_pictures == control_methods.OFF:
+        return Pairs(paths)
+    return find_pairs(paths, folder)
+
+
 def pictures_in(folder: Path) -> list[Path]:
     """Every picture file below a folder. Raises ValueError when there are none."""
     paths = images.find_images(folder)
@@ -185,6 +195,7 @@ class _FolderReader:
         self.folder, self.settings, self.filters, self.cache = folder, settings, settings.filters, cache
         self.counts = folder_notes.Counts()
         self._problems: list[str] = []
+        self._pairs, self._unpaired = Pairs([]), set[Path]()
         self._word_lists = wildcards.NO_LISTS
         if self.filters.wildcards:
             self._word_lists, self._problems = wildcards.read_word_lists(folder, self.filters.encoding)
@@ -220,9 +231,10 @@ class _FolderReader:
     def _read_alone(self, layout: DatasetLayout, reader: CaptionReader) -> None:
         self._selected, self._readers, self._fallback = (layout,), [(layout, reader)], None
 
-    def _paths_of_subset(self) -> list[Path]:
+    def _paths_of_subset(self, subset: ConfigSubset) -> list[Path]:
         """The images that lie directly in the folder; of those, the ones that a metadata JSON names."""
-        paths = [path for path in pictures_in(self.folder) if path.parent == self.folder]
+        self._find_pairs_of_subset(subset)
+        paths = [path for path in self._pairs.images if path.parent == self.folder]
         if not paths:
             raise ValueError(
                 f"Dataset: image_dir {self.folder.name!r} has no pictures directly in it, as dataset_config.toml wants"
@@ -234,11 +246,40 @@ class _FolderReader:
         self.counts.left_out["that metadata_file does not name"] += len(paths) - len(described)
         return described
 
+    def _find_pairs_of_subset(self, subset: ConfigSubset) -> None:
+        self._pairs = training_pictures(self.folder, self.settings)
+        if subset.control_folders and self.settings.control_pictures != control_methods.OFF:
+            images_here = [path for path in self._pairs.images if path.parent == self.folder]
+            others = [pictures_in(Path(folder)) for folder in subset.control_folders]
+            self._pairs = pairs_in_folders(images_here, others)
+
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
+        paths = self._considered()
+        self._note_pairs(paths)
+        return paths
+
+    def _note_pairs(self, paths: Sequence[Path]) -> None:
+        """Take images without a control picture for problems where others have one, and control pictures that no image
+        uses.
+        """
+        pairs = self._pairs
+        for path in pairs.unused:
+            self._problems.append(
+                f"{self._name(path)}: no image uses this control picture: none has its name, or it has"
+                f" {MOST_CONTROLS} already"
+            )
+        self._unpaired = {path for path in paths if pairs.controls and path not in pairs.controls}
+
+    def _name(self, path: Path) -> str:
+        """A path relative to the folder; control pictures may lie beside it."""
+        return Path(os.path.relpath(path, self.folder)).as_posix()
+
+    def _considered(self) -> list[Path]:
         if self.settings.subset is not None:
-            return self._paths_of_subset()
-        paths = pictures_in(self.folder)
+            return self._paths_of_subset(self.settings.subset)
+        self._pairs = training_pictures(self.folder, self.settings)
+        paths = self._pairs.images
         listed: set[Path] = set()
         for _, reader in self._readers:
             listed |= reader.listed_images or set()
@@ -290,6 +331,7 @@ class _FolderReader:
         sha256 = self._content_hash(path)
         size, has_alpha = self._size_and_alpha(path, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
+        controls = self._controls(path, size)
         self.counts.add_notes(image_caption.notes)
         folder_repeats = 1
         if self.settings.subset is None:
@@ -315,9 +357,31 @@ class _FolderReader:
                 mask=mask,
                 mask_sha256=mask_sha256,
                 folder_repeats=folder_repeats,
+                controls=controls,
             )
             entries.append(entry)
         return entries
+
+    def _controls(self, path: Path, size: tuple[int, int]) -> tuple[ControlPicture, ...]:
+        """The control pictures of an image of that size. Raises ValueError when one cannot be read, or when it has none
+        where others have.
+        """
+        if path in self._unpaired:
+            raise ValueError(
+                f"it has no control picture, as {len(self._pairs.controls)} others have: add"
+                f" {path.stem}.control{path.suffix} beside it, or move it to a dataset of its own"
+            )
+        controls: list[ControlPicture] = []
+        for file in self._pairs.controls.get(path, ()):
+            sha256 = self._content_hash(file)
+            try:
+                control_size, _ = self._size_and_alpha(file, sha256)
+            except ValueError as error:
+                raise ValueError(f"its control picture {file.name} cannot be used: {error}") from error
+            controls.append(ControlPicture(self._name(file), sha256, control_size))
+            if not control_methods.has_same_shape(control_size, size):
+                self.counts.other_shapes.append(self._name(file))
+        return tuple(controls)
 
     def _written_caption(self, path: Path) -> tuple[DatasetLayout, WrittenCaption]:
         """The layout that has a caption for an image (the first of those that are read, if none has), and the caption

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...storage.problem_list import problem_lines
 from .combine import repeated_names, unmeasured
+from .control_methods import ControlMethod
 from .dataset import Dataset
 from .folder_reader import FolderGlance
 from .folder_settings import FolderSource
@@ -170,7 +171,25 @@ def _size_and_mask_lines(listing: FolderListing) -> list[str]:
     masks = [entry.mask for entry in unique_images(listing.entries) if entry.mask]
     if masks:
         lines.append(f"masks: {len(masks)}, {masks.count('alpha')} of them from transparency")
-    return lines
+    return lines + _control_lines(listing)
+
+
+def _control_lines(listing: FolderListing) -> list[str]:
+    """How many control pictures there are, and how many each image has."""
+    counts = Counter(len(entry.controls) for entry in unique_images(listing.entries))
+    if not any(counts):
+        return []
+    total = sum(count * number for count, number in counts.items())
+    each = " or ".join(str(count) for count in sorted(counts))
+    return [f"control pictures: {total}, {each} for each image"]
+
+
+def control_methods_used(methods: Sequence[ControlMethod]) -> list[str]:
+    """How control pictures were encoded."""
+    lines: dict[str, None] = {}
+    for method in methods:
+        lines[f"control pictures are encoded as {method.node} does: {method.name} ({method.models})"] = None
+    return list(lines)
 
 
 def _caption_lines(listing: FolderListing) -> list[str]:
@@ -277,6 +296,7 @@ def _image_row(entry: ImageEntry, held_out: bool) -> dict[str, Any]:
         "batch_id": entry.batch_id,
         "enlarged": entry.framings[0].enlarged,
         "crops": len(entry.framings),
+        "controls": len(entry.controls),
     }
 
 

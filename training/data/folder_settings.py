@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from . import buckets
+from . import buckets, control_methods
 from .filters import Filters
 from .layouts import registry
 from .yaml_values import shorten
@@ -16,7 +16,7 @@ from .yaml_values import shorten
 @dataclass(frozen=True)
 class ConfigSubset:
     """What only a subset of kohya's `dataset_config.toml` says: the caption of images that have none, the ending of the
-    caption files, and the path of its metadata JSON; "" where it does not.
+    caption files, the path of its metadata JSON, and the folders of its control pictures; "" or none where it does not.
 
     Its images lie directly in the folder, and the names of folders mean nothing.
     """
@@ -24,6 +24,7 @@ class ConfigSubset:
     class_tokens: str = ""
     caption_extension: str = ""
     metadata_file: str = ""
+    control_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class FolderSettings:
     min_side: int = 0
     max_side: int = 0
     subset: ConfigSubset | None = None
+    control_pictures: str = control_methods.AUTO
 
     def __post_init__(self) -> None:
         errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors()]
@@ -63,6 +65,9 @@ class FolderSettings:
                 errors.append(f"{label} is {chance}, expected from 0 to 1")
         if not 0.0 <= self.validation < 1.0:
             errors.append(f"validation split is {self.validation}, expected at least 0 and below 1")
+        methods = control_methods.options()
+        if self.control_pictures not in methods:
+            errors.append(f"control pictures is {shorten(self.control_pictures)}, expected one of {', '.join(methods)}")
         for side in self.resolutions:
             if not self.buckets and side % 8:
                 errors.append(f"resolution is {side}, expected a multiple of 8")

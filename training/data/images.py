@@ -89,6 +89,15 @@ def pillow_errors(path: Path) -> Iterator[None]:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
+@contextlib.contextmanager
+def errors_name(name: str) -> Iterator[None]:
+    """Errors about a picture inside the block name its file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"Dataset: {name}: {error}.") from error
+
+
 def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
     """(image as RGB, its alpha as L or None): the first frame, turned as its EXIF says, transparency over white.
 

@@ -15,13 +15,23 @@ from .wildcards import NO_LISTS, WordLists, list_names
 
 
 @dataclass(frozen=True)
+class ControlPicture:
+    """A control picture: its path relative to the folder of its image, content hash, and (width, height)."""
+
+    name: str
+    sha256: str
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class ImageEntry:
     """One image that can be read, at one resolution: path relative to the folder, content hash, caption, bucket, and
     how it is used.
 
     `bucket` and `size` are (width, height). `repeats` is the product of all repeats, `folder_repeats` the part that
     comes from the folder's name. `framings` are its crops; `dropout` None means as the dataset says; `mask` is the path
-    of a mask file, "alpha" the image's own transparency, "" none, and `mask_sha256` its content hash.
+    of a mask file, "alpha" the image's own transparency, "" none, and `mask_sha256` its content hash. `controls` are
+    its control pictures in their order.
     """
 
     name: str
@@ -39,6 +49,7 @@ class ImageEntry:
     mask: str = ""
     mask_sha256: str = ""
     folder_repeats: int = 1
+    controls: tuple[ControlPicture, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides what is trained, as plain values for the digest: no names, no places.
@@ -51,6 +62,9 @@ class ImageEntry:
         values["group"] = values.pop("batch_id")
         for name in ("name", "captioned", "mask", "folder_repeats"):
             del values[name]
+        del values["controls"]
+        if self.controls:
+            values["control pictures"] = [control.sha256 for control in self.controls]
         return values
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..data.batches import Batch, BatchItem, collate, draw_items, group_by_size, make_batches
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, DatasetImage
 
 if TYPE_CHECKING:
     from ..state import TrainState
@@ -48,15 +48,17 @@ class BatchSchedule:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
-        """The captions that the steps from `first` on need, by dataset. Empty if no caption varies."""
+        """The captions that the steps from `first` on need, by dataset, with the pictures that the text encoder sees.
+        Empty if no caption varies.
+        """
         sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
-        if not any(image.caption_template is not None for source in sources for image in source.images):
+        if not any(_needs_preparation(image) for source in sources for image in source.images):
             return {}
         needed: dict[Dataset, set[str]] = {source: set() for source in sources}
         for step in range(first, first + steps):
             for part in range(self.parts):
                 for item in self.shown(step, part):
-                    needed[item.dataset].add(item.caption)
+                    needed[item.dataset].add(item.prompt)
         return needed
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
@@ -77,6 +79,10 @@ class BatchSchedule:
                 for group in group_by_size(self.shown(step, part)):
                     for item in group:
                         yield f"  {_said(item)}"
+
+
+def _needs_preparation(image: DatasetImage) -> bool:
+    return image.caption_template is not None or any(image.seen)
 
 
 def _said(one: BatchItem) -> str:

@@ -63,6 +63,11 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         raise ValueError(
             "Adapter Settings: train text encoder is on, and there is no text encoder to train: connect CLIP."
         )
+    if state.start.adapter.text_encoder and any(any(image.seen) for image in dataset.images):
+        raise ValueError(
+            "Adapter Settings: train text encoder is on, and this text encoder sees the control pictures, so that every"
+            " caption would be encoded with its pictures in every step, which Graft does not do: switch it off."
+        )
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(
             f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"

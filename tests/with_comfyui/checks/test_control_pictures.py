@@ -1,0 +1,247 @@
+"""Control pictures of a folder: what the dataset holds is what ComfyUI's own nodes make of the same pictures, and tiny
+models of their families train on it.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from comfy_extras import nodes_edit_model, nodes_flux, nodes_ip2p, nodes_qwen, nodes_wan
+from families import build
+from graft_nodes import host as wall
+from graft_nodes.training.data import encoding
+from graft_nodes.training.data.batches import image_conditioning
+from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.control_encoding import ControlEncoder
+from graft_nodes.training.data.control_methods import find_method
+from graft_nodes.training.data.filters import Filters
+from graft_nodes.training.data.folder_reader import read_folder
+from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run import step as steps
+from graft_nodes.training.run import workspace
+from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.trainable.settings import AdapterSettings
+from PIL import Image
+
+from .test_train_clip import clip_of
+
+
+class Vae:
+    """A VAE of 16 channels: each latent is what its 8 x 8 pixels hold on average. With `frames` that of a video."""
+
+    def __init__(self, frames=False, channels=16):
+        self.frames, self.channels = frames, channels
+
+    def encode(self, pixels):
+        height, width = (side // 8 * 8 for side in pixels.shape[1:3])
+        top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
+        pixels = pixels[:, top : top + height, left : left + width]
+        latents = torch.nn.functional.avg_pool2d(pixels.movedim(-1, 1), 8)
+        latents = torch.cat([latents * (1 + 0.1 * n) - 0.5 for n in range(6)], 1)[:, : self.channels]
+        if self.frames:
+            latents = latents[::4].movedim(0, 1)[None]
+        return latents
+
+
+class Clip:
+    """A CLIP that makes random tokens of a text, and none of pictures; `mask` is a mask of its tokens."""
+
+    def __init__(self, mask=None):
+        self.entries = {} if mask is None else {"attention_mask": mask}
+
+    def tokenize(self, text, **_):
+        return text
+
+    def encode_from_tokens_scheduled(self, tokens):
+        draws = torch.Generator().manual_seed(len(tokens))
+        pooled = torch.randn(1, 8, generator=draws)
+        return [[torch.randn(1, 6, 12, generator=draws), {"pooled_output": pooled, **self.entries}]]
+
+
+def _save(path, width, height, seed):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)).save(path)
+
+
+def _loaded(path):
+    """As LoadImage gives it."""
+    return torch.from_numpy(np.asarray(Image.open(path).convert("RGB"), dtype=np.float32) / 255.0)[None]
+
+
+def _read(folder, clip, vae, method="auto", cache=None, tokenizer="", calls=None, **settings):
+    """The dataset of a folder, as Dataset makes it."""
+    listing = read_folder(folder, FolderSettings(validation=0.0, control_pictures=method, **settings))
+    way = find_method(method, tokenizer or wall.encoding.tokenizer_of(clip))
+
+    def encode_prompt(caption, pictures, way):
+        text, options = way.prompt(wall.encoding.prompt_of(caption, False), len(pictures))
+        if calls is not None:
+            calls.append(caption)
+        return wall.encoding.encode_with_pictures(clip, text, pictures, options)
+
+    encode_pixels = functools.partial(wall.encoding.encode_pictures, vae)
+    controls = ControlEncoder(listing.folder, way, encode_pixels, encode_prompt, "vae", cache)
+    with torch.inference_mode():
+        return encoding.encode(
+            listing,
+            encode_pixels,
+            functools.partial(wall.encoding.encode_captions, clip),
+            ("vae", "clip"),
+            cache,
+            controls=controls,
+        )[0]
+
+
+def _same(found, expected):
+    """Whether the entries of two conditionings are equal."""
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(found, expected.float())
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(_same(found[name], value) for name, value in expected.items())
+    return found == expected
+
+
+def _assert_is(conditioning, core):
+    ((context, entries),) = core
+    assert torch.equal(conditioning.context, context.float())
+    assert _same(dict(conditioning.extras), {key: value for key, value in entries.items() if value is not None}) or (
+        _same(dict(conditioning.extras), entries)
+    )
+
+
+PLAIN = {"filters": Filters(size_conditioning=False)}
+
+
+def test_flux_kontext_is_scale_and_reference_latent(tmp_path):
+    """Two control pictures: one of the image's shape, one of another."""
+    _save(tmp_path / "a.png", 128, 128, 0)
+    (tmp_path / "a.txt").write_text("make it red")
+    _save(tmp_path / "a.control.png", 256, 256, 1)
+    _save(tmp_path / "a.control2.png", 300, 170, 2)
+    clip, vae = Clip(), Vae()
+    data = _read(tmp_path, clip, vae, resolution=128, tokenizer="FluxTokenizer", **PLAIN)
+    core = clip.encode_from_tokens_scheduled("make it red")
+    for name in ("a.control.png", "a.control2.png"):
+        scaled = nodes_flux.FluxKontextImageScale.execute(_loaded(tmp_path / name)).args[0]
+        core = nodes_edit_model.ReferenceLatent.execute(core, {"samples": vae.encode(scaled)}).args[0]
+    _assert_is(image_conditioning(data, "make it red", data.images[0].crop(0)), core)
+
+
+@pytest.mark.parametrize("plus", [True, False], ids=["Plus", "first"])
+def test_qwen_image_edit_sees_the_pictures(tmp_path, monkeypatch, plus):
+    """Latents and text are those of core's node, with the empty caption too; the second time from the cache."""
+    clip, vae = clip_of("qwen", monkeypatch), Vae(frames=True)
+    _save(tmp_path / "data" / "a.png", 128, 128, 0)
+    (tmp_path / "data" / "a.txt").write_text("make (it) red")
+    _save(tmp_path / "data" / "control" / "a.png", 200, 200, 1)
+    files = ["a.png"]
+    if plus:
+        _save(tmp_path / "data" / "control2" / "a.png", 120, 300, 2)
+        files.append("../control2/a.png")
+    pictures = [_loaded(tmp_path / "data" / "control" / name) for name in files]
+    method = "auto" if plus else "Qwen-Image-Edit"
+    for calls in ([], []):
+        cache = Cache(tmp_path / "cache")
+        data = _read(tmp_path / "data", clip, vae, method, cache, resolution=128, calls=calls, **PLAIN)
+        for caption in ("make (it) red", ""):
+            found = image_conditioning(data, caption, data.images[0].crop(0))
+            prompt = wall.encoding.prompt_of(caption, False)
+            with torch.inference_mode():
+                if plus:
+                    node = nodes_qwen.TextEncodeQwenImageEditPlus
+                    core = node.execute(clip, prompt, vae, *pictures).args[0]
+                else:
+                    core = nodes_qwen.TextEncodeQwenImageEdit.execute(clip, prompt, vae, *pictures).args[0]
+            _assert_is(found, core)
+    assert calls == []
+
+
+def test_instruct_pix2pix_is_its_node(tmp_path):
+    _save(tmp_path / "a.png", 128, 128, 0)
+    _save(tmp_path / "a.control.png", 128, 128, 1)
+    clip, vae = Clip(), Vae(channels=4)
+    data = _read(tmp_path, clip, vae, "concatenated latents", resolution=128, **PLAIN)
+    text = clip.encode_from_tokens_scheduled("")
+    node = nodes_ip2p.InstructPixToPixConditioning
+    core = node.execute(text, text, _loaded(tmp_path / "a.control.png"), vae).args[0]
+    _assert_is(image_conditioning(data, "", data.images[0].crop(0)), core)
+
+
+def test_wan_image_to_video_is_its_node(tmp_path):
+    _save(tmp_path / "a.png", 128, 128, 0)
+    _save(tmp_path / "a.control.png", 128, 128, 1)
+    clip, vae = Clip(), Vae(frames=True)
+    data = _read(tmp_path, clip, vae, resolution=128, tokenizer="WanT5Tokenizer", **PLAIN)
+    text = clip.encode_from_tokens_scheduled("")
+    picture = _loaded(tmp_path / "a.control.png")
+    core = nodes_wan.WanImageToVideo.execute(text, text, vae, 128, 128, 1, 1, start_image=picture).args[0]
+    _assert_is(image_conditioning(data, "", data.images[0].crop(0)), core)
+
+
+def _trained(name, data, patcher=None):
+    patcher = patcher or build(name)
+    settings = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=2, total_steps=10))
+    state = begin(
+        patcher.model.diffusion_model, Start("m", data.digest, AdapterSettings(rank=2, targets="all")), settings
+    )
+    with wall.denoiser.denoiser(patcher) as denoiser:
+        work = workspace.Workspace(state, denoiser, data)
+        with work.installed():
+            result = steps.advance_(work)
+        work.close()
+    return result.loss
+
+
+def _pairs(folder, seed):
+    for number in range(2):
+        _save(folder / f"{number}.png", 64, 80, number)
+        _save(folder / f"{number}.control.png", 64, 80, seed + number)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "frames"),
+    [
+        ("flux kontext", "reference latents", False),
+        ("omnigen2", "reference latents", False),
+        ("qwen edit", "reference latents", True),
+        ("wan i2v", "Wan image to video", True),
+    ],
+)
+def test_other_control_pictures_change_the_loss(tmp_path, name, method, frames):
+    vae, given = Vae(frames), {"resolution": 64, "bucket_step": 16, "flip": 0.5}
+    clip = Clip(torch.ones(1, 6, dtype=torch.long) if name == "omnigen2" else None)
+    losses = []
+    for seed in (10, 20, 10):
+        data = _read(_pairs(tmp_path / f"{seed}", seed), clip, vae, method, **given, **PLAIN)
+        losses.append(_trained(name, data))
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "frames", "says"),
+    [
+        ("wan", "Wan image to video", True, "takes no concatenated latents"),
+        ("wan", "concatenated latents", True, "takes no concatenated latents"),
+        ("sd3", "reference latents", False, "takes no reference latents"),
+    ],
+)
+def test_a_model_that_takes_none_is_refused_at_the_first_step(tmp_path, name, method, frames, says):
+    data = _read(_pairs(tmp_path, 1), Clip(), Vae(frames), method, resolution=64, bucket_step=16, **PLAIN)
+    with pytest.raises(ValueError, match=says):
+        _trained(name, data)
+
+
+def test_a_text_encoder_that_sees_pictures_is_not_trained(tmp_path, monkeypatch):
+    clip = clip_of("qwen", monkeypatch)
+    data = _read(_pairs(tmp_path, 1), clip, Vae(True), resolution=64, bucket_step=16, **PLAIN)
+    patcher, adapter = build("qwen edit"), AdapterSettings(rank=2, text_encoder=True)
+    encoder = clip.cond_stage_model
+    state = begin(patcher.model.diffusion_model, Start("m", data.digest, adapter), Settings(), text_encoder=encoder)
+    says = pytest.raises(ValueError, match="this text encoder sees the control pictures")
+    with wall.denoiser.denoiser(patcher, clip=clip) as denoiser, says:
+        workspace.Workspace(state, denoiser, data)

@@ -1,0 +1,130 @@
+"""Encodes control pictures: their latents as entries of the conditioning, and captions that the text encoder reads
+together with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import images
+from .buckets import Framing
+from .cache import Cache, key_of
+from .changed_files import is_unchanged
+from .control_methods import ControlMethod, FramedControl
+from .dataset import Conditioning, prompt_parts
+from .listing import ControlPicture, ImageEntry
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EncodePrompt = Callable[[str, Sequence[Tensor], ControlMethod], Conditioning]
+_FRAMES_PER_LATENT = 4  # of video models
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The control pictures of one crop of an image, as the text encoder sees them."""
+
+    entry: ImageEntry
+    framing: Framing
+    flipped: bool
+
+
+class ControlEncoder:
+    """The control pictures of one folder, by the method of one model.
+
+    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encode_prompt` encodes a caption with the pictures
+    that it is about; `encoder` is the hash of the VAE. `seen` has what the text encoder sees, by its key.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        method: ControlMethod,
+        encode_pixels: Callable[[Tensor], Tensor],
+        encode_prompt: EncodePrompt,
+        encoder: str,
+        cache: Cache | None,
+    ) -> None:
+        self.folder, self.method, self.encoder, self.cache = folder, method, encoder, cache
+        self.encode_pixels, self.encode_prompt = encode_pixels, encode_prompt
+        self.seen: dict[str, Any] = {}
+        self._opened: dict[str, Image.Image] = {}
+
+    def extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> dict[str, Any]:
+        """The entries of the conditioning of one crop of an image, whose own latent that is."""
+        frames = 1
+        if latent.ndim == 4:
+            frames = _FRAMES_PER_LATENT * (latent.shape[1] - 1) + 1
+        if len(entry.controls) > self.method.most:
+            raise ValueError(
+                f"Dataset: {entry.name} has {len(entry.controls)} control pictures, and with control pictures set to"
+                f" {self.method.name} a model takes {self.method.most}. Remove the others, or choose another way."
+            )
+        latents = [self._latent(entry, control, framing, frames, flipped) for control in entry.controls]
+        return self.method.entries(latents, latent)
+
+    def see(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
+        """The key of what the text encoder sees with that crop of an image; "" where it sees nothing."""
+        if self.method.seen is None or not entry.controls:
+            return ""
+        contents = [[control.sha256, framing.original, framing.scaled, framing.box] for control in entry.controls]
+        key = key_of("seen pictures", self.method.name, contents, flipped)
+        self.seen[key] = _Seen(entry, framing, flipped)
+        return key
+
+    def encode(self, prompt: str) -> Conditioning:
+        """The conditioning of a caption with the pictures whose key `prompt` has (`dataset.prompt_key`)."""
+        caption, key = prompt_parts(prompt)
+        seen = self.seen[key]
+        assert self.method.seen is not None
+        pictures: list[Tensor] = []
+        for control in seen.entry.controls:
+            pixels = self.method.seen(FramedControl(self._open(control), seen.framing))
+            pictures.append(_flipped(pixels, seen.flipped))
+        return self.encode_prompt(caption, pictures, self.method)
+
+    def _latent(
+        self, entry: ImageEntry, control: ControlPicture, framing: Framing, frames: int, flipped: bool
+    ) -> Tensor:
+        place = framing.original, framing.scaled, framing.box
+        key = key_of("control", self.encoder, self.method.name, control.sha256, place, frames, flipped)
+        if self.cache is not None:
+            cached = self.cache.read("latents", key)
+            if cached is not None and torch.isfinite(cached[0]["latent"]).all():
+                return cached[0]["latent"]
+        pixels = self.method.for_vae(FramedControl(self._open(control), framing, frames))
+        latent = self.encode_pixels(_flipped(pixels, flipped)).clone()
+        if not torch.isfinite(latent).all():
+            raise ValueError(
+                f"Dataset: the VAE makes NaN or infinite latents of {control.name}, as some do in float16: start"
+                " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
+            )
+        if self.cache is not None:
+            self.cache.write("latents", key, {"latent": latent})
+        return latent
+
+    def _open(self, control: ControlPicture) -> Image.Image:
+        """A control picture in RGB; those of one image stay open. Raises ValueError when it has changed."""
+        if control.name not in self._opened:
+            path = self.folder / control.name
+            if not is_unchanged(path, control.sha256):
+                raise ValueError(f"Dataset: {control.name} changed while the folder was read; run again.")
+            with images.errors_name(control.name):
+                picture = images.open_image(path)[0]
+            while len(self._opened) >= self.method.most:
+                self._opened.pop(next(iter(self._opened)))
+            self._opened[control.name] = picture
+        return self._opened[control.name]
+
+
+def _flipped(pixels: Tensor, flipped: bool) -> Tensor:
+    if flipped:
+        return pixels.flip(2)
+    return pixels

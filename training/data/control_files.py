@@ -1,0 +1,153 @@
+"""Finds the control pictures of a folder: those that belong to a training image, as the picture before an edit.
+
+`name.control.png` beside `name.png`, or a file of its name in a folder `control` inside its folder or beside it; a
+second and a third one have a 2 and a 3 behind `control`. musubi-tuner's `name_0.png`, `name_1.png` in such a folder
+count too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MOST_CONTROLS = 3  # of one image
+_ENDING = re.compile(r"(.+)\.control[_-]?([1-9]?)", re.IGNORECASE)
+_FOLDER = re.compile(r"control[_-]?([1-9]?)", re.IGNORECASE)
+_NUMBERED = re.compile(r"(.+)_(\d)")
+
+
+@dataclass
+class Pairs:
+    """The images of a folder, the control pictures of those that have some, in order, and the control pictures that no
+    image uses.
+    """
+
+    images: list[Path]
+    controls: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
+    unused: list[Path] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A picture that is named as a control picture: it is the `number`th (from 1) of each of `owners`, and counts
+    together with the others of its `group`.
+    """
+
+    path: Path
+    number: int
+    owners: tuple[Path, ...]
+    group: tuple[Path, str]
+
+
+def find_pairs(paths: Sequence[Path], folder: Path) -> Pairs:
+    """Tell the images below a folder from their control pictures.
+
+    Pictures in a folder named `control` are images as any others as long as none of them has the name of an image.
+    """
+    named = {path for path in paths if _looks_like_control(path, folder)}
+    places = _Places(path for path in paths if path not in named)
+    candidates = [_candidate(path, places) for path in sorted(named)]
+    paired_groups = {candidate.group for candidate in candidates if candidate.owners}
+    pairs = Pairs([])
+    taken: dict[Path, dict[int, Path]] = {}
+    are_controls: set[Path] = set()
+    for candidate in candidates:
+        if candidate.group not in paired_groups:
+            continue
+        are_controls.add(candidate.path)
+        is_used = False
+        for owner in candidate.owners:
+            numbered = taken.setdefault(owner, {})
+            if candidate.number <= MOST_CONTROLS and candidate.number not in numbered:
+                numbered[candidate.number] = candidate.path
+                is_used = True
+        if not is_used:
+            pairs.unused.append(candidate.path)
+    pairs.images = [path for path in paths if path not in are_controls]
+    for owner, numbered in taken.items():
+        pairs.controls[owner] = tuple(numbered[number] for number in sorted(numbered))
+    return pairs
+
+
+def pairs_in_folders(images: Sequence[Path], folders: Sequence[Sequence[Path]]) -> Pairs:
+    """The pairs of images and the control pictures that other folders hold under the same names: the first picture of
+    each from the first folder, and so on; of one folder also `name_0`, `name_1` …
+    """
+    places = _Places(images)
+    pairs = Pairs(list(images))
+    taken: dict[Path, list[tuple[int, Path]]] = {}
+    for place, pictures in enumerate(folders):
+        for path in pictures:
+            owners, number = _owners_by_name(path.stem, places.by_stem)
+            if not owners:
+                pairs.unused.append(path)
+            for owner in owners:
+                taken.setdefault(owner, []).append((place + number, path))
+    for owner, numbered in taken.items():
+        ordered = [path for _, path in sorted(numbered)]
+        pairs.controls[owner] = tuple(ordered[:MOST_CONTROLS])
+        pairs.unused += ordered[MOST_CONTROLS:]
+    return pairs
+
+
+class _Places:
+    """Images by their folder and name, and by their name alone."""
+
+    def __init__(self, images: Iterable[Path]) -> None:
+        self.by_stem: dict[str, list[Path]] = {}
+        self._by_folder: dict[tuple[Path, str], list[Path]] = {}
+        self._beside: dict[tuple[Path, str], list[Path]] = {}
+        for image in images:
+            self.by_stem.setdefault(image.stem, []).append(image)
+            self._by_folder.setdefault((image.parent, image.stem), []).append(image)
+            self._beside.setdefault((image.parent.parent, image.stem), []).append(image)
+
+    def of(self, folder: Path, stem: str) -> list[Path]:
+        """The images of that name in a folder; if there are none, in the folders right below it."""
+        return self._by_folder.get((folder, stem)) or self._beside.get((folder, stem), [])
+
+    def beside(self, path: Path, stem: str) -> list[Path]:
+        """The images of that name in the folder of a picture."""
+        return self._by_folder.get((path.parent, stem), [])
+
+
+def _looks_like_control(path: Path, folder: Path) -> bool:
+    return _ENDING.fullmatch(path.stem) is not None or _is_control_folder(path.parent, folder)
+
+
+def _is_control_folder(parent: Path, folder: Path) -> bool:
+    return parent != folder and _FOLDER.fullmatch(parent.name) is not None
+
+
+def _candidate(path: Path, places: _Places) -> _Candidate:
+    ending = _ENDING.fullmatch(path.stem)
+    if ending is not None:
+        owners = places.beside(path, ending[1])
+        return _Candidate(path, int(ending[2] or 1), tuple(owners), (path.parent, "beside"))
+    match = _FOLDER.fullmatch(path.parent.name)
+    assert match is not None
+    first, base = int(match[1] or 1), path.parent.parent
+    owners = places.of(base, path.stem)
+    number = 0
+    if not owners:
+        stem, number = _without_number(path.stem)
+        owners = places.of(base, stem)
+    return _Candidate(path, first + number, tuple(owners), (path.parent, "inside"))
+
+
+def _owners_by_name(stem: str, images: dict[str, list[Path]]) -> tuple[list[Path], int]:
+    """(the images of a control picture of that name, which of theirs it is, from 0)."""
+    if stem in images:
+        return images[stem], 0
+    name, number = _without_number(stem)
+    return images.get(name, []), number
+
+
+def _without_number(stem: str) -> tuple[str, int]:
+    """musubi-tuner's `name_0` as ("name", 0); a name without a number has the number 0."""
+    match = _NUMBERED.fullmatch(stem)
+    if match is None:
+        return stem, 0
+    return match[1], int(match[2])
