@@ -20,7 +20,7 @@ from ..storage.problem_list import problem_lines
 from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
 from .training import opened
 
-PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")
+PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 
 
 def _lines(source: str) -> list[str]:
@@ -164,7 +164,7 @@ class EMAMerge(io.ComfyNode):
                         "Which average to use. latest: the EMA kept during training, or the last file. width: an"
                         " average of the width below. best: tries several widths and takes the one with the"
                         " lowest held-out loss. uniform: the plain mean. exponential: newer files count more."
-                        " weights: the numbers you give."
+                        " weights: the numbers you give. search: finds each snapshot's share by held-out loss."
                     ),
                 ),
                 io.Float.Input(
@@ -185,8 +185,8 @@ class EMAMerge(io.ComfyNode):
                     display_name="weights or widths",
                     default="",
                     tooltip=(
-                        "For profile weights: one number per file, in the order of the report. For profile best:"
-                        " the widths to try; leave empty to try ten."
+                        "For profile weights: one number per file, in the order of the report. For profiles best and"
+                        " search: the widths to try; leave empty to try ten."
                     ),
                 ),
                 io.Float.Input(
@@ -237,6 +237,32 @@ class EMAMerge(io.ComfyNode):
                         " adds up the ranks of the files."
                     ),
                 ),
+                advanced(
+                    io.Int,
+                    "search_tries",
+                    display_name="search tries",
+                    default=60,
+                    min=1,
+                    max=10000,
+                    optional=True,
+                    tooltip=(
+                        "For profile search: how many averages it tries. Each takes as long as validating half of the"
+                        " held-out images. Raise it if you have many snapshots and time."
+                    ),
+                ),
+                advanced(
+                    io.Int,
+                    "search_seed",
+                    display_name="search seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    optional=True,
+                    tooltip=(
+                        "For profile search: the order in which directions are tried. The same seed gives the same"
+                        " average. Try another one to see how much the result depends on it."
+                    ),
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
@@ -262,12 +288,16 @@ class EMAMerge(io.ComfyNode):
         mode="auto",
         algebra="auto",
         rank=0,
+        search_tries=60,
+        search_seed=0,
     ) -> io.NodeOutput:
         from ..training.reports.curves import draw, editor_data
 
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
         if state is not None and profile == "latest":
             average = _running(state)
+        elif profile == "search":
+            average = _searched(state, _sources(state, None, None), weights, search_tries, search_seed)
         else:
             sources = _sources(state, snapshots, lora_stack)
             if lora_stack is not None and profile == "weights" and not weights.strip():
@@ -309,11 +339,11 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
     elif state is not None and profile in ("uniform", "exponential", "weights"):
         errors.append(
             f"averaging profile {profile} needs files: connect snapshots or a LoRA stack; for a training state use"
-            " latest, width or best"
+            " latest, width, best or search"
         )
-    elif state is None and profile == "best":
-        errors.append("averaging profile best needs a run's held-out images: connect the run's training state")
-    if weights.strip() and profile not in ("weights", "best"):
+    elif state is None and profile in ("best", "search"):
+        errors.append(f"averaging profile {profile} needs a run's held-out images: connect the run's training state")
+    if weights.strip() and profile not in ("weights", "best", "search"):
         errors.append(
             f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
             " profile to weights"
@@ -369,10 +399,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
 
     lines: list[str] = []
     if profile == "best":
-        if state.subject.dataset is None:
-            raise ValueError(
-                "EMA Merge: averaging profile best measures the held-out loss: connect the dataset to Load State."
-            )
+        _check_dataset(state, profile)
         widths = merge.widths_to_try(found, weights)
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
@@ -380,6 +407,35 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
     average = merge.merged(found, profile, width, weights, algebra, rank, base)
     return replace(average, lines=(*lines, *average.lines))
+
+
+def _searched(state: Any, found: Any, widths_text: str, tries: int, seed: int) -> Any:
+    """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
+    from ..training.averages import merge, search
+    from ..training.averages.held_out_loss import halves, held_out_loss
+
+    _check_dataset(state, "search")
+    dataset = state.subject.dataset
+    widths, seen_and_kept = merge.widths_to_try(found, widths_text), halves(dataset)
+    bar = host.events.progress(len(seen_and_kept) * len(widths) + tries + 1)
+    scored = iter(range(1, len(seen_and_kept) * len(widths) + tries + 2))
+    with opened(state) as denoiser:
+
+        def score(lora: Any, numbers: Any) -> float | None:
+            host.events.raise_if_interrupted()
+            loss = held_out_loss(state, denoiser, dataset, lora, numbers)
+            bar(next(scored))
+            return loss
+
+        searched = search.search(found, widths, score, seen_and_kept, tries, seed)
+    return merge.with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
+
+
+def _check_dataset(state: Any, profile: str) -> None:
+    if state.subject.dataset is None:
+        raise ValueError(
+            f"EMA Merge: averaging profile {profile} measures the held-out loss: connect the dataset to Load State."
+        )
 
 
 NODES = [GraftSnapshots, EMAMerge]

@@ -33,6 +33,17 @@ def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return halves
 
 
+def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The numbers of `from_float16` without copies: tensors without a scale stay float16."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if SCALE_PREFIX + name in tensors:
+            whole[name] = tensor.float() * float(tensors[SCALE_PREFIX + name])
+        elif not name.startswith(SCALE_PREFIX):
+            whole[name] = tensor
+    return whole
+
+
 def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """float32 tensors from the result of `to_float16`."""
     converted: dict[str, Tensor] = {}

@@ -318,7 +318,7 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
         )
     )
     since = {
-        "EMAMerge": {"algebra", "rank"},
+        "EMAMerge": {"algebra", "rank", "search_tries", "search_seed"},
         "TrainStep": {"keep", "snapshot_minutes", "tensorboard"},
         "GraftOptimizer": {"block_rates", "fused_backward"},
         "GraftDataset": {

@@ -99,6 +99,58 @@ def test_latest_width_and_best_of_a_state(host, demo, state):
         torch.testing.assert_close(tensor, last[name])
 
 
+def test_searched_shares_of_a_state(host, demo, pictures):
+    """The node's search: progress to its end, both halves in the report, other shares with more tries, the same bytes
+    again, and a stop.
+    """
+    more = Dataset.from_latents(
+        [image.latent for image in (*pictures.images, *pictures.held_out)],
+        [image.caption for image in (*pictures.images, *pictures.held_out)],
+        pictures.conditionings,
+        held_out=[2, 3, 4, 5],
+    )
+    state = begun(host, demo, more, "searched")
+    given = {"model": demo[0], "state": state, "profile": "search", "weights": "0.06 0.09"}
+    few, again, many, other = (
+        host.call("EMAMerge", **given, search_tries=tries, search_seed=seed)
+        for tries, seed in ((13, 0), (13, 0), (40, 0), (13, 7))
+    )
+    report = few[4]
+    assert "searched 13 averages of 8 snapshots in 3 directions on 2 held-out images, seed 0; 2 other ones" in report
+    assert report.count("width 0.0600: ") == report.count("width 0.0900: ") == 1 and "is taken" in report
+    assert few[2].keys() == state.lora_model().keys() and report == again[4]
+    assert all(torch.equal(few[2][name], tensor) for name, tensor in again[2].items())
+    assert "searched 40 averages" in many[4] and "seed 7" in other[4]
+    lines = [next(line for line in one[4].splitlines() if line.startswith("searched: ")) for one in (few, many, other)]
+    assert len(set(lines)) == 3  # tries and seed count
+    with pytest.raises(Exception, match="at least 2 held-out images"):
+        host.call("EMAMerge", **{**given, "state": begun(host, demo, pictures, "averages")})
+
+
+def test_a_stop_ends_a_search(host, demo, pictures, monkeypatch):
+    import comfy.model_management as management
+
+    wall, scored = host.module("host"), []
+
+    def stop():
+        scored.append(1)
+        if len(scored) == 5:
+            management.interrupt_current_processing(True)
+            management.throw_exception_if_processing_interrupted()
+
+    images = [*pictures.images, *pictures.held_out]
+    more = Dataset.from_latents(
+        [image.latent for image in images], [image.caption for image in images], pictures.conditionings, held_out=[4, 5]
+    )
+    state = begun(host, demo, more, "stopped")
+    before = {name: tensor.cpu().clone() for name, tensor in demo[0].model.state_dict().items()}
+    monkeypatch.setattr(wall.events, "raise_if_interrupted", stop)
+    with pytest.raises(management.InterruptProcessingException):
+        host.call("EMAMerge", model=demo[0], state=state, profile="search", weights="0.06 0.09")
+    assert len(scored) == 5
+    assert all(torch.equal(before[name], tensor.cpu()) for name, tensor in demo[0].model.state_dict().items())
+
+
 def test_the_same_from_snapshots_by_run_and_by_file(host, demo, state):
     found, report = host.call("GraftSnapshots", source="averages\n")
     assert report.startswith("8 snapshots") and "width 0.05" in report and "step 8" in report
@@ -266,6 +318,8 @@ def weights_of(model):
         ({"snapshots": 1, "profile": "width", "width": 0.08, "rank": 2}, "which keep their rank"),
         ({"snapshots": 1, "profile": "weights", "weights": "1"}, "weights or widths .* 1 numbers for 8 files"),
         ({"snapshots": 1, "profile": "exponential"}, "use width"),
+        ({"snapshots": 1, "profile": "search"}, "averaging profile search needs a run's held-out images"),
+        ({"state": 1, "profile": "search", "rank": 2}, "set maximum rank to 0 and averaging method to auto"),
     ],
 )
 def test_inputs_that_do_not_go_together(host, demo, state, inputs, says):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -10,20 +10,24 @@ from torch import Tensor
 
 from ..data.dataset import Dataset
 from ..objective.denoiser import Denoiser
-from ..run.validation import validate
+from ..run.validation import MOST_IMAGES, validate
 from ..run.workspace import Workspace
 from ..state import TrainState
 from ..trainable.install import from_lora
 
 
 def held_out_loss(
-    state: TrainState, denoiser: Denoiser, dataset: Dataset, lora: Mapping[str, Tensor] | None = None
+    state: TrainState,
+    denoiser: Denoiser,
+    dataset: Dataset,
+    lora: Mapping[str, Tensor] | None = None,
+    numbers: Collection[int] | None = None,
 ) -> float | None:
     """The held-out loss of a LORA_MODEL of the run's own kind, or of the state's last weights, as Train Step measures
     it.
 
-    None without held-out pictures. The model is left as it was; raises ValueError when the LORA_MODEL is not of this
-    run's layers.
+    `numbers` are the held-out pictures that count, all if None. The loss is None without held-out pictures. The model
+    is left as it was; raises ValueError when the LORA_MODEL is not of this run's layers.
     """
     trained = state.trained
     if lora is not None:
@@ -40,4 +44,15 @@ def held_out_loss(
         )
         work = Workspace(start_state, denoiser, dataset)
         with work.installed():
-            return validate(work)
+            return validate(work, numbers)
+
+
+def halves(dataset: Dataset) -> tuple[range, range]:
+    """The numbers of the held-out pictures that a search sees, and of those that are kept for the answer."""
+    count = min(len(dataset.held_out), MOST_IMAGES)
+    if count < 2:
+        raise ValueError(
+            f"averaging profile search needs at least 2 held-out images, because half of them are kept for the answer,"
+            f" and there are {count}: raise validation split in Dataset, or choose a width"
+        )
+    return range(0, count, 2), range(1, count, 2)

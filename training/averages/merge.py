@@ -16,7 +16,7 @@ from ..trainable.install import as_lora
 from ..trainable.settings import AdapterSettings
 from .sources import Sources
 
-PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights")
+PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 ALGEBRAS = ("auto", *average.ALGEBRAS)
 SWEEP = 10  # widths that profile best tries when none are given
 
@@ -89,15 +89,30 @@ def merged(
     `base` returns the model's own weights; checkpoints are saved as differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
+    return with_shares(sources, shares, lines, algebra, rank, base, width if profile == "width" else None)
+
+
+def with_shares(
+    sources: Sources,
+    shares: Sequence[float],
+    lines: Sequence[str],
+    algebra: str = "auto",
+    rank: int = 0,
+    base: Callable[[], Mapping[str, Tensor]] | None = None,
+    width: float | None = None,
+) -> Merged:
+    """Average files with these shares, as `merged` does. The report begins with `lines`; `width` is drawn beside the
+    average.
+    """
     used, used_shares = _used(sources, shares)
     files, names = [file.load() for file in used.files], [file.name for file in used.files]
     if used.files[0].kind == "checkpoint":
         lora, line = _checkpoints(files, used_shares, names, base)
     else:
         lora, line = _loras(used, files, used_shares, names, algebra, rank)
-    lines += [line, *(f"{file.name}: {share:.4f}" for file, share in zip(sources.files, shares, strict=True))]
+    lines = [*lines, line, *(f"{file.name}: {share:.4f}" for file, share in zip(sources.files, shares, strict=True))]
     text_encoder = sum(file.text_encoder for file in used.files)
-    return Merged(lora, curves(sources, shares, width if profile == "width" else None), tuple(lines), text_encoder)
+    return Merged(lora, curves(sources, shares, width), tuple(lines), text_encoder)
 
 
 def _used(sources: Sources, shares: Sequence[float]) -> tuple[Sources, list[float]]:

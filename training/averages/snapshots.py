@@ -17,7 +17,7 @@ from ...ema.post_hoc import Profile
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_tensors
 from ...storage.file_list import names_in
-from ...storage.float16 import from_float16, to_float16
+from ...storage.float16 import as_stored, from_float16, to_float16
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from ..lora_metadata import lora_metadata
 from ..state import TrainState, position_at, state_key
@@ -84,6 +84,16 @@ def read(snapshot: Snapshot) -> dict[str, Tensor]:
 
     Raises ValueError naming the file if it is missing, damaged or another one.
     """
+    return from_float16(_checked(snapshot))
+
+
+def read_as_stored(snapshot: Snapshot) -> dict[str, Tensor]:
+    """`read`, memory-mapped in float16: the same numbers, and no copy of them."""
+    return as_stored(_checked(snapshot))
+
+
+def _checked(snapshot: Snapshot) -> dict[str, Tensor]:
+    """A snapshot's tensors, memory-mapped, after their hash was compared with the recorded one."""
     if not snapshot.path.is_file():
         raise ValueError(
             f"{snapshot.path} is missing: the snapshot of step {snapshot.profile.step}, width {snapshot.width:g}"
@@ -93,7 +103,7 @@ def read(snapshot: Snapshot) -> dict[str, Tensor]:
         raise ValueError(f"{snapshot.path}: its hash is not the recorded one; it was changed or cut short")
     if recorded(snapshot.path, metadata) != snapshot:
         raise ValueError(f"{snapshot.path}: it is not the snapshot that its name says")
-    return from_float16(tensors)
+    return tensors
 
 
 def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:

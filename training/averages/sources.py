@@ -56,6 +56,12 @@ class Source:
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
+    def load_as_stored(self) -> dict[str, Tensor]:
+        """`load`; a snapshot memory-mapped in float16, with the same numbers."""
+        if self.snapshot is None:
+            return self.load()
+        return snapshots.read_as_stored(self.snapshot)
+
 
 @dataclass(frozen=True)
 class Sources:

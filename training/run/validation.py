@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -31,14 +33,18 @@ def measure(work: Workspace) -> HeldOutLoss | None:
 
 
 @torch.no_grad()
-def validate(work: Workspace) -> float | None:
-    """Mean loss of the held-out images with plain weights and without dropout; None without held-out images."""
+def validate(work: Workspace, numbers: Collection[int] | None = None) -> float | None:
+    """Mean loss of the held-out images with plain weights and without dropout; None without held-out images.
+
+    With `numbers` only these images count, each with the noise that it always has.
+    """
     images = work.dataset.held_out[:MOST_IMAGES]
     if not images:
         return None
     means = []
     for number, image in enumerate(images):
-        means.append(_image_losses(work, number, image).mean())
+        if numbers is None or number in numbers:
+            means.append(_image_losses(work, number, image).mean())
     return float(torch.stack(means).mean())
 
 
