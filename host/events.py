@@ -23,6 +23,17 @@ def progress(total: int) -> Callable[[int], None]:
     return lambda done: bar.update_absolute(done, total)
 
 
+def advancing(steps: int) -> Callable[[], None]:
+    """Returns a function to call after each of `steps` steps: it shows progress and stops when the user asks."""
+    bar, step_numbers = progress(steps), iter(range(1, steps + 1))
+
+    def advance() -> None:
+        raise_if_interrupted()
+        bar(next(step_numbers))
+
+    return advance
+
+
 def raise_if_interrupted() -> None:
     """Raise the host's own exception when the user has asked to stop."""
     import comfy.model_management

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..patches.patching.fuse import Patch, effective, in_order
+from ..patches.patching.fuse import MERGEABLE_DTYPES, Patch, effective, in_order
 from .base_weights import base_weights
 from .lora_injection import carried_stacks
 
@@ -43,6 +43,21 @@ def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tens
     if patcher.patches.get(name):
         weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
     return in_order(weight, _stack_patches(patcher, name))
+
+
+def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
+    """A function that gives a weight by name as the patcher samples with it; ValueError for a quantised one."""
+    bases = base_weights(patcher)
+
+    def read(name: str) -> torch.Tensor:
+        if bases[name].dtype not in MERGEABLE_DTYPES:
+            raise ValueError(
+                f"{name} is quantised ({bases[name].dtype}), and a LoRA of the stack depends on it (DoRA, OFT, GLoRA,"
+                " IA3 …). Load the model in another precision, or take that row out."
+            )
+        return weight_as_sampled(patcher, name, bases[name])
+
+    return read
 
 
 def _stack_patches(patcher: Any, name: str) -> list[Patch]:

@@ -1,5 +1,6 @@
 """LoRA nodes: GraftLoRAStack lists files, LoRAStackPatch puts a whole stack on a model, GraftLoadLoRAs does both,
-GraftSaveLoRA writes a trained one, GraftLoRAEffect measures what each block does.
+GraftSaveLoRA writes a trained one, GraftLoRAEffect measures what each block does, GraftLoRAConflicts where LoRAs work
+against each other.
 """
 
 from __future__ import annotations
@@ -392,6 +393,12 @@ def _how_to_load(left_out: list[str]) -> str:
     )
 
 
+def _with_blocks(listed: list[StackRow], blocks: list[str]) -> list[StackRow]:
+    """The rows of a stack, those that change the model with these block weights in order."""
+    remaining = iter(blocks)
+    return [row.with_blocks(next(remaining)) if row[1] != 0.0 else row for row in listed]
+
+
 class GraftLoRAEffect(io.ComfyNode):
     """Measures what each block of each row of a stack does to the model's prediction."""
 
@@ -470,6 +477,7 @@ class GraftLoRAEffect(io.ComfyNode):
     def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
         from ..host.lora_effect import predictor
         from ..patches.analysis import effect, pictures
+        from ..patches.analysis.rows import read_rows
 
         listed = rows_of(lora_stack or [])
         used = [row for row in listed if row[1] != 0.0]
@@ -478,13 +486,14 @@ class GraftLoRAEffect(io.ComfyNode):
                 "LoRA Effect: the stack has no row that changes the model. Add LoRAs to LoRA Stack, switch their rows"
                 " on and give them a model strength."
             )
-        rows = effect.read_rows(lora_entries(used), host.lora.model_weights(model), host.lora.generic_keys)
+        weights = host.lora.model_weights(model)
+        effect.check_blocks(weights)
+        rows = read_rows(lora_entries(used), weights, host.lora.generic_keys)
         with predictor(model, positive, latent, levels, measure_seed) as predict:
             effects = effect.measure(rows, predict, keep, host.events.progress(effect.steps(rows)))
-        weights = dict(zip(map(id, used), (one.block_weights for one in effects), strict=True))
-        kept = [row.with_blocks(weights.get(id(row), row.blocks)) for row in listed]
+        kept = _with_blocks(listed, [one.block_weights for one in effects])
         shown = effect.panel(effects, predict.sigmas, keep)
-        shown["stack"] = [row[0] for row in listed if row[1] != 0.0]
+        shown["stack"] = [row[0] for row in used]
         return io.NodeOutput(
             kept,
             effect.report(effects, predict.sigmas, keep),
@@ -493,4 +502,73 @@ class GraftLoRAEffect(io.ComfyNode):
         )
 
 
-NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA, GraftLoRAEffect]
+class GraftLoRAConflicts(io.ComfyNode):
+    """Compares the rows of a stack with each other: where they cancel or repeat each other."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftLoRAConflicts",
+            display_name="LoRA Conflicts",
+            category="Graft/lora",
+            description=(
+                "Compares the LoRAs of a stack pair by pair: in which blocks they cancel or repeat each other, and"
+                " writes block weights that end it. Only the weights are compared, so it takes seconds."
+            ),
+            **aliases("lora analysis", "lora overlap", "lora interference", "lora conflict", "lora block weight"),
+            is_output_node=True,
+            inputs=[
+                io.Model.Input("model", tooltip="The diffusion model that the LoRAs are for. It tells their layers."),
+                LoraStack.Input(
+                    "lora_stack",
+                    tooltip="Two or more LoRAs, compared at their strengths and block weights, from LoRA Stack.",
+                ),
+                io.Float.Input(
+                    "threshold",
+                    display_name="conflict from",
+                    default=0.1,
+                    min=0.01,
+                    max=1.0,
+                    step=0.01,
+                    tooltip=(
+                        "The cosine from which two LoRAs conflict in a block, with either sign. LoRAs that have nothing"
+                        " to do with each other are near 0. Raise it to 0.3 to change only the worst blocks."
+                    ),
+                ),
+            ],
+            outputs=[
+                LoraStack.Output(display_name="LORA_STACK"),
+                io.String.Output(display_name="report"),
+                io.Image.Output(display_name="IMAGE"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model, lora_stack, threshold=0.1) -> io.NodeOutput:
+        from ..patches.analysis import conflicts, pictures
+        from ..patches.analysis.rows import read_rows
+
+        listed = rows_of(lora_stack or [])
+        used = [row for row in listed if row[1] != 0.0]
+        if len(used) < 2:
+            raise ValueError(
+                f"LoRA Conflicts: the stack has {len(used)} rows that change the model, and it takes two to conflict."
+                " Add LoRAs to LoRA Stack, switch their rows on and give them a model strength."
+            )
+        weights = host.lora.model_weights(model)
+        rows = read_rows(lora_entries(used), weights, host.lora.generic_keys)
+        shapes = {name: shape for (space, name), shape in weights.shapes.items() if space == "model"}
+        advance = host.events.advancing(len(conflicts.by_layer(rows)))
+        compared = conflicts.compare(rows, shapes, host.model_difference.weight_reader(model), advance)
+        found = conflicts.fights(compared, threshold)
+        shown = conflicts.panel(compared, found)
+        shown["stack"] = [row[0] for row in used]
+        return io.NodeOutput(
+            _with_blocks(listed, conflicts.suggested(compared, found)),
+            conflicts.report(compared, found, threshold),
+            pictures.draw_cells(conflicts.table(compared)),
+            ui={"graft_conflicts": [shown]},
+        )
+
+
+NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA, GraftLoRAEffect, GraftLoRAConflicts]

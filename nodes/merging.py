@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from comfy_api.latest import io
@@ -53,17 +53,6 @@ def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
         if names:
             lines.append(f"{entry.name}: {len(names)} embeddings in the file are left out ({', '.join(names)})")
     return lines
-
-
-def _advancing(steps: int) -> Callable[[], None]:
-    """Returns a function to call after each of `steps` steps: it shows progress and stops when the user asks."""
-    bar, step_numbers = host.events.progress(steps), iter(range(1, steps + 1))
-
-    def advance() -> None:
-        host.events.raise_if_interrupted()
-        bar(next(step_numbers))
-
-    return advance
 
 
 def _described(registry: Iterable[Any]) -> str:
@@ -234,7 +223,7 @@ class GraftMergeLoRAs(io.ComfyNode):
             left_out = _embeddings_left_out(entries)
         else:
             changes, left_out = host.lora.lora_changes(model, clip, entries)
-            merged = merge.merge_changes(changes, rank, _advancing(len(changes)), settings)
+            merged = merge.merge_changes(changes, rank, host.events.advancing(len(changes)), settings)
         source = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
         if method != "sum":
             source = f"{method} of {source}"
@@ -282,7 +271,7 @@ class GraftExtractLoRA(io.ComfyNode):
         from ..patches.lora_files import merge
 
         changes = host.model_difference.model_difference(model, base)
-        merged = merge.extract_lora(changes, rank, _advancing(len(changes)))
+        merged = merge.extract_lora(changes, rank, host.events.advancing(len(changes)))
         lines = [_report(merged, f"difference of {len(changes)} weights")]
         for name, patcher in (("model", model), ("base model", base)):
             count = len(scheduled_weights(host.lora_injection.carried_stacks(patcher)))

@@ -4,37 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..lora_files import block_weights
-from ..lora_files.entry import LoraEntry, StateDict
-from ..lora_files.read_stack import ModelWeights, patches_by_weight, read_files
-from ..models.block_names import REST, TEXT
+from ..lora_files.read_stack import ModelWeights
+from ..models.block_names import REST
 from ..patching.fuse import Patch
 from .pictures import Bar, BarChart
+from .rows import RowPatches, blocks_of
 
 WeightPatches = Mapping[str, Sequence[Patch]]
 # The model's predictions, one for each noise level, with these patches on it and nothing else of the stack.
 Predict = Callable[[WeightPatches], Sequence[Tensor]]
 _SHOWN = 12  # blocks of a row in the report, the strongest
-
-
-class RowPatches(NamedTuple):
-    """One LoRA of a stack: its patches of the model by block, in the model's order, and its text encoder layers."""
-
-    entry: LoraEntry
-    blocks: dict[str, dict[str, list[Patch]]]
-    text_layers: int
-
-    def of(self, blocks: Collection[str]) -> dict[str, list[Patch]]:
-        """The patches of some blocks by weight."""
-        patches: dict[str, list[Patch]] = {}
-        for block in blocks:
-            patches.update(self.blocks[block])
-        return patches
 
 
 @dataclass(frozen=True)
@@ -67,43 +51,13 @@ class RowEffect:
         return sum(shares[block] for block in self.kept)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def read_rows(
-    entries: Sequence[LoraEntry], weights: ModelWeights, convert: Callable[[StateDict], StateDict]
-) -> list[RowPatches]:
-    """The patches of every entry by block. `convert` turns a file's keys into generic names.
-
-    Raises ValueError that lists every entry that cannot be used, or says that the model has no blocks.
-    """
-    order: dict[str, None] = {}
-    for space, weight in weights.shapes:
-        if space == "model":
-            order.setdefault(block_weights.block_of(weight))
-    if not order.keys() - {REST}:
+def check_blocks(weights: ModelWeights) -> None:
+    """Raises ValueError for a model whose blocks Graft does not know."""
+    if blocks_of(weights) == [REST]:
         raise ValueError(
             "Graft knows no blocks of this model, so there is nothing to switch on and off one by one. Use a model of a"
             " family that Graft knows (docs/families.md lists them)."
         )
-    reading = read_files(entries, weights, convert)
-    reading.problems += [
-        f"{lora.name} enlarges weights of the model, which cannot be done block by block: take its row out"
-        for lora in reading.enlarging
-    ]
-    reading.raise_problems()
-    rows = []
-    for entry, lora in reading.loras:
-        on_model = patches_by_weight([(entry, lora)], "model", weights.shapes)
-        rows.append(RowPatches(entry, _by_block(on_model, order), len(lora.text_encoder)))
-    return rows
-
-
-def _by_block(patches: Mapping[str, list[Patch]], order: Iterable[str]) -> dict[str, dict[str, list[Patch]]]:
-    found: dict[str, dict[str, list[Patch]]] = {}
-    for weight, on_weight in patches.items():
-        found.setdefault(block_weights.block_of(weight), {})[weight] = on_weight
-    return {block: found[block] for block in order if block in found}
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -231,19 +185,8 @@ def strongest(effects: Mapping[str, float], keep: float) -> tuple[str, ...]:
 
 
 def kept_block_weights(row: RowPatches, kept: Collection[str]) -> str:
-    """Block weights that switch off the other blocks of a row. The kept ones and the text encoders stay as they are."""
-    if len(kept) == len(row.blocks):
-        return row.entry.blocks
-    before = row.entry.block_strengths()
-    pairs = []
-    for block in row.blocks:
-        strength = 0.0
-        if block in kept:
-            strength = block_weights.of_block(before, block)
-        pairs.append((block, strength))
-    if row.text_layers:
-        pairs += [(block, block_weights.of_block(before, block)) for block in TEXT]
-    return block_weights.text_of(pairs)
+    """Block weights that switch off the blocks of a row that are not kept."""
+    return row.block_weights({block: float(block in kept) for block in row.blocks})
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, drawn with Pillow: bars by block."""
+"""Pictures of what was measured, drawn with Pillow: bars by block, and tables of cosines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH = 960
 _PAPER, _INK, _GRID = (250, 250, 248), (40, 40, 40), (222, 222, 218)
-_PALE, _STRONG = (176, 200, 226), (24, 82, 148)
+_PALE, _STRONG, _RED = (176, 200, 226), (24, 82, 148), (168, 38, 30)
 _LEFT, _RIGHT = 80, 930
 _HEAD, _BARS, _NAMES = 44, 130, 56  # of a chart, from the top: title, bars, names of the bars
 
@@ -47,6 +47,56 @@ def draw_bars(charts: Sequence[BarChart]) -> Tensor:
     for number, chart in enumerate(charts):
         _draw_chart(image, pen, chart, number * height, top or 1.0)
     return as_image(image)
+
+
+@dataclass(frozen=True)
+class CellTable:
+    """Numbers from -1 to 1 in lines and columns (None: nothing to say), and texts above them."""
+
+    titles: Sequence[str]
+    columns: Sequence[str]
+    lines: Sequence[tuple[str, Sequence[float | None]]]
+
+
+def draw_cells(table: CellTable) -> Tensor:
+    """A table as an image (1, H, W, 3) in 0..1: negative numbers red, positive ones blue, the stronger the darker."""
+    from PIL import Image, ImageDraw
+
+    top = 24 + 16 * len(table.titles)
+    height = 22
+    image = Image.new("RGB", (WIDTH, top + height * len(table.lines) + _NAMES + 8), _PAPER)
+    pen = ImageDraw.Draw(image)
+    for number, title in enumerate(table.titles):
+        pen.text((_LEFT, 12 + 16 * number), printable(title), fill=_INK)
+    step = (_RIGHT - _LEFT) / max(8, len(table.columns))
+    for number, (name, values) in enumerate(table.lines):
+        y = top + number * height
+        pen.text((_LEFT - 8, y + height / 2), name, fill=_INK, anchor="rm")
+        for place, value in enumerate(values):
+            box = [_LEFT + place * step, y, _LEFT + (place + 1) * step - 1, y + height - 2]
+            pen.rectangle(box, fill=_cell_colour(value))
+            if value is not None and step >= 34:
+                pen.text((box[0] + step / 2, y + height / 2), f"{value:+.2f}", fill=_cell_ink(value), anchor="mm")
+    for place, name in enumerate(table.columns):
+        draw_upright(image, name, _LEFT + (place + 0.5) * step, top + height * len(table.lines) + 5)
+    return as_image(image)
+
+
+def _cell_colour(value: float | None) -> tuple[int, int, int]:
+    if value is None:
+        return _GRID
+    end = _STRONG
+    if value < 0:
+        end = _RED
+    share = min(1.0, abs(value)) ** 0.5  # small cosines matter too
+    red, green, blue = (round(paper + share * (ink - paper)) for paper, ink in zip(_PAPER, end, strict=True))
+    return red, green, blue
+
+
+def _cell_ink(value: float) -> tuple[int, int, int]:
+    if abs(value) > 0.25:
+        return _PAPER
+    return _INK
 
 
 def as_image(image: object) -> Tensor:

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from graft_nodes.patches.analysis import effect
+from graft_nodes.patches.analysis.rows import RowPatches, read_rows
 from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.parse import Target
@@ -136,7 +137,7 @@ def test_a_hundred_random_stacks_are_dense_float64(tens):
                 {name: change * strength * weights.get(block_name(name), 1.0) for name, change in dense.items()}
             )
         keep = draw.uniform(0.3, 0.95)
-        rows = effect.read_rows(entries, weights_of(model), dict)
+        rows = read_rows(entries, weights_of(model), dict)
         base = dense_predictions(model, {})
         for found, change in zip(effect.measure(rows, by_ledger(model), keep), changes, strict=True):
             blocks = {block_name(name) for name, one in change.items() if one.any()}
@@ -177,14 +178,16 @@ def test_written_block_weights_switch_off_what_is_not_kept_and_nothing_else(seed
     kept = [block for block in blocks if draw.random() < 0.5]
     before = draw.choice(["", "IN=0.5", "BASE=0.25, IN1=2", "MIDD", "CLIP=0.5, OUT=0", "BASE=0.3, T5=0.1"])
     entry = LoraEntry("file", {}, 1.0, blocks=before)
-    row = effect.RowPatches(entry, {block: {} for block in blocks}, draw.choice([0, 3]))
+    old, more = entry.block_strengths(), [block for block in ["BASE", *BLOCKS] if block not in blocks]
+    used = [block for block in blocks if block_weights.of_block(old, block)]  # what has patches
+    row = RowPatches(entry, {block: {} for block in used}, tuple([*blocks, *more]), draw.choice([0, 3]))
     text = effect.kept_block_weights(row, kept)
-    if len(kept) == len(blocks):
+    if set(used) <= set(kept):
         assert text == before
         return
-    old, new = entry.block_strengths(), block_weights.fitting(text, [name for _, name in weights_of(model).shapes])
-    for block in blocks:
-        expected = block_weights.of_block(old, block) if block in kept else 0.0
+    new = block_weights.fitting(text, [name for _, name in weights_of(model).shapes])
+    for block in [*blocks, *more]:
+        expected = block_weights.of_block(old, block) if block in [*kept, *more] else 0.0
         assert block_weights.of_block(new, block) == expected, (before, text, block)
     if row.text_layers:
         for block in ("CLIP", "T5"):
@@ -196,13 +199,14 @@ def test_refusals_say_which_file():
     state, _ = file_of(model, 1)
     known = weights_of(model)
     with pytest.raises(ValueError, match=r"foreign\.safetensors cannot be used:\n- no key matches this model"):
-        effect.read_rows([LoraEntry("foreign.safetensors", {"x.lora_up.weight": torch.ones(3, 1)})], known, dict)
+        read_rows([LoraEntry("foreign.safetensors", {"x.lora_up.weight": torch.ones(3, 1)})], known, dict)
     with pytest.raises(ValueError, match="this model has no OUT99"):
-        effect.read_rows([LoraEntry("file", state, blocks="OUT99=0")], known, dict)
+        read_rows([LoraEntry("file", state, blocks="OUT99=0")], known, dict)
     plain = {(space, f"other.{n}.weight"): shape for n, ((space, _), shape) in enumerate(known.shapes.items())}
     with pytest.raises(ValueError, match="Graft knows no blocks of this model"):
-        effect.read_rows([LoraEntry("file", state)], ModelWeights({}, plain), dict)
-    rows = effect.read_rows([LoraEntry("file", state, 0.5)], known, dict)
+        effect.check_blocks(ModelWeights({}, plain))
+    effect.check_blocks(known)
+    rows = read_rows([LoraEntry("file", state, 0.5)], known, dict)
     with pytest.raises(ValueError, match=r"The prediction of file in block .* holds NaN"):
         effect.measure(rows, lambda patches: [torch.full((2,), float("nan") if patches else 1.0)], 0.9)
     with pytest.raises(ValueError, match="predicts only zeros"):
@@ -212,7 +216,7 @@ def test_refusals_say_which_file():
 def test_progress_reaches_its_end_and_the_report_names_what_is_kept():
     model, done = Tiny(0), []
     entries = [LoraEntry(f"file {n}", file_of(model, n)[0], 0.5) for n in (1, 2)]
-    rows = effect.read_rows(entries, weights_of(model), dict)
+    rows = read_rows(entries, weights_of(model), dict)
     effects = effect.measure(rows, by_ledger(model), 0.6, done.append)
     assert done == sorted(done) and done[-1] == effect.steps(rows)
     report = effect.report(effects, LEVELS, 0.6)
