@@ -42,6 +42,17 @@ export const CHINESE = {
   'The rows have these block weights already.': '各行已经是这些分块权重。',
   'The rows have changed since this was measured. Run the node again.': '测量之后各行已有改动。请重新运行节点。',
   'The stack comes from another node than LoRA Stack. Use the output LORA_STACK instead.': '堆栈并非来自 LoRA 堆栈节点。请改用 LORA_STACK 输出。',
+  // GraftLoRAConflicts
+  'Run the node to see where these LoRAs conflict.': '运行之后，这里显示这些 LoRA 在哪里冲突。',
+  '{number}. {file} at {strength}': '{number}. {file}（强度 {strength}）',
+  'Take the suggestion': '采用建议',
+  '{first} and {second}': '{first} 与 {second}',
+  'Cosines by block of rows {first} and {second}': '第 {first} 行与第 {second} 行各块的余弦',
+  'No two of these LoRAs conflict in any block.': '这些 LoRA 在任何块中都不冲突。',
+  '{block}: rows {first} and {second} cancel ({cosine})': '{block}：第 {first} 行与第 {second} 行互相抵消（{cosine}）',
+  '{block}: rows {first} and {second} repeat each other ({cosine})': '{block}：第 {first} 行与第 {second} 行互相重复（{cosine}）',
+  '{count} more in the report': '报告中还有 {count} 处',
+  'Row {number}: {weights}': '第 {number} 行：{weights}',
   // GraftDataset
   'image folder': '图片文件夹',
   'choose a folder': '选择文件夹',

@@ -5,6 +5,7 @@ import * as dataset from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
 import { TYPE as FOLDER, folderChooser } from './folder_chooser.js'
+import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as problems from './problems.js'
@@ -16,6 +17,7 @@ const CREATED = {
   ApplyToDo: todo.addTodoPanel,
   EMAMerge: addAveragePanel,
   GraftDataset: dataset.addDatasetPanel,
+  GraftLoRAConflicts: addConflictsPanel,
   GraftLoRAEffect: addEffectPanel,
   GraftTrainStart: training.keepSeed,
   TrainStep: training.addTrainingPanel,

@@ -18,7 +18,9 @@ export function addEffectPanel(node) {
   const show = () => {
     const found = node.properties?.[PROPERTY]
     const known = Array.isArray(found?.rows)
-    content.replaceChildren(...(known ? shown(node, found) : [hint(t('Run the node to see what each block does here.'))]))
+    content.replaceChildren(
+      ...(known ? shown(node, found) : [hint(t('Run the node to see what each block does here.'))]),
+    )
     requestAnimationFrame(() => node.graph && fit(node))
   }
   chain(node, 'onExecuted', (output) => {

@@ -246,7 +246,7 @@ def fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
                 weaker = first
             factor = round(1.0 - abs(overlap.cosine), 2)
             found.append(Fight(pair, block, overlap, weaker, factor))
-    return sorted(found, key=lambda fight: -abs(fight.overlap.cosine))
+    return sorted(found, key=lambda fight: -round(abs(fight.overlap.cosine), 6))
 
 
 def suggested(conflicts: Conflicts, found: Sequence[Fight]) -> list[str]:
@@ -326,15 +326,19 @@ def table(conflicts: Conflicts) -> CellTable:
 
 def panel(conflicts: Conflicts, found: Sequence[Fight]) -> dict[str, Any]:
     """The pairs and the suggestion as JSON for the editor's panel."""
+    rows: list[dict[str, Any]] = []
+    for row in conflicts.rows:
+        rows.append({"file": row.entry.name, "strength": row.entry.strength_model, "before": row.entry.blocks})
     pairs = []
     for (first, second), overlaps in conflicts.by_block.items():
         cells = [[block, overlaps[block].cosine, overlaps[block].outputs, overlaps[block].inputs] for block in overlaps]
         whole = conflicts.whole[first, second]
         pairs.append({"rows": [first, second], "cosine": whole.cosine, "blocks": cells})
     return {
-        "rows": [{"file": row.entry.name, "strength": row.entry.strength_model} for row in conflicts.rows],
+        "rows": rows,
         "blocks": conflicts.blocks,
         "pairs": pairs,
         "fights": len(found),
+        "worst": [[list(fight.pair), fight.block, fight.overlap.cosine] for fight in found[:_SHOWN]],
         "after": suggested(conflicts, found),
     }

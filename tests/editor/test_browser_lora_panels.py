@@ -57,7 +57,7 @@ def looked_at(editor, name, selector):
     for palette, language in (("dark", "en"), ("light", "zh")):
         for setting, value in {"Comfy.ColorPalette": palette, "Comfy.Locale": language}.items():
             editor.do("([id, value]) => app.extensionManager.setting.set(id, value)", [setting, value])
-        editor.page.wait_for_timeout(700)
+        editor.page.wait_for_timeout(1500)
         editor.screenshot(f"{name}-{palette}-{language}")
         assert not editor.do(CUT, selector)
         low = [found for found in editor.do(CONTRAST, editor.modern) if found[0] < 4.5]
@@ -71,22 +71,41 @@ def test_the_effect_is_shown_and_what_matters_is_kept_with_one_click(stacks):
     panel = editor.page.locator(".graft-effect:visible")
     assert panel.locator(".graft-bars").count() == 2 and panel.locator(".graft-kept").count() > 1
     assert f"{DEMO} at 0.7" in panel.inner_text() and "Kept: " in panel.inner_text()
-    looked_at(editor, "lora-effect", ".graft-effect")
     button = panel.locator(".graft-button")
     button.click()
     (used, off), (other,) = editor.rows(first), editor.rows(second)
     assert "=0" in used["blocks"] and "=0.5" in used["blocks"] and "=0" in other["blocks"]
     assert off == {**off, "on": False, "file": "zorp.safetensors", "blocks": ""}
     assert used["model"] == 0.7 and other["model"] == 0.3
-    assert "写入 2 行" in panel.inner_text()
+    assert "written into 2 rows" in panel.inner_text()
     button.click()
-    assert "已经是" in panel.inner_text()
+    assert "have these block weights already" in panel.inner_text()
     saved = editor.saved()
     (kept,) = (one["properties"]["graft effect"] for one in saved["nodes"] if str(one["id"]) == str(node))
     assert [row["after"] for row in kept["rows"]] == [used["blocks"], other["blocks"]]
     editor.load(saved)
-    looked_at(editor, "lora-effect-loaded", ".graft-effect")
     assert panel.locator(".graft-bars").count() == 2, "the panel is there again"
     give(editor, second, {"file": "zorp.safetensors"})
     panel.locator(".graft-button").click()
-    assert "已有改动" in panel.inner_text() and editor.rows(second)[0].get("blocks", "") == ""
+    assert "The rows have changed" in panel.inner_text() and editor.rows(second)[0].get("blocks", "") == ""
+    looked_at(editor, "lora-effect", ".graft-effect")
+
+
+def test_conflicts_are_shown_and_the_suggestion_is_taken_with_one_click(stacks):
+    editor, first, second = stacks
+    give(editor, first, {"file": DEMO, "model": 0.7}, {"file": DEMO, "model": -0.2, "blocks": "M=0.5"})
+    measured(editor, second, "GraftLoRAConflicts", {"threshold": 0.2}, "model", "lora_stack")
+    panel = editor.page.locator(".graft-conflicts:visible")
+    assert panel.locator("[role=img]").count() == 3, "three pairs of three rows"
+    assert "rows 1 and 2 cancel (-1.00)" in panel.inner_text()
+    assert "rows 1 and 3 repeat each other (+1.00)" in panel.inner_text()
+    panel.locator(".graft-button").click()
+    (strong, weak), (other,) = editor.rows(first), editor.rows(second)
+    assert strong["blocks"] == "" and "OUT=0" in weak["blocks"] and "OUT=0" in other["blocks"]
+    assert "written into 2 rows" in panel.inner_text()
+    editor.load(editor.saved())
+    looked_at(editor, "lora-conflicts", ".graft-conflicts")
+    editor.queue()
+    editor.wait_until_idle()
+    panel.locator(".graft-button").wait_for(state="hidden")
+    assert panel.locator(".graft-cells").count() >= 1, "nothing is left to change"

@@ -65,6 +65,8 @@ def test_pairs_blocks_and_suggestion(host, small, stack):
     assert (unused.blocks, strong.blocks, alone.blocks) == ("IN=0.5", "", "") and weak.blocks == panel["after"][1]
     again = run(host, model, lora_stack=suggested)[3]["pairs"][0]
     assert abs(again["cosine"]) < abs(panel["pairs"][0]["cosine"]), "they fight less"
+    assert panel["worst"][0][0] == [0, 1] and panel["fights"] >= len(panel["worst"]) > 0
+    assert [row["before"] for row in panel["rows"]] == ["", "", ""]
     assert picture.shape[0] == 1 and picture.std() > 0
     assert run(host, model, lora_stack=listed, threshold=1.0)[3]["fights"] == 0
     before.check(model.model)
