@@ -1,4 +1,5 @@
-"""kohya's `dataset_config.toml` (sd-scripts, docs/config_README-en.md): several folders with settings of their own.
+"""kohya's `dataset_config.toml` (sd-scripts, docs/config_README-en.md): several folders with settings of their own. Of
+musubi-tuner's it reads datasets with `image_directory` and `control_directory`.
 
 What a subset does not say, its dataset says, then `[general]`, then the node's inputs. Unknown keys and what Graft does
 not do are refused; what only kohya's own caches need is named in the report.
@@ -15,6 +16,7 @@ from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
 from .buckets import LONGEST_SIDE
+from .control_files import MOST_CONTROLS
 from .folder_settings import ConfigSubset, FolderSettings, FolderSource
 from .yaml_values import read_chance, read_flag, read_text, read_whole_number, shorten, unknown_key
 
@@ -50,6 +52,16 @@ def _read_comma(value: Any) -> str:
     if not isinstance(value, str) or value.strip() != ",":
         raise ValueError("a comma, which separates tags here")
     return value
+
+
+def _read_folders(value: Any) -> tuple[str, ...]:
+    """One path, or a list of up to three."""
+    paths = value
+    if isinstance(value, str):
+        paths = [value]
+    if not isinstance(paths, list) or not 1 <= len(paths) <= MOST_CONTROLS:
+        raise ValueError(f"a folder, or a list of up to {MOST_CONTROLS}")
+    return tuple(read_text(path) for path in paths)
 
 
 def _read_only(*neutral: Any) -> Callable[[Any], Any]:
@@ -102,6 +114,10 @@ _KEYS: dict[str, _Key] = {
     "is_reg": _Key(read_flag, ("subsets",)),
     "image_dir": _Key(read_text, ("subsets",)),
     "metadata_file": _Key(read_text, ("subsets",)),
+    "control_directory": _Key(_read_folders, ("datasets", "subsets")),  # musubi-tuner's
+    "control_path": _Key(_read_folders, ("datasets", "subsets")),  # AI-Toolkit's
+    "image_directory": _Key(read_text, ("datasets",)),  # musubi-tuner's dataset of one folder
+    "cache_directory": _Key(read_text, _DATASET),
 }
 _WHERE = {
     "general": "[general]",
@@ -145,6 +161,11 @@ class _Config:
             return
         own = self._table({key: value for key, value in dataset.items() if key != "subsets"}, "datasets", place)
         subsets = dataset.get("subsets")
+        if "image_directory" in own:
+            if subsets is not None:
+                self.errors.append(f"{place} has image_directory and [[datasets.subsets]]; write one of them")
+                return
+            subsets = [{"image_dir": own["image_directory"]}]
         if not isinstance(subsets, list) or not subsets:
             self.errors.append(f"{place} has no [[datasets.subsets]]; write one for each of its folders")
             return
@@ -189,7 +210,8 @@ class _Config:
             metadata = None
             if "metadata_file" in values:
                 metadata = self._below_input("metadata_file", values["metadata_file"])
-            settings = self._settings(values, metadata, place)
+            controls = self._control_folders(values)
+            settings = self._settings(values, metadata, controls, place)
         except (ValueError, FileNotFoundError) as error:
             self.errors.append(f"{place}: {_with_keys(str(error))}")
             return
@@ -212,13 +234,23 @@ class _Config:
                 raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
             if os.path.exists(path):
                 break
-        if name == "image_dir" and not os.path.isdir(path):
+        if name != "metadata_file" and not os.path.isdir(path):
             raise FileNotFoundError(f"there is no folder {shorten(value)} ({name}); {_REMEDY}")
         if name == "metadata_file" and not os.path.isfile(path):
             raise FileNotFoundError(f"there is no file {value!r} ({name}); {_REMEDY}")
         return path
 
-    def _settings(self, values: Mapping[str, Any], metadata: Path | None, place: str) -> FolderSettings:
+    def _control_folders(self, values: Mapping[str, Any]) -> tuple[str, ...]:
+        names = [name for name in ("control_directory", "control_path") if name in values]
+        if len(names) == 2:
+            raise ValueError("control_directory and control_path mean the same; write one of them")
+        if not names:
+            return ()
+        return tuple(str(self._below_input(names[0], folder)) for folder in values[names[0]])
+
+    def _settings(
+        self, values: Mapping[str, Any], metadata: Path | None, controls: tuple[str, ...], place: str
+    ) -> FolderSettings:
         base = self.base.settings
         settings = {name: values[key] for key, name in _SETTINGS.items() if key in values}
         if "flip_aug" in values:
@@ -227,11 +259,14 @@ class _Config:
         metadata_file = ""
         if metadata is not None:
             metadata_file = str(metadata)
-        subset = ConfigSubset(values.get("class_tokens", ""), values.get("caption_extension", ""), metadata_file)
+        subset = ConfigSubset(
+            values.get("class_tokens", ""), values.get("caption_extension", ""), metadata_file, controls
+        )
         if "validation_seed" in values:
             self.note("validation_seed does nothing: which images are held out depends on their contents")
-        if values.get("cache_info"):
-            self.note("cache_info does nothing: Graft has a cache of its own")
+        for name in ("cache_info", "cache_directory"):
+            if values.get(name):
+                self.note(f"{name} does nothing: Graft has a cache of its own")
         if values.get("random_crop"):
             self.note("random_crop: each image has crops of its own to draw from, 4 unless crops of filters says more")
         return replace(base, **settings, subset=subset, filters=self._filters(values))
@@ -347,4 +382,6 @@ def paths_in(file: Path, root: Path) -> list[Path]:
         paths.append(source.folder)
         if source.settings.subset is not None and source.settings.subset.metadata_file:
             paths.append(Path(source.settings.subset.metadata_file))
+        if source.settings.subset is not None:
+            paths += map(Path, source.settings.subset.control_folders)
     return paths

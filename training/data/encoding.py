@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,7 @@ def encode(
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
-        watched=(WatchedFiles(listing.folder, stamp_files(listing.folder), filters.changed == "stop"),),
+        watched=_watched(listing),
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
         resolution=listing.settings.resolution,
         folder=listing.folder.name,
@@ -69,6 +70,15 @@ def encode(
         **settings,
     )
     return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
+
+
+def _watched(listing: FolderListing) -> tuple[WatchedFiles, ...]:
+    """The files of the folder, and of the folders of control pictures that a file names."""
+    folders = [listing.folder]
+    if listing.settings.subset is not None:
+        folders += map(Path, listing.settings.subset.control_folders)
+    stop = listing.settings.filters.changed == "stop"
+    return tuple(WatchedFiles(folder, stamp_files(folder), stop) for folder in dict.fromkeys(folders))
 
 
 def _is_read_with_pictures(entry: ImageEntry, controls: ControlEncoder | None) -> bool:

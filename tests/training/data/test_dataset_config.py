@@ -243,3 +243,65 @@ def test_a_name_that_no_system_can_open_is_a_missing_folder(root, name):
     (root / "sets" / "loop").symlink_to(root / "sets" / "loop")
     with pytest.raises(ValueError, match=r"subset 1: there is no folder '.*' \(image_dir\)"):
         _read(root, f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = '{name}'\n")
+
+
+def _draw(root, *names):
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path)
+
+
+CONTROLS = {
+    "musubi-tuner's": "[[datasets]]\nimage_directory = 'after'\ncontrol_directory = 'before'\ncache_directory = 'x'\n",
+    "AI-Toolkit's": (
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'after'\ncontrol_path = ['before', 'sets/second']\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONTROLS)
+def test_folders_of_control_pictures(root, kind):
+    _draw(root, "after/a.png", "after/b.png", "before/a.jpg", "before/b_0.png", "before/b_1.png", "sets/second/a.png")
+    _draw(root, "before/unused.png")
+    file = root / "dataset_config.toml"
+    file.write_text(CONTROLS[kind], encoding="utf-8")
+    base = FolderSource(root, FolderSettings(resolution=64, bucket_step=32, validation=0.0))
+    sources, notes = read_config(file, root, base)
+    listing = read_folder(sources[0].folder, sources[0].settings)
+    found = {entry.name: [control.name for control in entry.controls] for entry in listing.entries}
+    second = ["../sets/second/a.png"] if kind == "AI-Toolkit's" else []
+    assert found == {
+        "a.png": ["../before/a.jpg", *second],
+        "b.png": ["../before/b_0.png", "../before/b_1.png"],
+    }
+    assert listing.problems[0].startswith("../before/unused.png: no image uses this control picture")
+    assert paths_in(file, root)[1:] == [root / "before", *([root / "sets" / "second"] if second else [])]
+    if not second:
+        assert notes == ["cache_directory does nothing: Graft has a cache of its own"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("control_path = 'nowhere'", "there is no folder 'nowhere' (control_path)"),
+        ("control_path = '../out'", "control_path '../out' is outside ComfyUI's input folder"),
+        ("control_path = ['a', 'b', 'c', 'd']", "expected a folder, or a list of up to 3"),
+        ("control_path = 'hoge'\ncontrol_directory = 'hoge'", "control_directory and control_path mean the same"),
+    ],
+)
+def test_control_folders_that_cannot_be_read(root, text, message):
+    file = root / "dataset_config.toml"
+    (root / "hoge").mkdir()
+    file.write_text(f"[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'hoge'\n{text}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"Dataset: dataset_config\.toml") as error:
+        read_config(file, root, FolderSource(root, FolderSettings()))
+    assert message in str(error.value)
+
+
+def test_a_dataset_has_one_folder_or_subsets(root):
+    file = root / "dataset_config.toml"
+    file.write_text("[[datasets]]\nimage_directory = 'hoge'\n[[datasets.subsets]]\nimage_dir = 'hoge'\n")
+    with pytest.raises(ValueError, match=r"has image_directory and \[\[datasets.subsets\]\]; write one of them"):
+        read_config(file, root, FolderSource(root, FolderSettings()))
