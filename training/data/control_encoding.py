@@ -4,8 +4,9 @@ together with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,26 @@ class _Seen:
     flipped: bool
 
 
+class StoredExtras(Mapping[str, Any]):
+    """Entries of a conditioning that are read from the cache each time that they are asked for: those of thousands of
+    images need no memory.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[], Mapping[str, Any]]) -> None:
+        self._names, self._read = tuple(names), read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class ControlEncoder:
     """The control pictures of one folder, by the method of one model.
 
@@ -57,17 +78,25 @@ class ControlEncoder:
         self.seen: dict[str, Any] = {}
         self._opened: dict[str, Image.Image] = {}
 
-    def extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> dict[str, Any]:
-        """The entries of the conditioning of one crop of an image, whose own latent that is."""
-        frames = 1
-        if latent.ndim == 4:
-            frames = _FRAMES_PER_LATENT * (latent.shape[1] - 1) + 1
+    def extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> Mapping[str, Any]:
+        """The entries of the conditioning of one crop of an image, whose own latent that is; in memory only where the
+        cache does not have them.
+        """
+        encoded = self._extras(entry, framing, latent, flipped)
+        frames = _frames(latent)
+        keys = [self._key(control, framing, frames, flipped) for control in entry.controls]
+        if self.cache is None or not all(self.cache.holds("latents", key) for key in keys):
+            return encoded
+        return StoredExtras(encoded, partial(self._extras, entry, framing, latent, flipped))
+
+    def _extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> dict[str, Any]:
+        frames = _frames(latent)
         if len(entry.controls) > self.method.most:
             raise ValueError(
                 f"Dataset: {entry.name} has {len(entry.controls)} control pictures, and with control pictures set to"
                 f" {self.method.name} a model takes {self.method.most}. Remove the others, or choose another way."
             )
-        latents = [self._latent(entry, control, framing, frames, flipped) for control in entry.controls]
+        latents = [self._latent(control, framing, frames, flipped) for control in entry.controls]
         return self.method.entries(latents, latent)
 
     def see(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
@@ -90,11 +119,8 @@ class ControlEncoder:
             pictures.append(_flipped(pixels, seen.flipped))
         return self.encode_prompt(caption, pictures, self.method)
 
-    def _latent(
-        self, entry: ImageEntry, control: ControlPicture, framing: Framing, frames: int, flipped: bool
-    ) -> Tensor:
-        place = framing.original, framing.scaled, framing.box
-        key = key_of("control", self.encoder, self.method.name, control.sha256, place, frames, flipped)
+    def _latent(self, control: ControlPicture, framing: Framing, frames: int, flipped: bool) -> Tensor:
+        key = self._key(control, framing, frames, flipped)
         if self.cache is not None:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
@@ -110,6 +136,11 @@ class ControlEncoder:
             self.cache.write("latents", key, {"latent": latent})
         return latent
 
+    def _key(self, control: ControlPicture, framing: Framing, frames: int, flipped: bool) -> str:
+        """Where the cache has the latent of a control picture."""
+        place = framing.original, framing.scaled, framing.box
+        return key_of("control", self.encoder, self.method.name, control.sha256, place, frames, flipped)
+
     def _open(self, control: ControlPicture) -> Image.Image:
         """A control picture in RGB; those of one image stay open. Raises ValueError when it has changed."""
         if control.name not in self._opened:
@@ -122,6 +153,13 @@ class ControlEncoder:
                 self._opened.pop(next(iter(self._opened)))
             self._opened[control.name] = picture
         return self._opened[control.name]
+
+
+def _frames(latent: Tensor) -> int:
+    """How many frames a latent (C, h, w) or (C, T, h, w) stands for."""
+    if latent.ndim == 4:
+        return _FRAMES_PER_LATENT * (latent.shape[1] - 1) + 1
+    return 1
 
 
 def _flipped(pixels: Tensor, flipped: bool) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from .combine import repeated_names, unmeasured
@@ -224,7 +226,20 @@ def memory(dataset: Dataset) -> str:
             for tensor in (crop.latent, crop.flipped_latent, crop.mask):
                 if tensor is not None:
                     total += tensor.numel() * tensor.element_size()
+            total += _extras_bytes(crop.extras) + _extras_bytes(crop.flipped_extras)
     return f"{total / 2**20:.1f} MB of latents and masks in memory"
+
+
+def _extras_bytes(extras: Mapping[str, Any] | None) -> int:
+    """The bytes of an image's own entries of the conditioning; those that are read from the cache need none."""
+    if not isinstance(extras, dict):
+        return 0
+    total = 0
+    for value in extras.values():
+        for tensor in value if isinstance(value, list) else [value]:
+            if isinstance(tensor, Tensor):
+                total += tensor.numel() * tensor.element_size()
+    return total
 
 
 def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:

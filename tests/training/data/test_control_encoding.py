@@ -15,7 +15,7 @@ from graft_nodes.training.data.control_methods import find_method
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import glance_at_folder, read_folder
-from graft_nodes.training.data.folder_report import editor_data, report
+from graft_nodes.training.data.folder_report import editor_data, memory, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
 from PIL import Image
@@ -200,3 +200,19 @@ def test_a_control_picture_that_changes_meanwhile_is_said(tmp_path):
     controls = ControlEncoder(tmp_path, find_method("reference latents", ""), _encode_pixels, _text, "vae", None)
     with pytest.raises(ValueError, match=r"a\.control\.png changed while the folder was read; run again"):
         encoding.encode(listing, _encode_pixels, lambda texts: {}, ("vae", "clip"), controls=controls)
+
+
+def test_latents_in_the_cache_need_no_memory(tmp_path):
+    """What is in memory is what the images themselves need; the control pictures are read when a batch has them."""
+    folder, count = tmp_path / "data", 40
+    for number in range(count):
+        _save(folder / f"{number}.png", seed=number)
+        _save(folder / f"{number}.control.png", seed=100 + number)
+    in_memory, stored = _read(folder), _read(folder, cache=Cache(tmp_path / "cache"))
+    latent = 3 * 64 * 64 * 4 / 2**20
+    assert memory(in_memory) == f"{2 * count * latent:.1f} MB of latents and masks in memory"
+    assert memory(stored) == f"{count * latent:.1f} MB of latents and masks in memory"
+    for number in range(count):
+        (one,), (other,) = (_extras(data, number)["reference_latents"] for data in (in_memory, stored))
+        assert torch.equal(one, other)
+    assert len(stored.images[0].extras) == 1 and "concat_latent_image" not in stored.images[0].extras

@@ -3,6 +3,8 @@ models of their families train on it.
 """
 
 import functools
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +247,97 @@ def test_a_text_encoder_that_sees_pictures_is_not_trained(tmp_path, monkeypatch)
     says = pytest.raises(ValueError, match="this text encoder sees the control pictures")
     with wall.denoiser.denoiser(patcher, clip=clip) as denoiser, says:
         workspace.Workspace(state, denoiser, data)
+
+
+# --- whole workflows --------------------------------------------------------------------------------------------------
+
+WORKFLOWS = {  # family: (its text encoder, whether its VAE is a video's, the conditioning's entry, control pictures)
+    "flux kontext": ("flux", False, "reference_latents", 1),
+    "qwen edit": ("qwen", True, "reference_latents", 2),
+    "wan i2v": ("wan", True, "concat_latent_image", 1),
+}
+
+
+MADE = {}  # the CLIP and VAE of each family
+
+
+class Loader:
+    """A node that gives a tiny model with its CLIP and VAE, as loaders do."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"name": ("STRING", {"default": ""})}}
+
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE")
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    def make(self, name):
+        return build(name), *MADE[name]
+
+
+def _workflow(host, name, run, steps):
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    prompt = {
+        "1": node("GraftTestLoader", name=name),
+        "2": node(
+            "GraftDataset",
+            folder="edits",
+            clip=["1", 1],
+            vae=["1", 2],
+            resolution=64,
+            bucket_step=16,
+            validation=0.34,
+            flip=0.5,
+        ),
+        "3": node("GraftAdapter", rank=2, targets="all"),
+        "4": node("GraftOptimizer", learning_rate=5e-3, batch_size=2, total_steps=4),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], run=run),
+    }
+    last = "5"
+    for number, count in enumerate(steps, 6):
+        prompt[str(number)] = node("TrainStep", state=[last, 0], steps=count, validate_every=2)
+        last = str(number)
+    return prompt, last
+
+
+def _run(host, name, run, steps):
+    host.nodes.NODE_CLASS_MAPPINGS["GraftTestLoader"] = Loader
+    host.fresh()
+    prompt, last = _workflow(host, name, run, steps)
+    result = host.run(prompt, capture={"state": [last, 0], "data": ["2", 0], "report": ["2", 2]})
+    assert result["success"], str(result["errors"])[:3000]
+    return result["captured"]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_trains_on_pairs_and_goes_on_to_the_same_bytes(host, monkeypatch, name):
+    """Dataset tells from the CLIP how the model takes the pictures. Two steps and two more, the second time after a
+    stop, give the bytes of four; other control pictures another loss.
+    """
+    encoder, frames, entry, count = WORKFLOWS[name]
+    MADE[name] = (clip_of(encoder, monkeypatch), Vae(frames))
+    folder = Path(host.input) / "edits"
+    shutil.rmtree(folder, ignore_errors=True)
+    for number in range(3):
+        _save(folder / f"{number}.png", 64, 80, number)
+        (folder / f"{number}.txt").write_text("a red square", encoding="utf-8")
+        for control in range(count):
+            _save(folder / f"control{control + 1}" / f"{number}.png", 64, 80, 10 * control + number + 50)
+    short = name.replace(" ", "-")
+    whole = _run(host, name, f"{short}-whole", [4])
+    assert f"control pictures: {3 * count}, {count} for each image" in whole["report"]
+    for image in whole["data"].images + whole["data"].held_out:
+        assert entry in image.extras and image.flipped_extras is not None
+        if entry == "reference_latents":
+            assert len(image.extras[entry]) == count
+    _run(host, name, f"{short}-parts", [2])
+    parts = _run(host, name, f"{short}-parts", [2, 2])
+    for key, tensor in whole["state"].trained.items():
+        assert torch.equal(tensor, parts["state"].trained[key])
+    assert whole["state"].history.loss == parts["state"].history.loss
+    _save(folder / "control1" / "1.png", 64, 80, 999)
+    other = _run(host, name, f"{short}-other", [4])
+    assert other["data"].digest != whole["data"].digest and other["state"].history != whole["state"].history
