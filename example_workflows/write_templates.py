@@ -35,6 +35,7 @@ class Family:
     scheduler: str = "simple"
     guided_previews: bool = True
     training_only: str = ""
+    control_pictures: str = ""
 
 
 def _separate(model: str, text_encoders: tuple[str, dict[str, str]], vae: str) -> tuple[Any, ...]:
@@ -75,6 +76,14 @@ FAMILIES = (
         resolution=1024,
         cfg=1.0,
         guided_previews=False,
+    ),
+    Family(
+        "Flux Kontext",
+        _separate("flux1-dev-kontext_fp8_scaled.safetensors", ("DualCLIPLoader", FLUX_ENCODERS), "ae.safetensors"),
+        resolution=1024,
+        cfg=1.0,
+        guided_previews=False,
+        control_pictures="Flux Kontext",
     ),
     Family(
         "Qwen-Image",
@@ -354,6 +363,13 @@ TRAINING_ONLY = (
     " model keeps its {steps} steps. Without it the few steps are lost while it trains."
 )
 
+CONTROL_PICTURES = (
+    "**Your pairs**: the image is what comes out of the edit, its caption the instruction (*make it winter*). What goes"
+    " in lies beside it: `photo.control.png`, or `control/photo.png`; up to three of them. The demo's images have none,"
+    " so with them it learns to draw from text alone. The previews and the image at the end are drawn without one too;"
+    " to try an edit, put *Load Image*, *FluxKontextImageScale*, *VAE Encode* and *ReferenceLatent* behind *Prompt*."
+)
+
 
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Loaders, dataset, recipe, training with previews, the average saved as a LoRA, and an image of it."""
@@ -366,6 +382,9 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         repository = family.training_only.rpartition("_")[0]
         note.insert(5, TRAINING_ONLY.format(repository=repository, steps=family.steps))
         height = 780
+    if family.control_pictures:
+        note.insert(6, CONTROL_PICTURES)
+        height = 860
     text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
     graph.note(text, (-560, 60), (500, height))
     loaders = _loaders(graph, family)
@@ -381,6 +400,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         folder="graft_demo/concept",
         resolution=family.resolution,
         repeats=1,
+        control_pictures=family.control_pictures or "auto",
     )
     sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
     recipe = graph.add("GraftRecipe", (800, 60), (320, 240), steps=STEPS)

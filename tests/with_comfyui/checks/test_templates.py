@@ -22,6 +22,7 @@ FAMILIES = {
     "SD 1.5": "sd1",
     "SDXL": "sdxl",
     "Flux.1": "flux",
+    "Flux Kontext": "flux",
     "Qwen-Image": "qwen",
     "Z-Image": "z-image",
     "Z-Image Turbo": "z-image",
