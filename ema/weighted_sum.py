@@ -47,16 +47,21 @@ def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
     return tuple(after - before for before, after in itertools.pairwise(cumulative))
 
 
-def given(text: str, count: int) -> tuple[float, ...]:
-    """Shares from numbers separated by spaces or commas, one per file, divided by their sum. Raises ValueError
-    describing the error.
-    """
+def numbers_in(text: str) -> list[float]:
+    """Numbers separated by spaces or commas. Raises ValueError that says what is none."""
     try:
-        numbers = list(map(float, text.replace(",", " ").split()))
+        return list(map(float, text.replace(",", " ").split()))
     except ValueError as error:
         raise ValueError(
             f"weights or widths {text!r}: expected numbers separated by spaces or commas ({error})."
         ) from error
+
+
+def given(text: str, count: int) -> tuple[float, ...]:
+    """Shares from numbers separated by spaces or commas, one per file, divided by their sum. Raises ValueError
+    describing the error.
+    """
+    numbers = numbers_in(text)
     if len(numbers) != count:
         raise ValueError(
             f"weights or widths {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of"

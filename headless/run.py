@@ -9,7 +9,7 @@ import inspect
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -53,7 +53,7 @@ def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
         faulty = cut | {problem.node for problem in problems}
         problems += [
             host_problem
-            for host_problem in _host_problems(host, copy, cut, faulty)
+            for host_problem in _once(_host_problems(host, copy, cut, faulty), look_up)
             if (host_problem.node, host_problem.input) not in reported
         ]
     return problems
@@ -203,6 +203,25 @@ def _host_problems(host: Host, graph: Graph, cut: set[str], faulty: set[str]) ->
     if error and not node_errors and not cut and error["type"] != "prompt_no_outputs":
         problems.append(Problem(f"{error['message']} {error.get('details') or ''}".strip()))
     return problems
+
+
+def _once(problems: Sequence[Problem], look_up: Catalogue) -> list[Problem]:
+    """The problems without repetitions: a host says what a node itself refuses at every input that the node checks.
+
+    What is said at several inputs of a node is kept at those whose names in the editor are in it, or at the first.
+    """
+    repeated: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        said = problem.message.replace(f": {problem.input} - ", ": ")
+        repeated.setdefault((problem.node, said), []).append(problem)
+    kept = []
+    for (_, said), same in repeated.items():
+        schema = look_up(same[0].class_type)
+        named = set()
+        if schema is not None:
+            named = schema.named_in(said)
+        kept += [problem for problem in same if problem.input in named] or same[:1]
+    return kept
 
 
 def new_executor(host: Host) -> Any:

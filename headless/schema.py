@@ -82,6 +82,16 @@ class Schema:
     own_checks: frozenset[str] = frozenset()
     checks_all: bool = False
 
+    def named_in(self, text: str) -> set[str]:
+        """The inputs whose names in the editor are in a text; of names that overlap the longest counts."""
+        labels = {str(one.settings.get("display_name") or one.name): one.name for one in self.inputs}
+        named = set()
+        for label in sorted(labels, key=len, reverse=True):
+            if label in text:
+                named.add(labels[label])
+                text = text.replace(label, " ")
+        return named
+
     def input(self, name: str) -> Input | None:
         """The input with this name; for `name.key`, the dynamic input `name`."""
         exact = {item.name: item for item in self.inputs}

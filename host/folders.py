@@ -87,14 +87,19 @@ def weights_path(name: str) -> str:
     return lora_path(name)
 
 
+def check_prefix(prefix: str) -> None:
+    """Raises ValueError for a filename prefix that leaves ComfyUI's output folder, or is empty."""
+    if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
+        raise ValueError(f"filename prefix {prefix!r}: expected a name inside ComfyUI's output folder")
+
+
 def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
     """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself
     counts them.
     """
     import folder_paths
 
-    if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
-        raise ValueError(f"filename prefix {prefix!r}: expected a name inside ComfyUI's output folder")
+    check_prefix(prefix)
     root = folder_paths.get_output_directory()
     with disk_errors_at(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)

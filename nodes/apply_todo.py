@@ -142,8 +142,16 @@ class ApplyToDo(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, start_percent=None, end_percent=None) -> bool | str:
-        return refusal(cls, ToDoSettings.parse, start_percent=start_percent, end_percent=end_percent)
+    def validate_inputs(cls, depth_factors=None, start_percent=None, end_percent=None) -> bool | str:
+        return refusal(
+            cls,
+            ToDoSettings.parse,
+            ("depth_factors",),
+            ("start_percent", "end_percent"),
+            depth_factors=depth_factors,
+            start_percent=start_percent,
+            end_percent=end_percent,
+        )
 
     @classmethod
     def execute(

@@ -17,6 +17,7 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
+from .refusals import refusal
 from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
 from .training import opened
 
@@ -50,6 +51,21 @@ def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]
     return paths
 
 
+def _named(source: str) -> list[str]:
+    """The lines of a source, one or more."""
+    lines = _lines(source)
+    if not lines:
+        raise ValueError("Snapshots: run or files is empty; give the name of a run, or one file per line")
+    return lines
+
+
+def _check_source(source: str) -> None:
+    """Raises ValueError when a file is not there. A run may still be trained by the same workflow."""
+    lines = _named(source)
+    if len(lines) > 1 or lines[0].lower().endswith(".safetensors"):
+        _paths(lines, host.folders.weights_path)
+
+
 class GraftSnapshots(io.ComfyNode):
     """Lists what to average: a run's snapshots, or files."""
 
@@ -80,6 +96,10 @@ class GraftSnapshots(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, source=None) -> bool | str:
+        return refusal(cls, _check_source, source=source)
+
+    @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file changes, or the run's snapshots change."""
         lines, digest = _lines(source), sha256(source.encode())
@@ -99,13 +119,10 @@ class GraftSnapshots(io.ComfyNode):
     def execute(cls, source="run") -> io.NodeOutput:
         from ..training.averages import sources
 
-        lines = _lines(source)
-        if not lines:
-            raise ValueError("Snapshots: run or files is empty; give the name of a run, or one file per line")
+        lines = _named(source)
+        run = None
         if len(lines) == 1:
             run = _run_folder(lines[0])
-        else:
-            run = None
         if run is None:
             snapshots = sources.of_files(_paths(lines, host.folders.weights_path))
         else:
@@ -274,6 +291,10 @@ class EMAMerge(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, profile=None, weights=None, algebra=None, rank=None) -> bool | str:
+        return refusal(cls, _check_values, profile=profile, weights=weights, algebra=algebra, rank=rank)
+
+    @classmethod
     def execute(
         cls,
         model,
@@ -323,6 +344,37 @@ class EMAMerge(io.ComfyNode):
         )
 
 
+def _check_values(profile: str, weights: str, algebra: str, rank: int) -> None:
+    """Raises ValueError for what is wrong whatever is connected."""
+    errors = _value_errors(profile, weights, algebra, rank)
+    if errors:
+        raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
+    if profile == "weights":
+        from ..ema.weighted_sum import numbers_in
+
+        numbers_in(weights)
+    if profile in ("best", "search"):
+        from ..training.averages.merge import widths_in
+
+        widths_in(weights)
+
+
+def _value_errors(profile: str, weights: str, algebra: str, rank: int) -> list[str]:
+    """Settings that exclude each other."""
+    errors = []
+    if weights.strip() and profile not in ("weights", "best", "search"):
+        errors.append(
+            f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
+            " profile to weights"
+        )
+    if rank and algebra == "factors":
+        errors.append(
+            "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
+            " products"
+        )
+    return errors
+
+
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
     """Raises one ValueError that lists all inputs of EMAMerge that do not fit together."""
     errors = []
@@ -343,20 +395,11 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
         )
     elif state is None and profile in ("best", "search"):
         errors.append(f"averaging profile {profile} needs a run's held-out images: connect the run's training state")
-    if weights.strip() and profile not in ("weights", "best", "search"):
-        errors.append(
-            f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
-            " profile to weights"
-        )
+    errors += _value_errors(profile, weights, algebra, rank if state is None else 0)
     if state is not None and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
         errors.append(
             "the averages of a training state keep their rank and their factors: set maximum rank to 0 and averaging"
             " method to auto (to reduce the rank, save the average and use Merge LoRAs)"
-        )
-    elif rank and algebra == "factors":
-        errors.append(
-            "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
-            " products"
         )
     if errors:
         raise ValueError("EMA Merge: " + "; ".join(errors) + ".")

@@ -11,6 +11,7 @@ from comfy_api.latest import io
 from .. import host
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
+from .refusals import refusal
 from .schema import Dataset, advanced, aliases
 
 # The names of training/data/control_methods.py, which only a run imports.
@@ -329,21 +330,38 @@ class GraftDataset(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, folder=None) -> bool | str:
-        """Refuses a folder that is not there or has no pictures before anything runs. A name that comes through a link
-        (None here) is known only to `execute`. So is the validation folder: ComfyUI marks every input that is taken
-        here, whichever is wrong.
-        """
-        from ..training.data.folder_reader import pictures_in
-
-        try:
-            if folder is not None and host.folders.is_dataset_config(folder):
-                host.folders.input_file(folder)
-            elif folder is not None:
-                pictures_in(Path(host.folders.pictures_folder(folder)))
-        except (ValueError, FileNotFoundError) as error:
-            return str(error)
-        return True
+    def validate_inputs(
+        cls,
+        folder=None,
+        resolution=None,
+        buckets=None,
+        bucket_step=None,
+        captions=None,
+        shuffle_tags=None,
+        filters=None,
+        no_upscale=None,
+        min_side=None,
+        max_side=None,
+        validation_folder=None,
+    ) -> bool | str:
+        """Refuses settings that are wrong, and folders that are not there or have no pictures."""
+        return refusal(
+            cls,
+            _check_values,
+            ("folder",),
+            ("validation_folder",),
+            folder=folder,
+            resolution=resolution,
+            buckets=buckets,
+            bucket_step=bucket_step,
+            captions=captions,
+            shuffle_tags=shuffle_tags,
+            filters=filters,
+            no_upscale=no_upscale,
+            min_side=min_side,
+            max_side=max_side,
+            validation_folder=validation_folder,
+        )
 
     @classmethod
     def fingerprint_inputs(cls, folder="", validation_folder="", **_) -> str:
@@ -430,6 +448,26 @@ class GraftDataset(io.ComfyNode):
             sources.append(FolderSource(_validation_folder(validation_folder), settings, is_validation=True))
         reading = Reading(vae, clip, clip_skip, weighted_captions, settings.filters)
         return reading.output(sources, regularisation, regularisation_share, more_images, notes, placed)
+
+
+def _check_values(folder=None, validation_folder="", filters="", **settings) -> None:
+    """Raises an error for settings that are wrong, and for folders that are not there or have no pictures. Without
+    settings a dataset_config.toml is not read: what is wrong in it depends on them.
+    """
+    from ..training.data.folder_reader import pictures_in
+    from ..training.data.folder_settings import parse_settings
+
+    read = parse_settings(filters, [], **settings)
+    if validation_folder:
+        pictures_in(_validation_folder(validation_folder))
+    if folder is None:
+        return
+    if not host.folders.is_dataset_config(folder):
+        pictures_in(Path(host.folders.pictures_folder(folder)))
+    elif settings:
+        _config_sources(folder, read, 0.0, 0)
+    else:
+        host.folders.input_file(folder)
 
 
 def _config_sources(folder, settings, caption_dropout, batch_size) -> Any:

@@ -21,6 +21,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
+from .refusals import refusal
 from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
 
 log = logging.getLogger(__name__)
@@ -353,6 +354,10 @@ class GraftSaveLoRA(io.ComfyNode):
             ],
             outputs=[io.String.Output(display_name="path")],
         )
+
+    @classmethod
+    def validate_inputs(cls, prefix=None) -> bool | str:
+        return refusal(cls, host.folders.check_prefix, prefix=prefix)
 
     @classmethod
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:

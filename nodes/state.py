@@ -8,12 +8,19 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
+from .refusals import refusal
 from .schema import Dataset, LoraStack, TrainState, advanced, aliases
 from .training import Subject, training_only_lora
 
 
 def _root() -> Path:
     return Path(host.folders.states_folder())
+
+
+def _folder_of(name: str) -> Path:
+    from ..training.store import saved_states
+
+    return saved_states.folder_of(_root(), name)
 
 
 class GraftSaveState(io.ComfyNode):
@@ -56,6 +63,10 @@ class GraftSaveState(io.ComfyNode):
             ],
             outputs=[io.String.Output(display_name="path")],
         )
+
+    @classmethod
+    def validate_inputs(cls, name=None) -> bool | str:
+        return refusal(cls, _folder_of, name=name)
 
     @classmethod
     def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
@@ -122,10 +133,8 @@ class GraftLoadState(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, name="") -> bool | str:
         """Names are looked up when the node runs: a state may be saved after the list was made."""
-        from ..training.store import saved_states
-
         try:
-            saved_states.folder_of(_root(), name)
+            _folder_of(name)
         except ValueError as error:
             return str(error)
         return True

@@ -18,9 +18,10 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..training.distributed import process_group
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
-from ..training.store.names import KEEPS
+from ..training.store.names import KEEPS, check_run_name
 from ..training.trainable.settings import AdapterSettings
 from .lora import used_entries
+from .refusals import refusal
 from .schema import (
     EMA,
     Adapter,
@@ -158,6 +159,10 @@ class GraftTrainStart(io.ComfyNode):
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
+
+    @classmethod
+    def validate_inputs(cls, run=None) -> bool | str:
+        return refusal(cls, check_run_name, run=run)
 
     @classmethod
     def execute(
@@ -373,6 +378,10 @@ class TrainStep(io.ComfyNode):
         )
 
     @classmethod
+    def validate_inputs(cls, tensorboard=None, prompts=None) -> bool | str:
+        return refusal(cls, _check_values, ("tensorboard",), ("prompts",), tensorboard=tensorboard, prompts=prompts)
+
+    @classmethod
     def fingerprint_inputs(cls, **_) -> str:
         """Changes when the stop button was used, so that the step continues when queued again."""
         return str(host.events.stops())
@@ -400,7 +409,6 @@ class TrainStep(io.ComfyNode):
         from ..training.data.epoch_order import batches_per_epoch
         from ..training.run.call import target_key
         from ..training.run.loop import Callbacks
-        from ..training.run.preview_prompts import preview_prompts
 
         group = process_group.current()
         if optimizer is not None:
@@ -411,8 +419,8 @@ class TrainStep(io.ComfyNode):
                 "Train Step: this state trains the text encoder, but was loaded without one. Connect CLIP to Load"
                 " State."
             )
-        sampled = Sampled(positive, negative, latent, preview_prompts(prompts))
-        _check(subject, steps > 0 or epochs > 0, preview_every, sampled, tensorboard)
+        sampled = Sampled(positive, negative, latent, _check_values(tensorboard, prompts))
+        _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
         if epochs > 0:
             optimizer_settings = state.settings.optimizer
             steps = max(
@@ -515,7 +523,18 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled, tensorboard: bool) -> None:
+def _check_values(tensorboard: bool = False, prompts: str = "") -> list[str]:
+    """The preview prompts. Raises ValueError for what is wrong whatever is connected."""
+    from ..training.run.preview_prompts import preview_prompts
+
+    if tensorboard:
+        from ..training.reports.tensorboard import check
+
+        check()
+    return preview_prompts(prompts)
+
+
+def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
     """Raises an error for missing inputs before the first step."""
     if training and subject.dataset is None:
         raise ValueError(
@@ -525,10 +544,6 @@ def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled, t
         host.previews.check(
             sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
         )
-    if tensorboard:
-        from ..training.reports.tensorboard import check
-
-        check()
 
 
 class _Call:

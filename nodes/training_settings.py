@@ -151,8 +151,29 @@ class GraftAdapter(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, pattern=None) -> bool | str:
-        return refusal(cls, AdapterSettings, pattern=pattern)
+    def validate_inputs(
+        cls,
+        kind=None,
+        alpha=None,
+        pattern=None,
+        rank_dropout=None,
+        module_dropout=None,
+        network_dropout=None,
+        max_norm=None,
+    ) -> bool | str:
+        return refusal(
+            cls,
+            AdapterSettings,
+            ("kind",),
+            ("pattern",),
+            kind=kind,
+            alpha=alpha,
+            pattern=pattern,
+            rank_dropout=rank_dropout,
+            module_dropout=module_dropout,
+            network_dropout=network_dropout,
+            max_norm=max_norm,
+        )
 
     @classmethod
     def execute(
@@ -414,13 +435,64 @@ class GraftOptimizer(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, fused_backward=None, clip_norm=None, accumulation=None) -> bool | str:
-        settings = {"fused_backward": fused_backward, "clip_norm": clip_norm, "accumulation": accumulation}
-        return refusal(cls, optimizers.OptimizerSettings, **settings)
+    def validate_inputs(
+        cls,
+        optimizer=None,
+        learning_rate=None,
+        text_encoder_rate=None,
+        schedule=None,
+        warmup=None,
+        total_steps=None,
+        floor=None,
+        accumulation=None,
+        clip_norm=None,
+        weight_decay=None,
+        lora_plus=None,
+        precision=None,
+        scale_lr=None,
+        block_rates=None,
+        fused_backward=None,
+        options=None,
+    ) -> bool | str:
+        return refusal(
+            cls,
+            _usable_optimizer,
+            ("learning_rate",),
+            ("block_rates",),
+            ("optimizer", "options"),
+            ("optimizer",),
+            ("precision",),
+            ("schedule", "floor"),
+            ("warmup", "total_steps"),
+            ("fused_backward", "clip_norm", "accumulation"),
+            optimizer=optimizer,
+            learning_rate=learning_rate,
+            text_encoder_rate=text_encoder_rate,
+            schedule=schedule,
+            warmup=warmup,
+            total_steps=total_steps,
+            floor=floor,
+            accumulation=accumulation,
+            clip_norm=clip_norm,
+            weight_decay=weight_decay,
+            lora_plus=lora_plus,
+            precision=precision,
+            scale_lr=scale_lr,
+            block_rates=block_rates,
+            fused_backward=fused_backward,
+            options=options,
+        )
 
     @classmethod
     def execute(cls, **settings) -> io.NodeOutput:
         return io.NodeOutput(optimizers.OptimizerSettings(**settings))
+
+
+def _usable_optimizer(**settings) -> None:
+    """Raises ValueError for settings that are wrong, and for an optimizer that is not installed."""
+    from ..training.optimizers.build import check_installed
+
+    check_installed(optimizers.OptimizerSettings(**settings).optimizer)
 
 
 class GraftObjective(io.ComfyNode):
@@ -681,8 +753,17 @@ class GraftObjective(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, min_timestep=None, max_timestep=None) -> bool | str:
-        return refusal(cls, objectives.ObjectiveSettings, min_timestep=min_timestep, max_timestep=max_timestep)
+    def validate_inputs(cls, loss=None, weighting=None, min_timestep=None, max_timestep=None) -> bool | str:
+        return refusal(
+            cls,
+            objectives.ObjectiveSettings,
+            ("loss", "weighting"),
+            ("min_timestep", "max_timestep"),
+            loss=loss,
+            weighting=weighting,
+            min_timestep=min_timestep,
+            max_timestep=max_timestep,
+        )
 
     @classmethod
     def execute(cls, **settings) -> io.NodeOutput:
@@ -822,12 +903,25 @@ class GraftEMA(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, interval=None, snapshots=None, switch_every=None) -> bool | str:
-        return refusal(cls, averages.EMASettings, interval=interval, snapshots=snapshots, switch_every=switch_every)
+    def validate_inputs(cls, interval=None, snapshots=None, widths=None, switch_every=None) -> bool | str:
+        return refusal(
+            cls,
+            _ema_settings,
+            ("widths",),
+            ("interval", "snapshots", "switch_every"),
+            interval=interval,
+            snapshots=snapshots,
+            widths=widths,
+            switch_every=switch_every,
+        )
 
     @classmethod
-    def execute(cls, widths="0.05 0.10", **settings) -> io.NodeOutput:
-        return io.NodeOutput(averages.EMASettings(widths=averages.parse_widths(widths), **settings))
+    def execute(cls, **settings) -> io.NodeOutput:
+        return io.NodeOutput(_ema_settings(**settings))
+
+
+def _ema_settings(widths="0.05 0.10", **settings) -> averages.EMASettings:
+    return averages.EMASettings(widths=averages.parse_widths(widths), **settings)
 
 
 NODES = [GraftAdapter, GraftOptimizer, GraftObjective, GraftEMA]

@@ -53,7 +53,44 @@ function sayRefusals() {
   clearInterval(watched)
   everyNode((node) => say(node))
   for (const [id, { errors }] of Object.entries(app.lastNodeErrors ?? {})) {
-    say(nodeOf(id), ...new Set(errors.flatMap(wordsOf)))
+    const node = nodeOf(id)
+    const words = [...new Set(errors.flatMap(wordsOf))]
+    say(node, ...words)
+    if (isOurs(node)) unmark(node, errors, namedIn(node, words.join(' ')))
+  }
+}
+
+const isOurs = (node) => node?.constructor.nodeData?.category?.startsWith('Graft')
+
+/** The inputs of a node whose names are in a text (the host's, in English); of names that overlap the longest counts. */
+function namedIn(node, text) {
+  const { required, optional } = node.constructor.nodeData.input ?? {}
+  const labels = Object.entries({ ...required, ...optional }).map(([id, declared]) => [
+    declared[1]?.display_name ?? id,
+    id,
+  ])
+  const named = new Set()
+  for (const [label, id] of labels.sort(([one], [other]) => other.length - one.length)) {
+    if (!text.includes(label)) continue
+    named.add(id)
+    text = text.replaceAll(label, ' ')
+  }
+  return named
+}
+
+/**
+ * Take what the node itself refuses from the inputs that the words do not name: the host says it at every input that the
+ * node checks, whichever is wrong. The first stays if they name none.
+ */
+function unmark(node, errors, named) {
+  const own = errors.filter((error) => error.type === 'custom_validation_failed')
+  const kept = own.filter((error) => named.has(error.extra_info?.input_name))
+  for (const error of own) {
+    if (error === own[0] && !kept.length) continue
+    if (kept.includes(error)) continue
+    errors.splice(errors.indexOf(error), 1)
+    const slot = node.inputs?.find((one) => one.name === error.extra_info?.input_name)
+    if (slot) slot.hasErrors = false
   }
 }
 

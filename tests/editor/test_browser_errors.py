@@ -35,6 +35,36 @@ def test_a_folder_that_is_not_there_is_refused_at_its_widget_and_said_in_the_pan
     forget_refusals(editor)
 
 
+def test_of_settings_that_the_node_checks_only_those_that_are_named_are_marked(editor):
+    """The host says it at all sixteen that Optimizer Settings checks itself."""
+    editor.clear()
+    settings = editor.add("GraftOptimizer", 60, 60, warmup=2000, options="beta = 0.9")
+    start, demo, data = (
+        editor.add("GraftTrainStart", 900, 60),
+        editor.add("GraftDemo", 60, 700),
+        editor.add("GraftDataset", 460, 60, folder="concept"),
+    )
+    step = editor.add("TrainStep", 1250, 60)
+    for source, output, target, name in (
+        (demo, 2, data, "vae"),
+        (demo, 1, data, "clip"),
+        (demo, 0, start, "model"),
+        (data, 0, start, "dataset"),
+        (settings, 0, start, "optimizer"),
+        (start, 0, step, "state"),
+    ):
+        editor.link(source, output, target, name)
+    editor.queue()
+    editor.page.wait_for_function("(id) => app.lastNodeErrors?.[id]", arg=str(settings))
+    editor.page.wait_for_timeout(800)
+    errors = editor.do("(id) => app.lastNodeErrors[id].errors", str(settings))
+    assert {one["extra_info"]["input_name"] for one in errors} == {"warmup", "total_steps", "options"}
+    marked = "(id) => app.graph.getNodeById(id).inputs.filter((one) => one.hasErrors).map((one) => one.name)"
+    assert set(editor.do(marked, settings)) <= {"warmup", "total_steps", "options"}
+    editor.screenshot("refused-settings")
+    forget_refusals(editor)
+
+
 def test_unreadable_block_weights_are_said_above_the_rows(editor):
     editor.clear()
     rows = '{"version": 1, "rows": [{"file": "zorp.safetensors", "blocks": "IN=zero"}]}'

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
     assert lines[2:4] == ['[1/2] node 1 "the source" (OddSource)', "[2/2] node 2 OddSink"]
     assert lines[4] == f"wrote {place / 'out' / 'out.txt'}" and lines[5].startswith("done in ")
     assert (place / "out" / "out.txt").read_text() == "hello"
+
+
+def test_what_a_node_refuses_is_said_once_at_the_inputs_that_it_names(place):
+    """A host says it at every input that Optimizer Settings checks itself: sixteen times."""
+    settings = {"optimizer": "adamw", "learning_rate": 1e-4, "text_encoder_rate": 0.0, "schedule": "constant"}
+    settings |= {"warmup": 2000, "total_steps": 1000, "floor": 0.0, "batch_size": 1, "accumulation": 1}
+    settings |= {"clip_norm": 1.0, "weight_decay": 0.01, "lora_plus": 1.0, "precision": "auto", "scale_lr": False}
+    settings |= {"checkpointing": False, "offload": "none", "block_rates": "", "fused_backward": False, "options": ""}
+    sink = {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}}
+    status, _, err = run(place, {"1": {"class_type": "GraftOptimizer", "inputs": settings}, "2": sink})
+    assert status == 2
+    said = [line.strip() for line in err.splitlines() if "warmup steps is 2000" in line and "input '" in line]
+    assert [re.search("input '(.*?)'", line)[1] for line in said] == ["warmup", "total_steps"], err
 
 
 @any_host

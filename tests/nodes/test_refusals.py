@@ -1,26 +1,66 @@
 """What is refused before anything runs, at which inputs, and what to do next."""
 
 import os
+from hashlib import sha256
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 
 @pytest.fixture
 def pictures(host, request):
     """The name of a folder with one picture below the host's input folder."""
-    name = f"refusals {request.node.name}"[:60].replace("/", "-")
+    name = f"refusals {sha256(request.node.name.encode()).hexdigest()[:12]}"
     os.makedirs(os.path.join(host.input, name))
     Image.fromarray(np.zeros((64, 64, 3), dtype=np.uint8)).save(os.path.join(host.input, name, "a.png"))
     return name
 
 
-def refused(host, kind, output=0, **given):
+DATASET = {
+    "folder",
+    "resolution",
+    "buckets",
+    "bucket_step",
+    "captions",
+    "shuffle_tags",
+    "filters",
+    "no_upscale",
+    "min_side",
+    "max_side",
+    "validation_folder",
+}
+ADAPTER = {"kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
+OPTIMIZER = {
+    "optimizer",
+    "learning_rate",
+    "text_encoder_rate",
+    "schedule",
+    "warmup",
+    "total_steps",
+    "floor",
+    "accumulation",
+    "clip_norm",
+    "weight_decay",
+    "lora_plus",
+    "precision",
+    "scale_lr",
+    "block_rates",
+    "fused_backward",
+    "options",
+}
+OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep"}
+EMA = {"interval", "snapshots", "widths", "switch_every"}
+TODO = {"depth_factors", "start_percent", "end_percent"}
+AVERAGE = {"profile", "weights", "algebra", "rank"}
+
+
+def refused(host, node, output=0, **given):
     """{input: what the host says of it} when a node of this kind is queued, linked to something that shows it."""
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": kind, "inputs": {**host.defaults(kind), **given}},
+        "2": {"class_type": node, "inputs": {**host.defaults(node), **given}},
         "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", output], "name": "shown"}},
     }
     valid, _, _, errors = host.validate(prompt)
@@ -43,7 +83,7 @@ def test_a_folder_that_is_missing_empty_or_outside_is_refused_at_its_widget(host
         ("  ", "give the name of a folder inside ComfyUI's input folder"),
     ):
         said = dataset(host, folder)
-        assert list(said) == ["folder"] and words in said["folder"]
+        assert set(said) == DATASET and words in said["folder"]
 
 
 def test_a_folder_name_that_is_computed_is_left_to_the_run(host):
@@ -59,43 +99,184 @@ def test_a_folder_name_that_is_computed_is_left_to_the_run(host):
     assert host.validate(prompt)[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "inputs", "words"),
-    [
-        (
-            "GraftOptimizer",
-            {"fused_backward": True},
-            {"fused_backward", "clip_norm", "accumulation"},
-            "needs the norm of all gradients first: set it to 0 (off)",
-        ),
-        (
-            "GraftObjective",
-            {"min_timestep": 0.7, "max_timestep": 0.3},
-            {"min_timestep", "max_timestep"},
-            "expected 0 <= minimum < maximum <= 1",
-        ),
-        (
-            "GraftEMA",
-            {"interval": 50, "snapshots": 75},
-            {"interval", "snapshots", "switch_every"},
-            "must be multiples of update every N steps",
-        ),
-        (
-            "ApplyToDo",
-            {"start_percent": 0.8, "end_percent": 0.2, "model": ["1", 0]},
-            {"start_percent", "end_percent"},
-            "expected 0 <= start <= end <= 1",
-        ),
-        ("GraftAdapter", {"pattern": "/(/"}, {"pattern"}, "/(/"),
-    ],
-)
-def test_settings_that_exclude_each_other_are_refused_at_their_widgets(host, kind, given, inputs, words):
+# Wrong settings, all inputs that the host names with them, and words of the error. The run says the same (below).
+WRONG = [
+    (
+        "GraftOptimizer",
+        {"fused_backward": True},
+        OPTIMIZER,
+        "needs the norm of all gradients first: set it to 0 (off)",
+    ),
+    (
+        "GraftOptimizer",
+        {"options": "beta = 0.9"},
+        OPTIMIZER,
+        "optimizer options: adamw has no 'beta', did you mean betas?",
+    ),
+    ("GraftOptimizer", {"options": "eps = small"}, OPTIMIZER, "eps is 'small', expected"),
+    ("GraftOptimizer", {"block_rates": "input_blocks.* = half"}, OPTIMIZER, "block learning rates"),
+    ("GraftOptimizer", {"learning_rate": 0.0}, OPTIMIZER, "learning rate is 0.0, expected a finite number above 0"),
+    ("GraftOptimizer", {"warmup": 2000}, OPTIMIZER, "warmup steps is 2000 and total steps (schedule) only 1000"),
+    ("GraftOptimizer", {"floor": 0.1}, OPTIMIZER, "learning rate schedule constant never falls"),
+    (
+        "GraftOptimizer",
+        {"optimizer": "schedulefree", "schedule": "cosine"},
+        OPTIMIZER,
+        "optimizer schedulefree takes the place of learning rate schedule cosine",
+    ),
+    ("GraftOptimizer", {"optimizer": "prodigy", "lora_plus": 4.0}, OPTIMIZER, "LoRA+ ratio"),
+    ("GraftOptimizer", {"optimizer": "adagard"}, OPTIMIZER, "optimizer is 'adagard', expected one of adamw"),
+    (
+        "GraftObjective",
+        {"min_timestep": 0.7, "max_timestep": 0.3},
+        OBJECTIVE,
+        "expected 0 <= minimum < maximum <= 1",
+    ),
+    (
+        "GraftObjective",
+        {"loss": "x0-mse", "weighting": "min-snr"},
+        OBJECTIVE,
+        "loss weighting min-snr is defined on the model's own objective; with loss function x0-mse use none",
+    ),
+    ("GraftEMA", {"interval": 50, "snapshots": 75}, EMA, "must be multiples of update every N steps"),
+    ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths has 'wide', expected numbers such as"),
+    ("GraftEMA", {"widths": "0.05", "snapshots": 10}, EMA, "two or more different snapshot widths"),
+    (
+        "ApplyToDo",
+        {"start_percent": 0.8, "end_percent": 0.2, "model": ["1", 0]},
+        TODO,
+        "expected 0 <= start <= end <= 1",
+    ),
+    ("ApplyToDo", {"depth_factors": "4 two", "model": ["1", 0]}, TODO, "factors by depth"),
+    ("GraftAdapter", {"pattern": "/(/"}, ADAPTER, "/(/"),
+    ("GraftAdapter", {"kind": "full", "rank_dropout": 0.1}, ADAPTER, "rank dropout needs an adapter"),
+    ("GraftAdapter", {"kind": "oft", "alpha": 8.0}, ADAPTER, "adapter type oft does not use alpha: set it to 0"),
+    ("GraftSnapshots", {"source": " \n"}, {"source"}, "run or files is empty"),
+    ("GraftSnapshots", {"source": "no.safetensors"}, {"source"}, "no.safetensors"),
+    ("GraftSaveLoRA", {"prefix": "../out"}, {"prefix"}, "expected a name inside ComfyUI's output folder"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "inputs", "words"), WRONG)
+def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_the_run(host, kind, given, inputs, words):
     said = refused(host, kind, **given)
     assert set(said) == inputs
     assert all(words in text for text in said.values())
+    plain = {name: value for name, value in given.items() if name != "model"}
+    linked = {"model": host.call("GraftDemo")[0]} if kind == "ApplyToDo" else {}
+    if kind == "GraftSaveLoRA":
+        linked = {"lora_model": {"lora_unet_x.lora_up.weight": torch.zeros(4, 2)}}
+    with pytest.raises((ValueError, FileNotFoundError)) as raised:
+        host.call(kind, **{**{n: v for n, v in host.defaults(kind).items() if n not in linked}, **plain, **linked})
+    name = next(iter(said))
+    assert said[name] == f"{name} - {raised.value}"
 
 
-@pytest.mark.parametrize("kind", ["GraftOptimizer", "GraftObjective", "GraftEMA", "GraftAdapter"])
+@pytest.mark.parametrize(
+    ("kind", "given", "inputs", "words"),
+    [
+        ("GraftTrainStart", {"run": "a/b"}, {"run"}, "run name is 'a/b': expected a plain folder name"),
+        ("GraftTrainStart", {"run": "Cache"}, {"run"}, "give the run another name"),
+        (
+            "TrainStep",
+            {"prompts": "\n".join(map(str, range(17)))},
+            {"prompts", "tensorboard"},
+            "more preview prompts has 17 prompts, at most 16 are allowed",
+        ),
+        ("GraftSaveState", {"name": ".."}, {"name"}, "expected a plain folder name"),
+        ("EMAMerge", {"weights": "1 2"}, AVERAGE, "weights or widths are given and averaging profile is latest"),
+        ("EMAMerge", {"profile": "weights", "weights": "1 two"}, AVERAGE, "expected numbers separated by spaces"),
+        ("EMAMerge", {"profile": "best", "weights": "thin"}, AVERAGE, "expected widths such as '0.05 0.1'"),
+        ("EMAMerge", {"rank": 4, "algebra": "factors"}, AVERAGE, "maximum rank only works with"),
+        ("EMAMerge", {"profile": "newest"}, AVERAGE, "averaging profile is 'newest', expected one of latest"),
+    ],
+)
+def test_what_is_wrong_without_a_look_at_what_is_connected_is_refused_too(host, kind, given, inputs, words):
+    sockets = {"model": ["1", 0], "dataset": ["4", 0], "state": ["5", 0], "snapshots": ["6", 0]}
+    found = {one.id for one in host.node(kind).define_schema().inputs}
+    sockets = {name: link for name, link in sockets.items() if name in found}
+    if kind == "EMAMerge":
+        del sockets["state"]
+    prompt = {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": kind, "inputs": {**host.defaults(kind), **sockets, **given}},
+        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
+        "4": {
+            "class_type": "GraftDataset",
+            "inputs": {
+                **host.defaults("GraftDataset"),
+                "folder": "graft_demo/concept",
+                "vae": ["1", 2],
+                "clip": ["1", 1],
+            },
+        },
+        "5": {
+            "class_type": "GraftTrainStart",
+            "inputs": {**host.defaults("GraftTrainStart"), "model": ["1", 0], "dataset": ["4", 0]},
+        },
+        "6": {"class_type": "GraftSnapshots", "inputs": host.defaults("GraftSnapshots")},
+    }
+    errors = host.validate(prompt)[3].get("2", {"errors": []})["errors"]
+    said = {one["extra_info"]["input_name"]: one["details"] for one in errors}
+    assert set(said) == inputs and all(words in text for text in said.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"filters": "blaklist_tags: [one]"}, "filters: "),
+        ({"filters": "a: [1"}, "filters"),
+        ({"no_upscale": True, "buckets": False}, "no upscale has no effect without aspect ratio buckets"),
+        ({"no_upscale": True, "filters": "small: skip"}, "small: skip of filters has no effect with no upscale"),
+        ({"min_side": 512, "max_side": 256}, "minimum bucket side is 512, larger than maximum bucket side (256)"),
+        ({"validation_folder": "nowhere"}, "validation folder: there is no folder 'nowhere'"),
+        ({"resolution": 100, "buckets": False}, "resolution is 100, expected a multiple of 8"),
+    ],
+)
+def test_settings_of_a_dataset_are_refused_in_the_words_of_the_run(host, pictures, given, words):
+    said = refused(host, "GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], **given)
+    assert set(said) == DATASET and all(words in text for text in said.values())
+    _, clip, vae = host.call("GraftDemo")
+    with pytest.raises((ValueError, FileNotFoundError)) as raised:
+        host.call("GraftDataset", folder=pictures, vae=vae, clip=clip, **given)
+    assert said["folder"] == f"folder - {raised.value}"
+
+
+def test_a_dataset_config_is_read_before_the_run(host, pictures):
+    config = os.path.join(host.input, pictures, "dataset_config.toml")
+    subset = f'[[datasets]]\n[[datasets.subsets]]\nimage_dir = "{os.path.join(host.input, pictures)}"\n'
+    for text, words in (
+        (subset, ""),
+        ("[[datasets\n", "dataset_config.toml"),
+        (subset + "num_repeets = 2\n", "num_repe"),
+    ):
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(text)
+        said = dataset(host, f"{pictures}/dataset_config.toml")
+        assert bool(said) == bool(words) and all(words in one for one in said.values()), text
+
+
+def test_an_optimizer_that_is_not_installed_is_refused(host, monkeypatch):
+    build = host.module("training.optimizers.build")
+    monkeypatch.setattr(build, "_installed", lambda module: module != "prodigyopt")
+    said = refused(host, "GraftOptimizer", optimizer="prodigy")
+    assert "optimizer prodigy needs the package prodigyopt: pip install prodigyopt" in said["optimizer"]
+
+
+def test_what_is_known_is_judged_beside_what_a_link_brings(host):
+    given = {"options": "beta = 0.9", "clip_norm": ["5", 0]}
+    prompt = {
+        "2": {"class_type": "GraftOptimizer", "inputs": {**host.defaults("GraftOptimizer"), **given}},
+        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
+        "5": {"class_type": "PrimitiveFloat", "inputs": {"value": 0.0}},
+    }
+    valid, _, _, errors = host.validate(prompt)
+    assert not valid and "did you mean betas" in str(errors)
+    prompt["2"]["inputs"].update(options="", precision="fp17")
+    assert "training precision is 'fp17'" in str(host.validate(prompt)[3])
+
+
+@pytest.mark.parametrize("kind", ["GraftOptimizer", "GraftObjective", "GraftEMA", "GraftAdapter", "GraftSnapshots"])
 def test_the_defaults_are_accepted(host, kind):
     assert refused(host, kind) == {}
 

@@ -207,16 +207,21 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
     return (Curve(values, name="share of each file"),)
 
 
+def widths_in(text: str) -> list[float]:
+    """The widths that a user gives. Raises ValueError that says what is no number."""
+    try:
+        return [float(number) for number in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ValueError(
+            f"weights or widths {text!r}: with averaging profile best expected widths such as '0.05 0.1', or"
+            f" nothing ({error})"
+        ) from error
+
+
 def widths_to_try(sources: Sources, text: str) -> list[float]:
     """The widths in `text`, or else about ten, evenly spaced on a log scale within what the snapshots allow."""
     if text.strip():
-        try:
-            return [float(number) for number in text.replace(",", " ").split()]
-        except ValueError as error:
-            raise ValueError(
-                f"weights or widths {text!r}: with averaging profile best expected widths such as '0.05 0.1', or"
-                f" nothing ({error})"
-            ) from error
+        return widths_in(text)
     possible = _possible_widths(sources)
     if not possible:
         raise post_hoc.TooFew(f"{len(sources.files)} snapshots express no range of widths; take snapshots more often")

@@ -30,6 +30,13 @@ def missing(optimizer: str) -> list[str]:
     return []
 
 
+def check_installed(optimizer: str) -> None:
+    """Raises ValueError that says what to install before this optimizer can be used."""
+    messages = missing(optimizer)
+    if messages:
+        raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
+
+
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -42,9 +49,7 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
 
     `part` says which optimizer is wanted if the record has several (muon). Raises ValueError that says what to install.
     """
-    messages = missing(settings.optimizer)
-    if messages:
-        raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
+    check_installed(settings.optimizer)
     record = OPTIMIZERS.get(settings.optimizer)
     request = BuildRequest(
         groups=list(groups),

@@ -20,6 +20,14 @@ def is_plain_name(name: str) -> bool:
     return bool(fits) and name.strip(" .") == name
 
 
+def check_run_name(run: str) -> None:
+    """Raises ValueError when a run cannot have this name."""
+    if not is_plain_name(run):
+        raise ValueError(f"run name is {run!r}: expected a plain folder name, {PLAIN}.")
+    if run.lower() == "cache":
+        raise ValueError("run name is 'cache': that folder holds what Dataset has encoded; give the run another name.")
+
+
 def saved_names(root: Path) -> list[str]:
     """The names of all saved states."""
     return [name for name in names_in(root) if (root / name / "state.json").is_file()]

@@ -28,7 +28,7 @@ from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
 from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
-from .names import PLAIN, is_plain_name
+from .names import check_run_name
 from .schema import block_of_history, problem
 
 if TYPE_CHECKING:
@@ -78,12 +78,7 @@ class Store:
     """
 
     def __init__(self, root: str | Path, run: str, versions: dict[str, str] | None = None, limit: int = 0) -> None:
-        if not is_plain_name(run):
-            raise ValueError(f"run name is {run!r}: expected a plain folder name, {PLAIN}.")
-        if run.lower() == "cache":
-            raise ValueError(
-                "run name is 'cache': that folder holds what Dataset has encoded; give the run another name."
-            )
+        check_run_name(run)
         self.folder = Path(root) / run
         self.versions = versions or {}
         self.limit, self.removed = limit, list[str]()
