@@ -6,7 +6,7 @@ export default [
   { ignores: ['**/*.md', '.venv/', 'build/', 'output/'] },
   js.configs.recommended,
   {
-    files: ['web/**/*.js'],
+    files: ['web/**/*.js', 'tests/editor/*.js'],
     languageOptions: { ecmaVersion: 2023, sourceType: 'module', globals: globals.browser },
     linterOptions: { reportUnusedDisableDirectives: 'error' },
     rules: {

@@ -10,7 +10,7 @@ import { t } from './texts.js'
 const PROPERTY = 'graft profile'
 const KEPT = 100 // points of a curve
 const HEIGHT = 120
-const COLORS = ['#4c8dd6', '#e2923b', '#3fa96b', '#b07cc6', '#d65f5f']
+const COLORS = ['#4c8dd6', '#c77520', '#369960', '#aa76c2', '#d65f5f']
 
 /** Give an EMAMerge node its panel. */
 export function addAveragePanel(node) {

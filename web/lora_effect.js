@@ -8,7 +8,7 @@ import { changeRows } from './linked_stack.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft effect'
-const NAMED = 16 // bars at most that have room for their names
+const NAMED = 8 // bars at most that have room for their names
 const percent = (share) => short(100 * share)
 
 /** Give a LoRA Effect node its panel. */

@@ -134,6 +134,7 @@ class Rows {
       this.problem.textContent = t('These rows cannot be read: {error}', { error: error.message })
       this.problem.hidden = this.raw.hidden = false
       this.list.hidden = this.adder.hidden = this.all.hidden = this.presets.hidden = true
+      requestAnimationFrame(() => this.refit()) // the text needs more room than the node was saved with
     }
     this.unfolded.clear()
     this.informed.clear()

@@ -20,7 +20,7 @@ import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
 const CHART_HEIGHT = 150 // at least
-const COLORS = { loss: '#4c8dd6', smooth: '#e2923b', validation: '#3fa96b', average: '#c9588f', rate: '#b07cc6' }
+const COLORS = { loss: '#4c8dd6', smooth: '#c77520', validation: '#369960', average: '#c9588f', rate: '#aa76c2' }
 const CURVES = {
   loss: 'loss',
   smooth: 'smoothed',
@@ -446,7 +446,7 @@ class Panel {
   redraw() {
     if (this.canvas.hidden) return
     const curves = [
-      { name: 'loss', series: this.loss, color: `${COLORS.loss}88`, width: 1 },
+      { name: 'loss', series: this.loss, color: COLORS.loss, width: 1 },
       { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2, within: this.loss },
       { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
       { name: 'average', series: this.average, color: COLORS.average, width: 2, dots: true },

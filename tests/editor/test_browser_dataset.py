@@ -18,7 +18,7 @@ CUT = """() => [...document.querySelectorAll('.graft-dataset, .graft-dataset *, 
 
 def drop(editor, *paths):
     """Drag files and folders of this machine onto the panel."""
-    box = editor.page.locator(f"{PANEL} .graft-scroll").bounding_box()
+    box = editor.page.locator(f"{PANEL} .graft-scroll").first.bounding_box()
     session = editor.page.context.new_cdp_session(editor.page)
     place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
     data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
