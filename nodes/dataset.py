@@ -518,4 +518,164 @@ def _missing_inputs(inputs: dict[str, Any]) -> list[str]:
     return [f"{label} is empty: the checkpoint has none; connect one from another loader" for label in missing]
 
 
-NODES = [GraftDataset]
+class GraftSamples(io.ComfyNode):
+    """Makes a dataset of what a graph gives: latents with a conditioning each."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSamples",
+            display_name="Samples",
+            category="Graft/training",
+            description=(
+                "Makes a dataset of latents and conditionings from the graph, one conditioning for each sample: with"
+                " reference images, control, clips or sound, as the model's own nodes make them."
+            ),
+            **aliases("dataset", "samples", "training images", "edit", "video", "kontext", "image to video"),
+            is_input_list=True,
+            inputs=[
+                io.Latent.Input(
+                    "latents",
+                    tooltip="What to train on: a list of latents of pictures or clips. A batch counts as many samples.",
+                ),
+                io.Conditioning.Input(
+                    "conditioning",
+                    tooltip=(
+                        "A list with the conditioning of each sample: its prompt, and reference latents, image"
+                        " embeddings or sound. Or one for all."
+                    ),
+                ),
+                io.String.Input(
+                    "captions",
+                    force_input=True,
+                    optional=True,
+                    tooltip="Optional. A list of captions, for reports. The model is trained with the conditionings.",
+                ),
+                io.Mask.Input(
+                    "masks",
+                    optional=True,
+                    tooltip="Optional. A list of masks: the loss counts where they are white. Or one for all.",
+                ),
+                io.Conditioning.Input(
+                    "empty",
+                    optional=True,
+                    tooltip=(
+                        "The conditioning of an empty prompt, for conditioning dropout. Reference latents and the like"
+                        " stay those of the sample."
+                    ),
+                ),
+                io.Clip.Input(
+                    "clip",
+                    optional=True,
+                    tooltip="Encodes the empty prompt, if no empty conditioning is connected.",
+                ),
+                Dataset.Input(
+                    "regularisation",
+                    optional=True,
+                    tooltip="Optional. Another dataset of ordinary images, so that the model does not forget them.",
+                ),
+                Dataset.Input(
+                    "more_images",
+                    optional=True,
+                    tooltip="Optional. More images to train on, from Dataset or another Samples.",
+                ),
+                io.Int.Input(
+                    "repeats",
+                    display_name="repeats",
+                    default=1,
+                    min=1,
+                    max=10_000,
+                    tooltip="How often an epoch shows each sample.",
+                ),
+                io.Float.Input(
+                    "validation",
+                    display_name="validation split",
+                    default=0.1,
+                    min=0.0,
+                    max=0.9,
+                    step=0.01,
+                    tooltip=(
+                        "The fraction of samples held out to measure the validation loss, chosen by their contents."
+                        " 0.1 is usual; 0 trains on all."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "caption_dropout",
+                    display_name="caption dropout",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    tooltip=(
+                        "How often a sample is trained with the empty conditioning, on top of conditioning dropout."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "regularisation_share",
+                    display_name="regularization share",
+                    default=0.25,
+                    min=0.01,
+                    max=0.99,
+                    step=0.01,
+                    tooltip="The fraction of each batch that is regularization images.",
+                ),
+                advanced(
+                    io.Int,
+                    "batch_size",
+                    display_name="own batch size",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    tooltip="Batch size of these samples; clips need a smaller one. 0 uses that of Optimizer Settings.",
+                ),
+            ],
+            outputs=[Dataset.Output(display_name="GRAFT_DATASET"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        latents,
+        conditioning,
+        captions=None,
+        masks=None,
+        empty=None,
+        clip=None,
+        regularisation=None,
+        more_images=None,
+        repeats=(1,),
+        validation=(0.1,),
+        caption_dropout=(0.0,),
+        regularisation_share=(0.25,),
+        batch_size=(0,),
+    ) -> io.NodeOutput:
+        from ..training.data.samples import SampleSettings
+        from . import samples_reading
+
+        settings = SampleSettings(repeats[0], validation[0], caption_dropout[0], batch_size[0])
+        return samples_reading.output(
+            latents,
+            conditioning,
+            captions or [],
+            masks or [],
+            _only("empty conditioning", empty),
+            _only("CLIP", clip),
+            settings,
+            _only("regularization dataset", regularisation),
+            regularisation_share[0],
+            _only("more images", more_images),
+        )
+
+
+def _only(name: str, values: Any) -> Any:
+    """The one value of an input that takes no list; None where it is not connected."""
+    if not values:
+        return None
+    if len(values) > 1:
+        raise ValueError(f"Samples: {name} takes one, and {len(values)} are connected.")
+    return values[0]
+
+
+NODES = [GraftDataset, GraftSamples]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..random_draws import generator
 from .buckets import Framing
-from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, SampleConditioning
 from .epoch_order import select_images
 
 
@@ -40,7 +40,7 @@ class Batch:
 @dataclass(frozen=True, eq=False)
 class BatchItem:
     """One image as a step trains it: of which dataset, which crop, flipped or not, with which caption ("" if it is
-    dropped).
+    `dropped`).
     """
 
     dataset: Dataset
@@ -49,6 +49,7 @@ class BatchItem:
     flipped: bool
     caption: str
     is_regularisation: bool
+    dropped: bool = False
 
     @property
     def crop(self) -> ImageCrop:
@@ -116,7 +117,7 @@ def _draw_item(
         caption = image.caption_template.draw(variant_rng)
     if dropped:
         caption = ""
-    return BatchItem(dataset, image, crop, flipped, caption, is_regularisation)
+    return BatchItem(dataset, image, crop, flipped, caption, is_regularisation, dropped)
 
 
 _SIZE_CONDITIONED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = weakref.WeakKeyDictionary()
@@ -164,8 +165,14 @@ def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Condit
     return known
 
 
-def image_conditioning(dataset: Dataset, caption: str, crop: ImageCrop, flipped: bool = False) -> Conditioning:
-    """The conditioning of an image with that caption: its sizes and its own entries with it."""
+def image_conditioning(
+    dataset: Dataset, caption: str, crop: ImageCrop, flipped: bool = False, dropped: bool = False
+) -> Conditioning:
+    """The conditioning of an image with that caption: its sizes and its own entries with it. A sample may bring one in
+    place of the caption's, and another for where that is `dropped`.
+    """
+    if crop.brought is not None:
+        return with_extras(_brought(crop.brought, dropped), crop.extras_of(flipped))
     framing = crop.framing
     if flipped and framing:
         framing = framing.flipped
@@ -173,17 +180,28 @@ def image_conditioning(dataset: Dataset, caption: str, crop: ImageCrop, flipped:
     return with_extras(conditioning, crop.extras_of(flipped))
 
 
+def _brought(brought: SampleConditioning, dropped: bool) -> Conditioning:
+    if not dropped:
+        return brought.conditioning
+    assert brought.empty is not None
+    return brought.empty
+
+
 def collate(items: Sequence[BatchItem]) -> Batch:
     """One batch of images whose latents have one size."""
     latents = torch.stack([_latent(item) for item in items])
     return Batch(
         latents,
-        tuple(image_conditioning(item.dataset, item.caption, item.crop, item.flipped) for item in items),
+        tuple(_conditioning(item) for item in items),
         torch.tensor([item.is_regularisation for item in items]),
         tuple(item.caption for item in items),
         _masks(items, latents),
         torch.tensor([item.image.loss_weight for item in items]),
     )
+
+
+def _conditioning(item: BatchItem) -> Conditioning:
+    return image_conditioning(item.dataset, item.caption, item.crop, item.flipped, item.dropped)
 
 
 def _latent(item: BatchItem) -> Tensor:

@@ -172,20 +172,26 @@ def repeated_names(datasets: Sequence[Dataset]) -> list[str]:
 def check_together(datasets: Sequence[Dataset]) -> None:
     """Raise ValueError that names everything in which the datasets differ and must not."""
     errors: list[str] = []
+    read = [dataset for dataset in datasets if _is_read(dataset)]
     if _differ(dataset.images[0].latent.shape[0] for dataset in datasets) or _differ(_encoder(datasets, 0)):
         errors.append("they were encoded by different VAEs; connect the same VAE to each")
-    if _differ(dataset.clip_skip for dataset in datasets):
+    if _differ(dataset.clip_skip for dataset in read):
         errors.append("CLIP skip differs; set it to the same number in each")
     elif _differ(_encoder(datasets, 1)):
         errors.append("they were encoded by different text encoders; connect the same CLIP to each")
-    if _differ(dataset.weighted_captions for dataset in datasets):
+    if _differ(dataset.weighted_captions for dataset in read):
         errors.append("weighted captions is on in one and off in another; set it alike in each")
-    if _differ(dataset.images[0].framing is None for dataset in datasets):
+    if _differ(dataset.images[0].framing is None for dataset in read):
         errors.append("size_conditioning of filters differs; set it alike in each")
     if sum(dataset.regularisation is not None for dataset in datasets) > 1:
         errors.append("several have a regularization dataset; connect it to one of them")
     if errors:
         raise ValueError(f"Dataset: datasets cannot be trained together: {'; '.join(errors)}.")
+
+
+def _is_read(dataset: Dataset) -> bool:
+    """Whether any image was read from a folder; samples come encoded, and no text encoder reads their captions."""
+    return any(image.brought is None for image in dataset.images)
 
 
 def _differ(values: Iterable[Any]) -> bool:

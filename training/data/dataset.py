@@ -45,6 +45,16 @@ def prompt_parts(key: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, eq=False)
+class SampleConditioning:
+    """The conditioning that a sample brings in place of its caption's. `empty` takes its place where the caption is
+    dropped; None where it never is.
+    """
+
+    conditioning: Conditioning
+    empty: Conditioning | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class ImageCrop:
     """One crop of an image: latent (C, h, w) in float32, the flipped image's latent if it may be flipped, loss mask
     (1, h, w) in 0..1, and where the crop lies.
@@ -52,7 +62,8 @@ class ImageCrop:
     `extras` are entries of the conditioning that belong to this image and not to its caption, as reference latents;
     they replace those of the caption. `flipped_extras` are those of the flipped image, where they differ. `seen` are
     the keys of the control pictures that the text encoder sees with the caption, of the image as it is and flipped; ""
-    where it sees none.
+    where it sees none. `brought` is the conditioning of a sample
+    that brings its own.
     """
 
     latent: Tensor
@@ -62,6 +73,7 @@ class ImageCrop:
     extras: Mapping[str, Any] = field(default_factory=dict)
     flipped_extras: Mapping[str, Any] | None = None
     seen: tuple[str, str] = ("", "")
+    brought: SampleConditioning | None = None
 
     def extras_of(self, flipped: bool) -> Mapping[str, Any]:
         """The entries of the conditioning that belong to the image as it is, or flipped."""
@@ -86,7 +98,7 @@ class DatasetImage:
 
     Of a dataset that is one of several: `batch_size` is its own (0: the run's), `resolution` its base resolution, and
     `caption_dropout` overrides that of the whole. Images that differ in the first two never share a batch. `sha256` is
-    the content hash of the file, where there is one.
+    the content hash of the file, where there is one. `brought` is the conditioning of a sample that brings its own.
     """
 
     name: str
@@ -109,13 +121,21 @@ class DatasetImage:
     extras: Mapping[str, Any] = field(default_factory=dict)
     flipped_extras: Mapping[str, Any] | None = None
     seen: tuple[str, str] = ("", "")
+    brought: SampleConditioning | None = None
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
         if number:
             return self.other_crops[number - 1]
         return ImageCrop(
-            self.latent, self.flipped_latent, self.mask, self.framing, self.extras, self.flipped_extras, self.seen
+            self.latent,
+            self.flipped_latent,
+            self.mask,
+            self.framing,
+            self.extras,
+            self.flipped_extras,
+            self.seen,
+            self.brought,
         )
 
 
@@ -151,7 +171,10 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.images:
             raise ValueError("A dataset needs at least one image to train on.")
-        captions = {image.caption for image in self.images + self.held_out if not any(image.seen)} | {""}
+        encoded = [image for image in self.images + self.held_out if image.brought is None]
+        captions = {image.caption for image in encoded if not any(image.seen)}
+        if encoded:
+            captions.add("")
         missing = sorted(captions - self.conditionings.keys())
         if missing:
             raise ValueError(
@@ -177,6 +200,14 @@ class Dataset:
                 f"Latents have {channels} channels and those of the regularization dataset {other_channels}: use the"
                 " same VAE for both."
             )
+
+    @property
+    def brings_conditionings(self) -> bool:
+        """Whether any sample brings its own conditioning, which no text encoder can make again."""
+        images = self.images + self.held_out
+        if self.regularisation is not None and self.regularisation.brings_conditionings:
+            return True
+        return any(image.brought is not None for image in images)
 
     @classmethod
     def from_latents(

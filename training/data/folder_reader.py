@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ...storage.digest import sha256
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
-from . import control_methods, folder_notes, images, wildcards
+from . import control_methods, folder_notes, images, validation_split, wildcards
 from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
 from .captions import WrittenCaption, most_lines
@@ -133,25 +132,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
-    if not share:
-        return set()
-
-    def order(entry: ImageEntry) -> tuple[str, str]:
-        return sha256(entry.sha256.encode()).hexdigest(), entry.name
-
-    groups: dict[str, list[str]] = {}  # equal pictures, which stay together
-    for entry in sorted(unique_images(entries), key=order):
-        groups.setdefault(entry.sha256, []).append(entry.name)
-    total = sum(map(len, groups.values()))
-    count = min(total - 1, max(1, round(total * share)))
-    held_out: set[str] = set()
-    for names in groups.values():
-        if len(held_out) + len(names) <= count:
-            held_out.update(names)
-    if not held_out and len(groups) > 1:
-        smallest = min(groups.values(), key=lambda names: len(names))
-        held_out.update(smallest)
-    return held_out
+    return validation_split.held_out([(entry.name, entry.sha256) for entry in unique_images(entries)], share)
 
 
 def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:

@@ -58,7 +58,8 @@ class BatchSchedule:
         for step in range(first, first + steps):
             for part in range(self.parts):
                 for item in self.shown(step, part):
-                    needed[item.dataset].add(item.prompt)
+                    if item.crop.brought is None:
+                        needed[item.dataset].add(item.prompt)
         return needed
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:

@@ -68,6 +68,11 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
             "Adapter Settings: train text encoder is on, and this text encoder sees the control pictures, so that every"
             " caption would be encoded with its pictures in every step, which Graft does not do: switch it off."
         )
+    if state.start.adapter.text_encoder and dataset.brings_conditionings:
+        raise ValueError(
+            "Adapter Settings: train text encoder is on, and the samples of Samples bring conditionings that are"
+            " encoded already: switch it off, or train on folders."
+        )
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(
             f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"

@@ -1,0 +1,249 @@
+"""Samples with what ComfyUI's own nodes make: Flux Kontext, Qwen-Image-Edit with two references and Wan image to video
+train, branch, stop and resume to the same bytes, and other references change the loss.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import build, conditions, random
+from graft_nodes.storage.digest import sha256_of_tensors
+from PIL import Image
+from tiny_families import EVERY
+
+COUNT = 4
+
+
+class TinyVAE:
+    """Stands in for a VAE: eight pixels to a side and four frames to a latent frame. What it gives depends on all
+    frames.
+    """
+
+    def __init__(self, name):
+        self.shape = EVERY[name].latent
+
+    def encode(self, pixels):
+        frames, height, width, _ = pixels.shape
+        sides = [height // 8, width // 8]
+        if len(self.shape) == 4:
+            sides.insert(0, (frames - 1) // 4 + 1)
+        return random(1, self.shape[0], *sides, seed=int(1000 * float(pixels.double().sum())) % 2**31)
+
+    def spacial_compression_encode(self):
+        return 8
+
+
+class TinyCLIP:
+    """Stands in for a text encoder: what it gives depends on the text and the pictures that it sees."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def tokenize(self, text, images=(), **_):
+        return len(text) + sum(int(100 * float(image.double().sum())) for image in images)
+
+    def encode_from_tokens_scheduled(self, tokens, *_, **__):
+        context, entries = conditions(self.name, seed=tokens % 2**31)
+        return [[context, {name: value for name, value in entries.items() if name != "reference_latents"}]]
+
+
+class Clips:
+    """A list of clips (5, 64, 80, 3), their first frames and captions."""
+
+    RETURN_TYPES = ("IMAGE", "IMAGE", "STRING")
+    OUTPUT_IS_LIST = (True, True, True)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"seed": ("INT", {"default": 0})}}
+
+    def make(self, seed):
+        clips = [torch.rand(5, 64, 80, 3, generator=torch.Generator().manual_seed(n)) for n in range(COUNT)]
+        starts = [clip[:1] * (1.0 - 0.1 * seed) for clip in clips]
+        return clips, starts, [f"clip {n}" for n in range(COUNT)]
+
+
+def folder(host, name, first):
+    """A folder of pictures with captions."""
+    place = Path(host.input) / name
+    place.mkdir(exist_ok=True)
+    for number in range(COUNT):
+        pixels = np.random.default_rng(first + number).integers(0, 255, (64, 80, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+        (place / f"{number}.txt").write_text(f"make it {number}", encoding="utf-8")
+    return name
+
+
+def node(class_type, **inputs):
+    return {"class_type": class_type, "inputs": inputs}
+
+
+def common(*steps, run):
+    """Samples from nodes "latents" and "conditioning", Start Training and Train Steps in a row."""
+    graph = {
+        "model": node("UNETLoader"),
+        "clip": node("CLIPLoader"),
+        "vae": node("VAELoader"),
+        "adapter": node("GraftAdapter", rank=2, targets="all"),
+        "optimizer": node("GraftOptimizer", learning_rate=1e-2, batch_size=2, precision="float32"),
+        "start": node(
+            "GraftTrainStart",
+            model=["model", 0],
+            dataset=["samples", 0],
+            adapter=["adapter", 0],
+            optimizer=["optimizer", 0],
+            run=run,
+        ),
+    }
+    at = ["start", 0]
+    for number, count in enumerate(steps):
+        graph[f"step{number}"] = node("TrainStep", state=at, steps=count, validate_every=1)
+        at = [f"step{number}", 0]
+    return graph
+
+
+def kontext(host, other):
+    texts = ["pictures", 1]
+    return {
+        "pictures": node("LoadImageTextDataSetFromFolder", folder=folder(host, "edited", 0)),
+        "sources": node("LoadImageDataSetFromFolder", folder=folder(host, f"sources {other}", 100 + other)),
+        "latents": node("VAEEncode", pixels=["pictures", 0], vae=["vae", 0]),
+        "reference": node("VAEEncode", pixels=["sources", 0], vae=["vae", 0]),
+        "prompt": node("CLIPTextEncode", text=texts, clip=["clip", 0]),
+        "conditioning": node("ReferenceLatent", conditioning=["prompt", 0], latent=["reference", 0]),
+        "samples": node(
+            "GraftSamples",
+            latents=["latents", 0],
+            conditioning=["conditioning", 0],
+            captions=texts,
+            clip=["clip", 0],
+            validation=0.25,
+        ),
+    }
+
+
+def qwen(host, other):
+    graph = kontext(host, other)
+    graph["second"] = node("LoadImageDataSetFromFolder", folder=folder(host, "second sources", 500))
+    images = {"image1": ["sources", 0], "image2": ["second", 0]}
+    graph["conditioning"] = node(
+        "TextEncodeQwenImageEditPlus", prompt=["pictures", 1], clip=["clip", 0], vae=["vae", 0], **images
+    )
+    del graph["prompt"], graph["reference"]
+    return graph
+
+
+def wan(host, other):
+    return {
+        "clips": node("TestClips", seed=other),
+        "latents": node("VAEEncode", pixels=["clips", 0], vae=["vae", 0]),
+        "prompt": node("CLIPTextEncode", text=["clips", 2], clip=["clip", 0]),
+        "conditioning": node(
+            "WanImageToVideo",
+            positive=["prompt", 0],
+            negative=["prompt", 0],
+            vae=["vae", 0],
+            start_image=["clips", 1],
+            width=80,
+            height=64,
+            length=5,
+            batch_size=1,
+        ),
+        "samples": node(
+            "GraftSamples",
+            latents=["latents", 0],
+            conditioning=["conditioning", 0],
+            captions=["clips", 2],
+            clip=["clip", 0],
+            validation=0.25,
+        ),
+    }
+
+
+WORKFLOWS = {"flux kontext": kontext, "qwen edit": qwen, "wan i2v": wan}
+
+
+def loader_of(kind, make):
+    """A loader's class that gives what `make` makes."""
+
+    class Loader:
+        RETURN_TYPES = (kind,)
+        FUNCTION = "load"
+        CATEGORY = "test"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+        def load(self):
+            return (make(),)
+
+    return Loader
+
+
+@pytest.fixture
+def loaders(host, monkeypatch):
+    """Stands tiny models in for the loaders."""
+
+    def put(name):
+        parts = {"MODEL": lambda: build(name), "CLIP": lambda: TinyCLIP(name), "VAE": lambda: TinyVAE(name)}
+        for kind, part in (("UNETLoader", "MODEL"), ("CLIPLoader", "CLIP"), ("VAELoader", "VAE")):
+            monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, kind, loader_of(part, parts[part]))
+        monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestClips", Clips)
+
+    return put
+
+
+def ran(host, graph, **capture):
+    for entry in graph.values():
+        if entry["class_type"] in host.nodes.NODE_CLASS_MAPPINGS and entry["class_type"].startswith(("Graft", "Train")):
+            entry["inputs"] = {**host.defaults(entry["class_type"]), **entry["inputs"]}
+    result = host.run(graph, capture=capture)
+    assert result["success"], result["errors"]
+    return result["captured"]
+
+
+def whole(state):
+    return sha256_of_tensors(state.trained), sha256_of_tensors(state.optimizer), state.history, state.key
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, loaders, name):
+    build(name)  # skips where this ComfyUI has no such family
+    make, run = WORKFLOWS[name], f"samples {name}"
+    needed = {entry["class_type"] for entry in make(host, 0).values()} - {"TestClips"}
+    if needed - host.nodes.NODE_CLASS_MAPPINGS.keys():
+        pytest.skip("this ComfyUI has no such nodes")
+    loaders(name)
+    host.fresh()
+    graph = {**make(host, 0), **common(4, run=run)}
+    found = ran(host, graph, state=["step0", 0], report=["samples", 1], dataset=["samples", 0])
+    at_once, data = found["state"], found["dataset"]
+    assert "3 samples to train on, 1 held out" in found["report"]
+    assert len(at_once.history.loss) == 4 and all(torch.isfinite(torch.tensor(at_once.history.loss)))
+    moved = [key for key, tensor in at_once.trained.items() if "lora_up" in key and bool(tensor.any())]
+    assert len(moved) > 0.8 * sum("lora_up" in key for key in at_once.trained)
+    brought = {"flux kontext": "reference_latents (4)", "qwen edit": "reference_latents (4)"}
+    assert brought.get(name, "concat_latent_image (4), concat_mask (4)") in found["report"]
+    if name == "qwen edit":
+        assert all(len(image.extras["reference_latents"]) == 2 for image in data.images)
+    if name == "wan i2v":
+        assert all(image.latent.shape == (16, 2, 8, 10) for image in data.images)
+    shutil.rmtree(Path(host.output) / "graft" / run)
+    host.fresh()
+    loaders(name)
+    branched = ran(host, {**make(host, 0), **common(2, 2, run=run)}, state=["step1", 0], half=["step0", 0])
+    assert whole(branched["state"]) == whole(at_once), "cut in two, with models and encodings made anew"
+    host.call("GraftSaveState", state=branched["half"], name=run)
+    shutil.rmtree(Path(host.output) / "graft" / run)
+    loaded = host.call("GraftLoadState", name=run, model=build(name), dataset=data)[0]
+    assert whole(host.call("TrainStep", state=loaded, steps=2, validate_every=1)[0]) == whole(at_once)
+    other = ran(host, {**make(host, 1), **common(1, run=f"{run} other")}, state=["step0", 0])["state"]
+    assert other.start.digest != at_once.start.digest
+    assert other.history.loss[0] != at_once.history.loss[0]
+    assert other.history.validation[0] != at_once.history.validation[0]
+    shutil.rmtree(Path(host.output) / "graft" / f"{run} other", ignore_errors=True)
