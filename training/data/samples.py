@@ -103,8 +103,8 @@ class _Shared:
         if key not in self._brought:
             extras = sample.conditioning.extras
             text = {entry: value for entry, value in extras.items() if entry in TEXT_ENTRIES}
-            own = {entry: value for entry, value in extras.items() if entry not in TEXT_ENTRIES}
-            self._brought[key] = SampleConditioning(Conditioning(sample.conditioning.context, text), self.empty), own
+            others = {entry: value for entry, value in extras.items() if entry not in TEXT_ENTRIES}
+            self._brought[key] = SampleConditioning(Conditioning(sample.conditioning.context, text), self.empty), others
         brought, own = self._brought[key]
         dropout = None
         if self.empty is None:
