@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 SOCKETS = {
     "adapter": "adapter settings",
     "base": "base model",
-    "captions": "captions",
+    "captions": "list of captions",
     "clip": "CLIP",
     "conditioning": "conditioning",
     "dataset": "dataset",
