@@ -98,9 +98,7 @@ class GraftRecipe(io.ComfyNode):
         prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
         facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
         device = training_device(model)
-        pictures = ()
-        if dataset is not None:
-            pictures = pictures_of(dataset)
+        pictures = pictures_of(dataset) if dataset is not None else ()
         chosen = recipe(facts, wish, device, pictures)
         text = report(chosen, facts, wish, device)
         return io.NodeOutput(chosen.adapter, chosen.optimizer, chosen.objective, chosen.ema, text)

@@ -136,7 +136,7 @@ class Packs:
             (pack, path)
             for pack, folder in folders
             for name in EXAMPLES
-            for path in sorted(Path(folder, name).glob("*.json"))
+            for path in sorted(Path(folder, name).glob("*.json"), key=lambda path: path.stem)
         ]
 
     def _index(self) -> list[dict[str, Any]]:

@@ -36,12 +36,19 @@ def test_an_older_workflow_opens_with_its_values_and_the_defaults_of_what_came_s
     assert seen == set(SINCE)
 
 
-def test_what_an_older_or_newer_workflow_has_and_this_graft_has_not_is_said(look_up):
+def test_a_node_that_this_graft_has_not_is_said(look_up):
     graph = workflow.read(str(SAVED)).graph(look_up)
-    (optimizer,) = (node for node in graph.values() if node["class_type"] == "GraftOptimizer")
-    optimizer["inputs"]["optimizer"] = "adam-of-old"
     (start,) = (node for node in graph.values() if node["class_type"] == "GraftTrainStart")
     start["class_type"] = "GraftTrainBegin"
     texts = [str(problem) for problem in workflow.check(graph, look_up)]
     assert any("GraftTrainBegin" in text for text in texts), texts
-    assert any("adam-of-old" in text and "adamw8bit" in text for text in texts), texts
+
+
+def test_a_choice_that_this_graft_has_not_is_said_with_those_it_has(look_up, host):
+    graph = workflow.read(str(SAVED)).graph(look_up)
+    (optimizer,) = (key for key, node in graph.items() if node["class_type"] == "GraftOptimizer")
+    graph[optimizer]["inputs"]["optimizer"] = "adam-of-old"
+    result = host.run(graph)
+    assert not result["valid"]
+    for error in result["errors"][optimizer]:
+        assert "adam-of-old" in error["details"] and "adamw8bit" in error["details"]
