@@ -62,11 +62,104 @@ def test_the_first_frame_of_a_video_is_followed_by_gray():
     assert (pixels[1:] == 0.5).all()
 
 
+def _pixels(picture):
+    return torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255.0)[None]
+
+
+def _alone(picture):
+    """A picture as the control picture of an image of its own shape, of which nothing is cut off."""
+    return FramedControl(picture, frame(picture.size, picture.size))
+
+
+def test_the_shortest_side_of_a_reference_is_one_step():
+    control = FramedControl(_picture(2, 900), frame((64, 64), (64, 64)))
+    assert BY_NAME["reference latents"].for_vae(control).shape[2] == 16
+
+
+def test_kontext_knows_17_sizes_of_a_megapixel():
+    """Wide and tall ones are the same; the model takes sides in steps of 16; the nearest aspect ratio is taken."""
+    sizes = {}
+    for width in range(40, 251, 3):
+        pixels = BY_NAME["Flux Kontext"].for_vae(_alone(Image.new("RGB", (width, 100))))
+        sizes[width / 100] = (pixels.shape[2], pixels.shape[1])
+    known = set(sizes.values())
+    assert len(known) == 17 and known == {(height, width) for width, height in known}
+    for width, height in known:
+        assert width % 16 == height % 16 == 0 and width * height == pytest.approx(2**20, rel=0.02)
+    for aspect, (width, height) in sizes.items():
+        assert abs(width / height - aspect) == min(abs(w / h - aspect) for w, h in known)
+
+
+@pytest.mark.parametrize(("size", "box"), [((104, 100), (2, 0, 102, 100)), ((100, 106), (0, 3, 100, 103))])
+def test_kontext_takes_the_middle_of_a_picture(size, box):
+    picture = _picture(*size)
+    expected = picture.crop(box).resize((1024, 1024), Image.Resampling.LANCZOS)
+    found = BY_NAME["Flux Kontext"].for_vae(_alone(picture))
+    assert torch.allclose(found, _pixels(expected), rtol=0, atol=1.01 / 255) and found.shape == (1, 1024, 1024, 3)
+
+
+@pytest.mark.parametrize("name", ["Qwen-Image-Edit", "Qwen-Image-Edit Plus"])
+def test_qwen_image_edit_scales_to_a_megapixel(name):
+    """A picture of a quarter of it: each pixel becomes four."""
+    picture = _picture(256, 1024)
+    expected = _pixels(picture).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    assert torch.allclose(BY_NAME[name].for_vae(_alone(picture)), expected, rtol=0, atol=1e-6)
+
+
+def test_qwen_image_edit_plus_sees_smaller_pictures():
+    """Each pixel that the text encoder sees is the mean of four of a picture of four times its area."""
+    picture = _picture(2 * 192, 2 * 768)
+    expected = torch.nn.functional.avg_pool2d(_pixels(picture).movedim(-1, 1), 2).movedim(1, -1)
+    assert torch.allclose(BY_NAME["Qwen-Image-Edit Plus"].seen(_alone(picture)), expected, rtol=0, atol=1e-6)
+    first = BY_NAME["Qwen-Image-Edit"]
+    assert torch.equal(first.seen(_alone(picture)), first.for_vae(_alone(picture)))
+
+
+def test_sides_are_rounded_as_the_nodes_do():
+    """sqrt(1048576 / 13000) = 8.981 and sqrt(147456 / 13000) = 3.368; Plus takes multiples of 8 for the VAE."""
+    control = _alone(_picture(100, 130))
+    first, plus = BY_NAME["Qwen-Image-Edit"], BY_NAME["Qwen-Image-Edit Plus"]
+    assert first.for_vae(control).shape == (1, 1168, 898, 3)
+    assert plus.for_vae(control).shape == (1, 1168, 896, 3)
+    assert plus.seen(control).shape == (1, 438, 337, 3)
+    assert plus.for_vae(_alone(_picture(1, 100_000))).shape[2] == 8
+
+
+def test_entries_are_those_that_the_models_read():
+    latents, image = [torch.rand(1, 16, 3, 4, 5), torch.rand(1, 16, 1, 2, 3)], torch.rand(16, 3, 4, 5)
+    found = {name: method.entries(latents, image) for name, method in BY_NAME.items()}
+    for name in ("reference latents", "Flux Kontext", "Qwen-Image-Edit", "Qwen-Image-Edit Plus"):
+        assert found[name].keys() == {"reference_latents"}
+        assert all(one is other for one, other in zip(found[name]["reference_latents"], latents, strict=True))
+    assert found["concatenated latents"] == {"concat_latent_image": latents[0]}
+    video = found["Wan image to video"]
+    assert video.keys() == {"concat_latent_image", "concat_mask"} and video["concat_latent_image"] is latents[0]
+    assert video["concat_mask"].shape == (1, 1, 3, 4, 5)  # 0: the frame is there
+    assert video["concat_mask"].mean((0, 1, 3, 4)).tolist() == [0.0, 1.0, 1.0]
+    assert {name: method.most for name, method in BY_NAME.items()} == {
+        "reference latents": 3,
+        "Flux Kontext": 3,
+        "Qwen-Image-Edit": 1,
+        "Qwen-Image-Edit Plus": 3,
+        "concatenated latents": 1,
+        "Wan image to video": 1,
+    }
+
+
+def test_prompts_name_the_pictures_that_the_text_encoder_sees():
+    assert BY_NAME["Qwen-Image-Edit"].prompt("make it red", 1) == ("make it red", {})
+    text, options = BY_NAME["Qwen-Image-Edit Plus"].prompt("make it red", 2)
+    place = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert text == f"Picture 1: {place}Picture 2: {place}make it red"
+    assert options.keys() == {"llama_template"} and options["llama_template"].count("{}") == 1
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
     [
         ("FluxTokenizer", "Flux Kontext"),
         ("Flux2Tokenizer", "reference latents"),
+        ("KleinTokenizer", "reference latents"),
         ("KleinTokenizer8B", "reference latents"),
         ("Omnigen2Tokenizer", "reference latents"),
         ("QwenImageTokenizer", "Qwen-Image-Edit Plus"),
