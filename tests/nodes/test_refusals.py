@@ -276,6 +276,14 @@ def test_what_is_known_is_judged_beside_what_a_link_brings(host):
     assert "training precision is 'fp17'" in str(host.validate(prompt)[3])
 
 
+def test_one_known_setting_is_judged_where_all_others_come_through_links(host):
+    """ComfyUI hands a setting that comes through a link over as None."""
+    node = host.module("nodes.training").TrainStep
+    assert "more preview prompts has 17 prompts" in node.validate_inputs(prompts="a\n" * 17, tensorboard=None)
+    assert node.validate_inputs(prompts="a\n" * 16, tensorboard=None) is True
+    assert node.validate_inputs(prompts=None, tensorboard=None) is True
+
+
 @pytest.mark.parametrize("kind", ["GraftOptimizer", "GraftObjective", "GraftEMA", "GraftAdapter", "GraftSnapshots"])
 def test_the_defaults_are_accepted(host, kind):
     assert refused(host, kind) == {}
