@@ -133,7 +133,9 @@ def directions(files: Sequence[Mapping[str, Tensor]], start: Tensor, most: int) 
     used = squared > max(1e-12 * float(squared[0]), 1e-16 * float(middle @ middle))  # the others are rounding
     squared, axes = squared[used], axes[used]
     largest = axes.gather(1, axes.abs().argmax(1, keepdim=True))  # an axis has no sign of its own
-    lengths = 0.5 * differences.norm(dim=1).median() / squared.sqrt()
+    distances = differences.norm(dim=1)
+    other = distances >= 1e-3 * distances.max()  # a file that is the start itself gives no length
+    lengths = 0.5 * distances[other].median() / squared.sqrt()
     return axes * largest.sign() * lengths.clamp(max=1)[:, None]
 
 

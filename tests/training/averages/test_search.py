@@ -71,7 +71,51 @@ def test_tries_are_counted_and_never_exceeded():
         found = search.minimise(bowl, torch.ones(3, dtype=torch.float64), _axes(3), tries, 0)
         assert found.tries == len(calls) <= tries and found.value == min(bowl(point) for point in list(calls))
     flat = search.minimise(lambda point: 1.0, torch.ones(3, dtype=torch.float64), _axes(3), 500, 0)
-    assert flat.tries < 20 and torch.equal(flat.point, torch.ones(3, dtype=torch.float64))
+    assert flat.tries == 1 + 3 * 2 * 2 and torch.equal(flat.point, torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("loss", "places"),
+    [
+        (lambda place: 1.0, [1, -1, 1 / 4, -1 / 4, 1 / 16, -1 / 16]),  # nothing to find: shorter each time
+        (lambda place: -place, [1, 2, 4, 6, 10, 14]),  # downhill: twice as long each time
+        (
+            lambda place: (place - 100) ** 2,
+            [1, 2, 4, 6, 8, 12, 16, 20, 28],
+        ),  # the parabola's lowest, up to 4 steps away
+        (lambda place: (place + 100) ** 2, [1, -1, -4, -2, -6, -12, -8, -16, -28]),
+        (lambda place: (place - 0.5) ** 2, [1, -1, 0.5, 1, 0, 0.5]),  # found: from there again, half as far
+    ],
+    ids=["flat", "downhill", "far ahead", "far behind", "near"],
+)
+def test_how_far_each_try_goes(loss, places):
+    """Along one step, from a start that is far from 0; places in steps from there."""
+    start = torch.tensor([50.0, -49.0], dtype=torch.float64)
+    step = torch.tensor([[0.5, -0.5]], dtype=torch.float64)
+    tried = []
+
+    def value(point):
+        tried.append(float((point - start)[0]) / 0.5)
+        assert float(point.sum()) == pytest.approx(1)
+        return loss(tried[-1])
+
+    search.minimise(value, start, step, 1 + len(places), 0)
+    assert tried == pytest.approx([0, *places])
+
+
+def test_what_a_round_has_changed_is_a_step_of_the_next_one():
+    """Downhill along the first of two steps, by 6 in the first round: 2 along the step, 4 along what that changed. The
+    next round goes on with twice that change.
+    """
+    steps = torch.tensor([[1.0, -1.0, 0.0], [0.5, 0.5, -1.0]], dtype=torch.float64)
+    places = []
+
+    def value(point):
+        places.append(float(point @ steps[0]) / 2)
+        return -places[-1]
+
+    search.minimise(value, torch.zeros(3, dtype=torch.float64), steps, 11, 0)
+    assert sorted(set(places)) == pytest.approx([0, 1, 2, 4, 6, 10, 14])
 
 
 def test_infinite_losses_and_edges_are_walked_around():
@@ -207,3 +251,30 @@ def test_one_snapshot_is_not_enough(lab, tmp_path):
     one = replace(found, files=found.files[-1:])
     with pytest.raises(post_hoc.TooFew, match="at least 2 snapshots"):
         search.search(one, [found.files[-1].snapshot.width], lambda *_: 1.0, halves(dataset), 10, 0)
+
+
+def test_two_snapshots_are_enough(lab, tmp_path):
+    *_, dataset, found = trained(lab, tmp_path)
+    two = replace(found, files=found.files[-2:])
+    searched = search.search(two, [found.files[-1].snapshot.width], lambda *_: 1.0, halves(dataset), 10, 0)
+    assert len(searched.shares) == 2 and sum(searched.shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [30, 600_000])  # of the larger one some numbers are read
+@pytest.mark.parametrize("share", [0.0, 1e-6])
+def test_a_start_that_is_one_of_two_files_has_a_step_of_half_the_way(share, size):
+    """As with a width that was tracked, whose average is a snapshot itself."""
+    draws = torch.Generator().manual_seed(1)
+    files = [{"a": torch.randn(size, generator=draws)} for _ in range(2)]
+    (step,) = search.directions(files, torch.tensor([share, 1 - share], dtype=torch.float64), 12)
+    torch.testing.assert_close(step.abs(), torch.full((2,), 0.5, dtype=torch.float64), rtol=1e-4, atol=0)
+    assert float(step.sum()) == pytest.approx(0, abs=1e-12)
+
+
+def test_directions_are_as_many_as_the_tries_are_good_for(lab, tmp_path):
+    """Three tries along each, and one more for each along what a round has changed; at least one direction."""
+    *_, dataset, found = trained(lab, tmp_path)
+    for tries, count in ((3, 1), (12, 3), (16, 4)):
+        width = found.files[-1].snapshot.width
+        searched = search.search(found, [width], lambda *_: 1.0, halves(dataset), tries, 0)
+        assert f" in {count} directions on 3 held-out images" in searched.lines[0]
