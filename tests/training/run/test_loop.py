@@ -4,6 +4,7 @@ changed.
 
 import copy
 import math
+import threading
 from dataclasses import replace
 
 import pytest
@@ -212,6 +213,17 @@ def test_every_trained_tensor_has_a_gradient_at_step_1(lab, kind):
         name for name in work.trained if not name.endswith("lora_down.weight")
     ]  # while up is zero, down stands still
     assert all(work.trained[name].grad.abs().max() > 0 for name in moving)
+
+
+def test_a_closed_workspace_leaves_no_thread_of_its_loader(lab):
+    denoiser, dataset = lab.Flow(), replace(lab.pictures(), workers=2)
+    work, before = Workspace(lab.state(denoiser, dataset), denoiser, dataset), set(threading.enumerate())
+    work.loader.until = 4
+    assert len(work.loader.take(0, 0)) > 0
+    started = set(threading.enumerate()) - before
+    assert started
+    work.close()
+    assert not [thread.name for thread in started if thread.is_alive()]
 
 
 def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_bytes(lab):
