@@ -170,5 +170,5 @@ def test_one_number_that_is_not_finite_is_refused_by_name(value):
     tensor = torch.zeros(3, 4)
     check_finite(tensor, "latent 2")
     tensor[1, 2] = value
-    with pytest.raises(ValueError, match="^Samples: latent 2 holds NaN or infinite values"):
+    with pytest.raises(ValueError, match=r"^Samples: latent 2 holds NaN or infinite values"):
         check_finite(tensor, "latent 2")

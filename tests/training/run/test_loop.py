@@ -245,7 +245,8 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
     )
 
 
-def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch):
+@pytest.mark.parametrize(("snapshot_every", "steps"), [(1, [1, 2]), (2, [2]), (0, [])])
+def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch, snapshot_every, steps):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(), []
     real, calls = torch.optim.AdamW.step, []
 
@@ -258,8 +259,9 @@ def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monk
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     with pytest.raises(KeyboardInterrupt):
-        train(lab.state(denoiser, dataset), denoiser, dataset, 9, Callbacks(None, kept.append, snapshot_every=1))
-    assert [one.step for one in kept] == [1, 2]
+        callbacks = Callbacks(None, kept.append, snapshot_every=snapshot_every)
+        train(lab.state(denoiser, dataset), denoiser, dataset, 9, callbacks)
+    assert [one.step for one in kept] == steps
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_last_good_state(lab):
