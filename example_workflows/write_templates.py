@@ -261,10 +261,13 @@ FIRST_NOTE = (
     " to download: the demo's images are put into `input/graft_demo` if they are not there.",
     "**Press Run.** It trains for a minute or two, saves the LoRA in `output/loras`, and draws *a zorp middle* before"
     " and after.",
-    "Then change one of the nine settings and run again. Or put your own images with captions into a folder under"
-    " `input`, and give its name to *folder*.",
+    "**Enter subgraph** on *Train a LoRA* shows the curve and the previews as they come, and stops the run. Run"
+    " continues it.",
+    "Then change one of the nine settings and run again. Or drop a folder of your own images with captions onto"
+    " *Dataset* in the subgraph, and choose it as *folder*.",
     "In app mode (the menu of the workflow's tab) this is a form without the graph.",
 )
+FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
     "folder": "graft_demo/concept",
     "resolution": 256,
@@ -293,6 +296,8 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
     file = graph.add("PreviewAny", (1560, 1020), (400, 160), "Saved file")
     for name, output in (("model", 0), ("clip", 1), ("vae", 2)):
         graph.link(demo, output, train, name)
+    for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent")):
+        graph.link(source, 0, train, name)
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
     for (sampler, decode, _), model in ((before, demo), (after, train)):
@@ -313,7 +318,17 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
         "inputs": [[train["id"], name] for name in shown],
         "outputs": [after[2]["id"], curve["id"], file["id"]],
     }
-    return {**graph.document(linearData=form), "definitions": blueprint["definitions"]}
+    return {**graph.document(linearData=form), "definitions": _with_previews(blueprint["definitions"])}
+
+
+def _with_previews(definitions: dict[str, Any]) -> dict[str, Any]:
+    """The blueprint's subgraph with previews while it trains, as here its sockets for them are connected."""
+    copied = json.loads(json.dumps(definitions))
+    (step,) = (node for node in copied["subgraphs"][0]["nodes"] if node["type"] == "TrainStep")
+    named = [slot["name"] for slot in step["inputs"] if "widget" in slot]
+    step["widgets_values"][named.index("preview_every")] = FIRST_PREVIEWS
+    step["widgets_values_named"]["preview_every"] = FIRST_PREVIEWS
+    return copied
 
 
 def _blueprint_node(

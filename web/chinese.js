@@ -99,6 +99,7 @@ export const CHINESE = {
   Upload: '上传',
   Stop: '停止',
   stopped: '已停止',
+  'Uploaded to {folder}. Now choose it where the link comes from.': '已上传到 {folder}。请在连线的来源处选择它。',
   '{count} of {all} uploaded': '已上传 {count} / {all}',
   'Stopped: {count} of {all} uploaded': '已停止：已上传 {count} / {all}',
   'and {count} more': '另有 {count} 个',

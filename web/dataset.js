@@ -6,9 +6,9 @@
 import { CaptionHistory, editCaption } from './caption_editor.js'
 import { askAndUpload, entriesOf, plan } from './dataset_upload.js'
 import { el, hasFiles } from './dom.js'
-import { addPanel, api, asked, chain, everyNode, fit, widen, wordsOf } from './editor.js'
-import { chooserOf } from './folder_chooser.js'
-import { valueOf } from './latent_size.js'
+import { addPanel, api, asked, chain, changing, everyNode, fit, widen, wordsOf } from './editor.js'
+import { chooserOf, refreshOutside } from './folder_chooser.js'
+import { valueOf, widgetOf } from './latent_size.js'
 import { boxOf } from './problem_box.js'
 import { say } from './problems.js'
 import { t } from './texts.js'
@@ -391,14 +391,23 @@ class Panel {
 
   /** Choose the folder that was uploaded to, and look at it. */
   async take(folder, problems) {
+    const widget = widgetOf(this.node, 'folder') // where the folder is linked: that of the subgraph's own node
     const chooser = chooserOf(this.node)
-    const isLinked = this.node.inputs?.some((input) => input.name === 'folder' && (input.link ?? null) !== null)
-    if (chooser && !isLinked && chooser.value !== folder) chooser.take(folder)
+    refreshOutside()
+    if (widget && widget === chooser?.widget) {
+      if (chooser.value !== folder) chooser.take(folder)
+    } else if (widget) changing(() => setTo(widget, folder))
+    else problems = [...problems, t('Uploaded to {folder}. Now choose it where the link comes from.', { folder })]
     clearTimeout(this.timer)
     this.question = JSON.stringify(this.inputs())
     await this.look(this.inputs())
     if (problems.length) this.say(problems)
   }
+}
+
+function setTo(widget, value) {
+  widget.value = value
+  widget.callback?.(value)
 }
 
 const hint = () =>

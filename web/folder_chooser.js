@@ -3,7 +3,7 @@
  * choose from. The value stays a text, and the socket takes a text as before.
  */
 import { el } from './dom.js'
-import { addElement, asked, changing, wordsOf } from './editor.js'
+import { addElement, api, asked, changing, everyNode, wordsOf } from './editor.js'
 import { close, pick } from './picker.js'
 import { t } from './texts.js'
 
@@ -11,12 +11,52 @@ export const TYPE = 'GRAFT_FOLDER'
 const HEIGHT = 24 // with the margin, as the editor's own widgets have it
 const MARGIN = 2
 const choosers = new WeakMap()
+const lists = new WeakMap() // of subgraphs' own nodes; the editor itself holds their widgets weakly and would lose them
 
 /** The folders of ComfyUI's input folder: {folders: [{name, pictures}], cut, pictures, captions}. */
 export const folders = () => asked('/graft/dataset/folders')
 
 /** The chooser of a node, undefined where its editor draws the input as a plain text. */
 export const chooserOf = (node) => choosers.get(node)
+
+/** Follow the graph: the editor makes the widgets of a subgraph's own node anew when something changes. Once. */
+export function listen() {
+  api.addEventListener('graphChanged', listsOutside)
+}
+
+/**
+ * On a subgraph's own node the editor draws no widget of a pack: a folder that is shown there becomes a list of the
+ * editor's own.
+ */
+export function listsOutside() {
+  everyNode((node) => {
+    if (!node.subgraph) return
+    const found = (node.widgets ?? []).filter((widget) => widget.type === TYPE && !widget.element)
+    found.forEach(becomeList)
+    const kept = (lists.get(node) ?? []).filter((widget) => node.widgets.includes(widget))
+    lists.set(node, [...kept, ...found])
+  })
+}
+
+/** Read the folders again for every subgraph's own node. */
+export const refreshOutside = () => everyNode((node) => lists.get(node)?.forEach(fillList))
+
+function becomeList(widget) {
+  Object.defineProperty(widget, 'type', { get: () => 'combo', configurable: true })
+  fillList(widget)
+}
+
+async function fillList(widget) {
+  widget.options.values = [widget.value]
+  let found
+  try {
+    found = await folders()
+  } catch {
+    return // the server is away, which the page says
+  }
+  const names = found.folders.map(({ name }) => name)
+  widget.options.values = [...new Set([widget.value, ...names])].filter(Boolean)
+}
 
 /** Draw the chooser of a node; returns {widget} as the editor's widget makers do. */
 export function folderChooser(node, name, data) {

@@ -4,7 +4,7 @@ import { addAveragePanel } from './average.js'
 import * as dataset from './dataset.js'
 import { addStyle } from './dom.js'
 import { app } from './editor.js'
-import { TYPE as FOLDER, folderChooser } from './folder_chooser.js'
+import * as folder from './folder_chooser.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
@@ -34,11 +34,12 @@ app.registerExtension({
     training.listen()
     todo.listen()
     dataset.listen()
+    folder.listen()
   },
-  getCustomWidgets: () => ({ [TYPE]: loraRows, [FOLDER]: folderChooser }),
+  getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
   beforeRegisterNodeDef(nodeType, nodeData) {
     // The input stays a text, which a link may give; only what draws it changes.
-    if (nodeData.name === 'GraftDataset') nodeData.input.required.folder[1].widgetType = FOLDER
+    if (nodeData.name === 'GraftDataset') nodeData.input.required.folder[1].widgetType = folder.TYPE
     if (!WITH_ROWS.includes(nodeData.name)) return
     const rows = nodeData.input.required.rows
     nodeData.input.required.rows = [TYPE, rows[1]]
@@ -46,9 +47,12 @@ app.registerExtension({
   nodeCreated(node) {
     CREATED[node.comfyClass]?.(node)
     if (node.constructor.nodeData?.category?.startsWith('Graft/')) foldAdvanced(node)
+    if (node.subgraph) folder.listsOutside()
   },
+  afterConfigureGraph: folder.listsOutside,
   refreshComboInNodes() {
     dataset.refresh()
+    folder.refreshOutside()
     return refresh()
   },
 })

@@ -49,10 +49,13 @@ function made(node, cell, pictures) {
 }
 
 /** The value of a widget, or of the widget that its input is linked to; undefined when it is computed while running. */
-export function valueOf(node, name) {
+export const valueOf = (node, name) => widgetOf(node, name)?.value
+
+/** The widget that an input's value comes from: its own, or that which it is linked to; undefined as with `valueOf`. */
+export function widgetOf(node, name) {
   const from = source(node, name)
   const [holder, widget] = from ? [from.node, from.widget ?? 'value'] : [node, name]
-  return holder.widgets?.find((one) => one.name === widget)?.value
+  return holder.widgets?.find((one) => one.name === widget)
 }
 
 const number = (node, name) => Number(valueOf(node, name) ?? NaN)

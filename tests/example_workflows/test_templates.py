@@ -74,6 +74,9 @@ def test_the_committed_templates_are_what_the_script_writes(host, script):
 def test_the_first_template_has_the_blueprint_with_its_nine_settings_as_a_form():
     data = json.loads((FOLDER / f"{FIRST}.json").read_text(encoding="utf-8"))
     blueprint = json.loads((ROOT / "subgraphs" / "Train a LoRA (Graft).json").read_text(encoding="utf-8"))
+    (step,) = (node for node in blueprint["definitions"]["subgraphs"][0]["nodes"] if node["type"] == "TrainStep")
+    assert step["widgets_values_named"]["preview_every"] == step["widgets_values"][3] == 0, "nothing is connected to it"
+    step["widgets_values_named"]["preview_every"] = step["widgets_values"][3] = 50
     assert data["definitions"] == blueprint["definitions"]
     (node,) = (node for node in data["nodes"] if node["type"] == blueprint["nodes"][0]["type"])
     widgets = [slot["name"] for slot in node["inputs"] if "widget" in slot]

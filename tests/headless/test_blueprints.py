@@ -64,6 +64,33 @@ def test_a_blueprint_says_what_it_does_and_has_no_missing_node(host, path):
     assert not {node["type"] for node in inner["nodes"]} - set(host.nodes.NODE_CLASS_MAPPINGS)
 
 
+PLAIN = ("INT", "FLOAT", "BOOLEAN", "STRING", "COMBO")  # inputs that the editor draws as widgets
+
+
+def sockets(node_class):
+    """The names of a node's inputs that are sockets only, in the editor's order."""
+    found = []
+    for group in ("required", "optional"):
+        for name, (kind, *options) in node_class.INPUT_TYPES().get(group, {}).items():
+            drawn = kind in PLAIN or isinstance(kind, list)
+            if not drawn or (options and options[0].get("forceInput")):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_has_every_socket_of_its_nodes_at_its_place(host, path):
+    """Front end 1.27 finds the end of a link in a subgraph by the number of the input, and not by its name."""
+    (inner,) = json.loads(path.read_text(encoding="utf-8"))["definitions"]["subgraphs"]
+    nodes = {node["id"]: node for node in inner["nodes"]}
+    for node in nodes.values():
+        listed = [slot["name"] for slot in node["inputs"] if "widget" not in slot]
+        assert listed == sockets(host.nodes.NODE_CLASS_MAPPINGS[node["type"]]), node["type"]
+    for link in inner["links"]:
+        if link["target_id"] in nodes:
+            assert nodes[link["target_id"]]["inputs"][link["target_slot"]]["link"] == link["id"]
+
+
 def test_the_training_blueprint_trains_and_saves_a_lora(host, graph_of):
     folder = Path(host.input) / "blueprint"
     folder.mkdir()
