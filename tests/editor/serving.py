@@ -18,6 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0  # seconds; a start imports torch, on machines that may be busy
 
 
@@ -178,6 +179,7 @@ class RealServer(Client):
     """The server of a ComfyUI checkout with Graft as a custom node, on the CPU, working in `place`."""
 
     def __init__(self, place: Path, checkout: str, front_end: str = "") -> None:
+        self.place = place
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

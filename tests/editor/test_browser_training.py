@@ -49,7 +49,7 @@ def reached(editor, least=1):
 def first_step(editor):
     """The first step that the chart knows: what it says at its left edge."""
     editor.page.mouse.move(5, 500)
-    editor.page.locator(".graft-chart:visible").hover(position={"x": 45, "y": 60})
+    editor.page.locator(".graft-training .graft-chart:visible").hover(position={"x": 45, "y": 60})
     return int(re.search(r"step (\d+)", editor.page.locator(".graft-tip:visible").inner_text())[1])
 
 
