@@ -130,7 +130,7 @@ def _folder(name: str) -> str:
     except FileNotFoundError:
         known = folder_list.picture_folders(folder_paths.get_input_directory()).counts
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = ""
+        hint = "; put it there, or choose another"
         if near:
             hint = f"; did you mean {' or '.join(near)}?"
         raise FileNotFoundError(f"there is no folder {name!r} in ComfyUI's input folder{hint}") from None

@@ -118,7 +118,9 @@ def input_folder(name: str) -> str:
     if path == root and not name.strip():
         raise ValueError("image folder is empty: give the name of a folder inside ComfyUI's input folder")
     if not os.path.isdir(path):
-        raise FileNotFoundError(f"there is no folder {name!r} in ComfyUI's input folder ({root})")
+        raise FileNotFoundError(
+            f"there is no folder {name!r} in ComfyUI's input folder ({root}); put it there, or choose another"
+        )
     return path
 
 

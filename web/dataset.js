@@ -366,6 +366,7 @@ class Panel {
       return
     }
     this.editing = true // what is shown stays until it is answered
+    this.say([])
     const chosen = String(valueOf(this.node, 'folder') ?? '')
     const done = (folder, problems) => {
       this.editing = false
@@ -389,6 +390,10 @@ class Panel {
     else this.body.replaceChildren(hint())
   }
 
+  problemCount() {
+    return this.found?.problems.length ?? 0
+  }
+
   /** Choose the folder that was uploaded to, and look at it. */
   async take(folder, problems) {
     const widget = widgetOf(this.node, 'folder') // where the folder is linked: that of the subgraph's own node
@@ -400,7 +405,9 @@ class Panel {
     else problems = [...problems, t('Uploaded to {folder}. Now choose it where the link comes from.', { folder })]
     clearTimeout(this.timer)
     this.question = JSON.stringify(this.inputs())
+    const before = this.problemCount()
     await this.look(this.inputs())
+    if (this.problemCount() > before) this.turn('Problems')
     if (problems.length) this.say(problems)
   }
 }

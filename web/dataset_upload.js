@@ -10,6 +10,7 @@ import { t } from './texts.js'
 const MOST_FILES = 20_000
 const AT_ONCE = 3
 const NAMED = 5 // files in a message
+const TOO_LARGE = 'larger than {size}, left out: {names}. Copy them into ComfyUI’s input folder.'
 
 /** The entries of a drop. They are gone after the event, so they are taken at once. */
 export const entriesOf = (event) =>
@@ -61,7 +62,7 @@ export async function plan(entries, chosen) {
   }
   const refused = [
     [others, t('no pictures or captions, left out: {names}', { names: named(others) })],
-    [large, t('larger than {size}, left out: {names}', { size: size(largest), names: named(large) })],
+    [large, t(TOO_LARGE, { size: size(largest), names: named(large) })],
     [twice, t('the name of another dropped file, left out: {names}', { names: named(twice) })],
   ]
   return {
@@ -70,6 +71,9 @@ export async function plan(entries, chosen) {
     refused: refused.filter(([names]) => names.length).map(([, line]) => line),
   }
 }
+
+const intoWords = (count, bytes) =>
+  count === 1 ? t('1 file ({size}) into', { size: bytes }) : t('{count} files ({size}) into', { count, size: bytes })
 
 /** The first few of many names. */
 export const named = (names) => names.slice(0, NAMED).join(', ') + (names.length > NAMED ? ` … (${names.length})` : '')
@@ -101,7 +105,7 @@ export function askAndUpload(holder, { folder, files, refused }, done) {
     el(
       'label',
       { class: 'graft-line' },
-      el('span', {}, t('{count} files ({size}) into', { count: files.length, size: size(total) })),
+      el('span', {}, intoWords(files.length, size(total))),
       target,
     ),
     said,

@@ -92,6 +92,8 @@ def write_caption(path: Path, encoding: str, text: str | None, version: str) -> 
 
 
 def _content(path: Path) -> bytes | None:
+    if path.is_dir():
+        raise ValueError(f"{path.name} is a folder, but the caption is to be a file of that name: rename the folder")
     try:
         return read_bounded(path, MAX_TEXT_BYTES)
     except FileNotFoundError:

@@ -102,6 +102,16 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
     assert os.listdir(tmp_path) == ["a.txt"] and path.read_bytes() == b"\xff\xff\xff"
 
 
+def test_a_folder_of_the_captions_name_is_said_and_left_alone(tmp_path):
+    path = tmp_path / "a.txt"
+    path.mkdir()
+    (path / "kept").touch()
+    for attempt in (lambda: read_caption(path, "utf-8"), lambda: write_caption(path, "utf-8", "mine", "")):
+        with pytest.raises(ValueError, match=r"a\.txt is a folder, .* rename the folder"):
+            attempt()
+    assert (path / "kept").exists()
+
+
 def test_a_read_only_file_is_left_alone(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"plain")
