@@ -13,8 +13,17 @@ from ..training.data.dataset import Conditioning
 _BARE_BRACKET = re.compile(r"(?<!\\)[()]")
 
 
+def frame_step(vae: Any) -> int:
+    """In which steps a VAE takes the frames of a clip: multiples of it and 1 more. 0 where it encodes pictures only."""
+    if getattr(vae, "latent_dim", 2) != 3 or getattr(vae, "not_video", False):
+        return 0
+    return vae.temporal_compression_decode() or 0
+
+
 def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
-    """Encode images (B, H, W, 3) in 0..1 as latents (B, C, h, w), float32 on the CPU."""
+    """Encode images (B, H, W, 3) in 0..1 as latents (B, C, h, w), float32 on the CPU. A VAE for video takes a batch for
+    the frames of one clip, and its latents are (1, C, frames, h, w).
+    """
     latents = vae.encode(pixels[:, :, :, :3])
     return latents.detach().to("cpu", torch.float32)
 

@@ -14,6 +14,8 @@ from ..storage.file_list import files_below
 from .refusals import refusal
 from .schema import Dataset, advanced, aliases
 
+# The names of training/data/clip_parts.py, which only a run imports.
+CLIP_PARTS = ("head", "uniform", "chunk", "slide", "full")
 # The names of training/data/control_methods.py, which only a run imports.
 CONTROL_PICTURES = (
     "auto",
@@ -321,6 +323,44 @@ class GraftDataset(io.ComfyNode):
                         " CLIP. off trains on them as on other pictures."
                     ),
                 ),
+                advanced(
+                    io.String,
+                    "frames",
+                    display_name="frames of clips",
+                    default="0",
+                    optional=True,
+                    tooltip=(
+                        "Trains a video model on clips (mp4, mov, mkv, webm, animated gif and webp, folders of pictures"
+                        " named clip.frames): how many frames, as 33, or 1, 17, 33. 0 leaves clips out."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "frame_rate",
+                    display_name="frame rate",
+                    default=0.0,
+                    min=0.0,
+                    max=240.0,
+                    step=0.001,
+                    optional=True,
+                    tooltip=(
+                        "Reads clips at this many frames a second. Use that of the model: 16 for Wan 2.1, 24 for"
+                        " HunyuanVideo and Wan 2.2 5B. 0 keeps each clip's own."
+                    ),
+                ),
+                advanced(
+                    io.Combo,
+                    "clip_part",
+                    display_name="part of clips",
+                    options=list(CLIP_PARTS),
+                    default=CLIP_PARTS[0],
+                    optional=True,
+                    tooltip=(
+                        "What is taken of a longer clip. head: its beginning. uniform: 4 parts, spread evenly. chunk:"
+                        " one part after the other. slide: a part every 10 frames. full: all of it, up to the most"
+                        " frames."
+                    ),
+                ),
             ],
             outputs=[
                 Dataset.Output(display_name="GRAFT_DATASET"),
@@ -343,6 +383,9 @@ class GraftDataset(io.ComfyNode):
         min_side=None,
         max_side=None,
         validation_folder=None,
+        frames="0",
+        frame_rate=0.0,
+        clip_part="head",
     ) -> bool | str:
         """Refuses settings that are wrong, and folders that are not there or have no pictures."""
         return refusal(
@@ -361,6 +404,9 @@ class GraftDataset(io.ComfyNode):
             min_side=min_side,
             max_side=max_side,
             validation_folder=validation_folder,
+            frames=frames,
+            frame_rate=frame_rate,
+            clip_part=clip_part,
         )
 
     @classmethod
@@ -411,6 +457,9 @@ class GraftDataset(io.ComfyNode):
         batch_size=0,
         validation_folder="",
         control_pictures="auto",
+        frames="0",
+        frame_rate=0.0,
+        clip_part="head",
     ) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
         from ..training.data.folder_settings import FolderSource, parse_settings
@@ -435,6 +484,9 @@ class GraftDataset(io.ComfyNode):
             min_side=min_side,
             max_side=max_side,
             control_pictures=control_pictures,
+            frames=frames,
+            frame_rate=frame_rate,
+            clip_part=clip_part,
         )
         placed = [said for name in (folder, validation_folder) if (said := place_pictures(name))]
         notes: list[str] = []
@@ -458,12 +510,13 @@ def _check_values(folder=None, validation_folder="", filters="", **settings) -> 
     from ..training.data.folder_settings import parse_settings
 
     read = parse_settings(filters, [], **settings)
+    takes_clips = read.takes_clips or "frames" not in settings
     if validation_folder:
-        pictures_in(_validation_folder(validation_folder))
+        pictures_in(_validation_folder(validation_folder), takes_clips)
     if folder is None:
         return
     if not host.folders.is_dataset_config(folder):
-        pictures_in(Path(host.folders.pictures_folder(folder)))
+        pictures_in(Path(host.folders.pictures_folder(folder)), takes_clips)
     elif settings:
         _config_sources(folder, read, 0.0, 0)
     else:

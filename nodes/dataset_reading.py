@@ -31,13 +31,16 @@ class Reading:
         # Without a hash there is no cache entry to find.
         if filters.cache and not self.unhashed:
             self.cache = Cache(Path(host.folders.training_folder()) / "cache", filters.cache_gb)
+        self.frame_step = host.encoding.frame_step(vae)
         self.progress: Any = None
         self.done = 0
         self.sheets: list[Any] = []
 
     def output(self, sources, regularisation, share, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
-        listings = [read_folder(source.folder, source.settings, self.cache) for source in sources]
+        sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
+        check = host.events.raise_if_interrupted
+        listings = [read_folder(source.folder, source.settings, self.cache, check) for source in sources]
         methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
         self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))

@@ -77,6 +77,9 @@ CASES: dict[str, dict[str, Case]] = {
             {"GraftDataset": {"folder": "paired", "control_pictures": "off"}},
             refused="takes no reference latents",
         ),
+        "frames": Case("5", {"GraftDataset": {"folder": "moving"}}, refused="this VAE encodes pictures only"),
+        "frame_rate": Case(16.0, refused="no effect with frames of clips 0"),
+        "clip_part": Case("chunk", refused="no effect with frames of clips 0"),
     },
     "GraftAdapter": {
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
@@ -194,6 +197,10 @@ def folders(host):
             for place, text in ((f"{i}.txt", beside), (f"captions/{i}.txt", "a green circle")):
                 with open(os.path.join(folder, place), "w", encoding="utf-8") as file:
                     file.write(text)
+    os.makedirs(os.path.join(host.input, "moving"))
+    for name in ("0.gif", "1.gif", "2.gif"):
+        frames = [Image.fromarray(draw.integers(0, 255, (96, 96, 3), dtype=np.uint8)) for _ in range(6)]
+        frames[0].save(os.path.join(host.input, "moving", name), save_all=True, append_images=frames[1:])
     os.makedirs(os.path.join(host.input, "paired"))
     for name in ("0.png", "0.control.png", "1.png", "1.control.png"):
         pixels = draw.integers(0, 255, (224, 224, 3), dtype=np.uint8)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ...storage.digest import sha256_of_file
+from ...storage.digest import sha256_of_file, sha256_of_spaced_json
 from ...storage.file_list import files_below
-from . import images, wildcards
+from . import clip_files, images, wildcards
 from .layouts import registry
 
 
@@ -29,29 +29,34 @@ class FileStamp:
 
 @dataclass(frozen=True)
 class WatchedFiles:
-    """The files of a folder as they were when it was read, by relative path; with `stop` a change ends training."""
+    """The files of a folder as they were when it was read, by relative path; with `stop` a change ends training. Video
+    files belong to them where the dataset reads `clips`.
+    """
 
     folder: Path
     files: dict[str, FileStamp]
     stop: bool = False
+    clips: bool = False
 
     def new_files(self) -> list[str]:
         """Relative paths of the files that have been added since."""
-        names = (path.relative_to(self.folder).as_posix() for path in _dataset_files(self.folder))
+        names = (path.relative_to(self.folder).as_posix() for path in _dataset_files(self.folder, self.clips))
         return [name for name in names if name not in self.files]
 
 
-def stamp_files(folder: Path) -> dict[str, FileStamp]:
-    """Size, time and hash of every file below a folder that a dataset is made from."""
+def stamp_files(folder: Path, clips: bool = False) -> dict[str, FileStamp]:
+    """Size, time and hash of every file below a folder that a dataset is made from, with or without video files."""
     stamps: dict[str, FileStamp] = {}
-    for path in _dataset_files(folder):
+    for path in _dataset_files(folder, clips):
         with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
             stamps[path.relative_to(folder).as_posix()] = _stamp(path)
     return stamps
 
 
-def _dataset_files(folder: Path) -> list[Path]:
+def _dataset_files(folder: Path, clips: bool) -> list[Path]:
     suffixes = (*images.SUFFIXES, *registry.suffixes(), wildcards.SUFFIX)
+    if clips:
+        suffixes += clip_files.SUFFIXES
     return [path for path, _ in files_below(folder) if path.suffix.lower() in suffixes]
 
 
@@ -61,7 +66,11 @@ def _hash_of(path: Path, size: int, modified: int) -> str:
 
 
 def content_hash(path: Path) -> str:
-    """sha256 of a file, remembered as long as its size and modification time stay the same."""
+    """sha256 of a file, remembered as long as its size and modification time stay the same; of a frame folder, that of
+    its pictures in their order.
+    """
+    if clip_files.is_frame_folder(path.name) and path.is_dir():
+        return sha256_of_spaced_json([content_hash(file) for file in clip_files.frame_files(path)])
     stat = path.stat()
     return _hash_of(path, stat.st_size, stat.st_mtime_ns)
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ...storage.digest import sha256_of_spaced_json
-from . import images
+from . import clips, images
 from .buckets import Framing
 from .cache import Cache, key_of
 from .changed_files import WatchedFiles, is_unchanged, stamp_files
+from .clips import ClipReader
 from .conditionings import Conditionings
 from .control_encoding import ControlEncoder
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, prompt_key
@@ -50,15 +51,16 @@ def encode(
     for number, entry in enumerate(listing.entries, 1):
         encoder.add(entry)
         on_progress(number)
+    encoder.close()
     filters = listing.settings.filters
     texts = {entry.caption.plain for entry in listing.entries if not _is_read_with_pictures(entry, controls)} | {""}
     conditionings = Conditionings(encode_captions, texts, encoders[1], cache, prompt_of, controls)
     conditionings.prepare(_prompts_with_pictures(encoder.images.values()))
     dataset = Dataset(
-        tuple(encoder.images[entry.name, entry.bucket] for entry in listing.train),
+        tuple(encoder.images[entry.key] for entry in listing.train),
         conditionings,
         _digest(listing, encoders, settings, prompt_of, controls),
-        tuple(encoder.images[entry.name, entry.bucket] for entry in listing.held_out),
+        tuple(encoder.images[entry.key] for entry in listing.held_out),
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
@@ -78,7 +80,8 @@ def _watched(listing: FolderListing) -> tuple[WatchedFiles, ...]:
     if listing.settings.subset is not None:
         folders += map(Path, listing.settings.subset.control_folders)
     stop = listing.settings.filters.changed == "stop"
-    return tuple(WatchedFiles(folder, stamp_files(folder), stop) for folder in dict.fromkeys(folders))
+    clips = listing.settings.takes_clips
+    return tuple(WatchedFiles(folder, stamp_files(folder, clips), stop, clips) for folder in dict.fromkeys(folders))
 
 
 def _is_read_with_pictures(entry: ImageEntry, controls: ControlEncoder | None) -> bool:
@@ -115,9 +118,11 @@ def _digest(
 
 
 class ImageEncoder:
-    """Encodes images and masks into `images`, by name and bucket, and collects the first ones for the contact sheet.
+    """Encodes images, clips and masks into `images`, by the key of their entry, and collects the first ones for the
+    contact sheet.
 
-    A file is opened at most once, and not at all when everything of it is in the cache and on the sheet.
+    A picture is opened at most once, and not at all when everything of it is in the cache and on the sheet. Of clips,
+    the frames of one part are in memory at a time.
     """
 
     def __init__(
@@ -132,25 +137,55 @@ class ImageEncoder:
         self.controls = controls
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
-        self.images: dict[tuple[str, tuple[int, int]], DatasetImage] = {}
+        self.images: dict[tuple[Any, ...], DatasetImage] = {}
         self.sheet: list[Image.Image] = []
         self._names: set[str] = set()
         self._opened_name = ""
         self._opened: tuple[Image.Image, Image.Image | None] | None = None
+        self._clip: ClipReader | None = None
 
     def add(self, entry: ImageEntry) -> None:
         """Encode an entry and keep it."""
-        self.images[entry.name, entry.bucket] = self._image(entry)
+        self.images[entry.key] = self._image(entry)
         if entry.name not in self._names and len(self.sheet) < images.SHEET_IMAGES:
-            self.sheet.append(images.crop_image(self._open(entry)[0], entry.framings[0]))
+            self.sheet.append(images.crop_image(self._shown(entry), entry.framings[0]))
         self._names.add(entry.name)
+
+    def close(self) -> None:
+        """Let go of the last clip."""
+        if self._clip is not None:
+            self._clip.close()
+        self._clip = None
+
+    def _shown(self, entry: ImageEntry) -> Image.Image:
+        """The picture of an entry on the contact sheet."""
+        if not entry.frames:
+            return self._open(entry)[0]
+        with images.errors_name(entry.name):
+            return clips.first_frame(self._unchanged(entry))
+
+    def _unchanged(self, entry: ImageEntry) -> Path:
+        """The path of an entry; raises ValueError when the file is not the one that was listed."""
+        path = self.listing.folder / entry.name
+        if not is_unchanged(path, entry.sha256):
+            raise ValueError(f"Dataset: {entry.name} changed while the folder was read; run again.")
+        return path
+
+    def _pixels(self, entry: ImageEntry, framing: Framing) -> Tensor:
+        """A crop of a picture as (1, H, W, 3), of a clip as (frames, H, W, 3), in 0..1."""
+        if not entry.frames:
+            return images.image_tensor(images.crop_image(self._open(entry)[0], framing))
+        path = self._unchanged(entry)
+        if self._clip is None or (self._clip.path, self._clip.framing) != (path, framing):
+            self.close()
+            self._clip = ClipReader(path, framing)
+        with images.errors_name(entry.name):
+            return images.frames_tensor(self._clip.read(entry.frames))
 
     def _open(self, entry: ImageEntry) -> tuple[Image.Image, Image.Image | None]:
         """(image, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
         if self._opened is None or self._opened_name != entry.name:
-            path = self.listing.folder / entry.name
-            if not is_unchanged(path, entry.sha256):
-                raise ValueError(f"Dataset: {entry.name} changed while the folder was read; run again.")
+            path = self._unchanged(entry)
             with images.errors_name(entry.name):
                 self._opened_name, self._opened = entry.name, images.open_image(path)
         return self._opened
@@ -164,7 +199,7 @@ class ImageEncoder:
         if entry.caption.varies:
             template = entry.caption
         return DatasetImage(
-            entry.name,
+            entry.part_name,
             entry.caption.plain,
             first.latent,
             first.flipped_latent,
@@ -207,12 +242,12 @@ class ImageEncoder:
         return replace(crop, extras=extras, flipped_extras=flipped, seen=(seen, controls.see(entry, framing, True)))
 
     def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
-        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped)
+        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped, *_frames_key(entry))
         if self.cache is not None:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
                 return cached[0]["latent"]
-        pixels = images.image_tensor(images.crop_image(self._open(entry)[0], framing))
+        pixels = self._pixels(entry, framing)
         if flipped:
             pixels = pixels.flip(2)
         latent = self.encode_pixels(pixels)[0].clone()
@@ -226,11 +261,19 @@ class ImageEncoder:
         return latent
 
     def _mask(self, entry: ImageEntry, framing: Framing, latent: Tensor) -> Tensor:
-        image, mask = self._open(entry)
-        if entry.mask != "alpha":
+        if entry.mask == "alpha":
+            mask = self._open(entry)[1]
+        else:
             with images.errors_name(entry.mask):
                 mask = images.open_mask(self.listing.folder / entry.mask)
         assert mask is not None
-        if mask.size != image.size:
-            mask = mask.resize(image.size)
+        if mask.size != entry.size:
+            mask = mask.resize(entry.size)
         return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))
+
+
+def _frames_key(entry: ImageEntry) -> list[Any]:
+    """What the key of a latent has of the frames of a clip; nothing of a picture, as in stored caches."""
+    if not entry.frames:
+        return []
+    return ["frames", entry.frames]

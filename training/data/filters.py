@@ -116,6 +116,14 @@ class Filters:
         needs=lambda values: values.get("crop") == "random",
         without="without crop: random",
     )
+    frame_sample: int = _key(
+        4, read_whole_number(1, 1_000), "How many parts of a clip part of clips: uniform takes (musubi-tuner's)."
+    )
+    frame_stride: int = _key(
+        10,
+        read_whole_number(1, 36_000),
+        "How many frames apart the parts of part of clips: slide begin (musubi-tuner's).",
+    )
     size_conditioning: bool = _key(
         True, read_flag, "Gives models that take it (SDXL) the original size, crop and target size."
     )

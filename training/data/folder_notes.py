@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import images, wildcards
-from .folder_settings import FolderSettings
+from . import clip_files, clip_parts, images, wildcards
+from .folder_settings import FolderSettings, read_frames
 from .layouts import registry
 from .layouts.layout import looks_like_repeats
 from .listing import ImageEntry, first_names, unique_images
@@ -28,6 +28,8 @@ class Counts:
     more_lines: list[str] = field(default_factory=list)  # images whose captions have more lines than are used
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
     other_shapes: list[str] = field(default_factory=list)  # control pictures of another shape than their images
+    too_short: list[str] = field(default_factory=list)  # clips, with their frames
+    without_rate: list[str] = field(default_factory=list)  # clips whose frames have no times
 
     def add_notes(self, notes: Iterable[str]) -> None:
         """Keep notes of settings files, each once."""
@@ -52,6 +54,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     lines += _separators(entries)
     lines += _cut(entries)
     lines += _other_shapes(counts)
+    lines += _clips(folder, settings, counts, entries)
     lines += _not_read(folder)
     lines += _folder_repeats(folder, entries)
     lines += _duplicates(entries)
@@ -99,9 +102,47 @@ def _other_shapes(counts: Counts) -> list[str]:
     ]
 
 
+def _clips(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
+    """What is trained of the clips, and which are left out."""
+    if not settings.takes_clips:
+        names = [path.relative_to(folder).as_posix() for path in clip_files.find_clips(folder)]
+        if not names:
+            return []
+        return [
+            f"{len(names)} clips are left out, as frames of clips is 0: {first_names(names)}; set it, to 17 for"
+            " example, to train a video model on them"
+        ]
+    lines = _rounded(settings)
+    if counts.too_short:
+        lines.append(
+            f"{len(counts.too_short)} clips left out, shorter than {settings.frame_counts[0]} frames:"
+            f" {first_names(counts.too_short)}"
+        )
+    if counts.without_rate:
+        lines.append(
+            f"frame rate does nothing to {len(counts.without_rate)} clips whose frames have no times of their own:"
+            f" {first_names(counts.without_rate)}"
+        )
+    if not counts.too_short and not any(entry.frames for entry in entries):
+        lines.append("frames of clips does nothing here: the folder has no clips")
+    return lines
+
+
+def _rounded(settings: FolderSettings) -> list[str]:
+    """Which numbers of frames are not those that were asked for."""
+    step = max(1, settings.frame_step)
+    lines: list[str] = []
+    for count in dict.fromkeys(read_frames(settings.frames)):
+        taken = clip_parts.rounded(count, step)
+        if taken != count:
+            lines.append(f"frames of clips {count} is taken as {taken}: this VAE takes multiples of {step} and 1 more")
+    return lines
+
+
 def _not_read(folder: Path) -> list[str]:
     """What lies in the folder and is not read: linked folders, and pictures of other formats."""
-    links, others = images.ignored(folder)
+    links, others = images.ignored(folder, images.OTHER_SUFFIXES)
+    videos = images.ignored(folder, clip_files.OTHER_SUFFIXES)[1]
     lines: list[str] = []
     if links:
         lines.append(
@@ -109,6 +150,8 @@ def _not_read(folder: Path) -> list[str]:
         )
     if others:
         lines.append(f"{len(others)} pictures of formats that are not read: {first_names(others)}; save them as PNG")
+    if videos:
+        lines.append(f"{len(videos)} clips of formats that are not read: {first_names(videos)}; save them as MP4")
     return lines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import torch
 
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
-from . import control_methods, folder_notes, images, validation_split, wildcards
+from . import clip_files, clip_parts, clips, control_methods, folder_notes, images, validation_split, wildcards
 from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
 from .captions import WrittenCaption, most_lines
 from .changed_files import content_hash
+from .clips import ClipInfo, NoClipsError
 from .control_files import MOST_CONTROLS, Pairs, find_pairs, pairs_in_folders
 from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
@@ -29,16 +30,19 @@ MOST_FOLDER_REPEATS = 10_000
 MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
 
 
-def read_folder(folder: Path, settings: FolderSettings, cache: Cache | None = None) -> FolderListing:
-    """List a folder; unreadable images are problems, not errors. Raises ValueError when no image can be used.
+def read_folder(
+    folder: Path, settings: FolderSettings, cache: Cache | None = None, check: Callable[[], object] = lambda: None
+) -> FolderListing:
+    """List a folder; unreadable images and clips are problems, not errors. Raises ValueError when none can be used.
 
-    An image whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content
-    hash, so it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out
-    or all trained on.
+    One whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so
+    it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out or all
+    trained on, and so are the parts of a clip. `check` is called now and then and may end the reading with an error.
     """
-    reader = _FolderReader(folder, settings, cache)
+    reader = _FolderReader(folder, settings, cache, check)
     entries: list[ImageEntry] = []
     for path in reader.image_paths():
+        check()
         entries += reader.entries(path)
     problems = reader.all_problems()
     notes = reader.notes(entries)
@@ -113,22 +117,33 @@ def _refusal(folder: Path, settings: FolderSettings, entries: Sequence[ImageEntr
 
 
 def training_pictures(folder: Path, settings: FolderSettings) -> Pairs:
-    """The images below a folder with their control pictures. Raises ValueError when there are none."""
-    paths = pictures_in(folder)
+    """The images and clips below a folder with their control pictures. Raises ValueError when there are none."""
+    paths = pictures_in(folder, settings.takes_clips)
     if settings.control_pictures == control_methods.OFF:
         return Pairs(paths)
     return find_pairs(paths, folder)
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """Every picture file below a folder. Raises ValueError when there are none."""
-    paths = images.find_images(folder)
-    if not paths:
+def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
+    """Every picture below a folder, with `clips` those too. Raises ValueError when there are none."""
+    if clips:
+        paths = clip_files.find_pictures_and_clips(folder)
+        expected = ", ".join((*images.SUFFIXES, *clip_files.SUFFIXES))
+    else:
+        paths = images.find_images(folder)
+        expected = ", ".join(images.SUFFIXES)
+    if paths:
+        return paths
+    found = clip_files.find_clips(folder)
+    if found:
         raise ValueError(
-            f"Dataset: folder {folder.name!r} has no pictures (expected {', '.join(images.SUFFIXES)}). Put some there,"
-            " or choose another folder."
+            f"Dataset: folder {folder.name!r} has clips and no pictures, as {found[0].name}: set frames of clips, to 17"
+            " for example, to train on them with a video model."
         )
-    return paths
+    raise ValueError(
+        f"Dataset: folder {folder.name!r} has no pictures (expected {expected}). Put some there, or choose another"
+        " folder."
+    )
 
 
 def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
@@ -172,7 +187,14 @@ def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[
 class _FolderReader:
     """Reads the entries of one folder and collects problems and notes on the way."""
 
-    def __init__(self, folder: Path, settings: FolderSettings, cache: Cache | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: FolderSettings,
+        cache: Cache | None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.check = check
         self.folder, self.settings, self.filters, self.cache = folder, settings, settings.filters, cache
         self.counts = folder_notes.Counts()
         self._problems: list[str] = []
@@ -293,6 +315,8 @@ class _FolderReader:
         name = path.relative_to(self.folder).as_posix()
         try:
             return self._read_image(path, name)
+        except NoClipsError:
+            raise
         except ValueError as error:
             self._problems.append(f"{name}: {error}")
         except OSError as error:
@@ -310,7 +334,7 @@ class _FolderReader:
             self.counts.left_out[reason] += 1
             return []
         sha256 = self._content_hash(path)
-        size, has_alpha = self._size_and_alpha(path, sha256)
+        size, has_alpha, parts = self._contents(path, name, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
         controls = self._controls(path, size)
         self.counts.add_notes(image_caption.notes)
@@ -322,7 +346,7 @@ class _FolderReader:
             if self.filters.small == "skip" and framings[0].enlarged:
                 self.counts.too_small.append(name)
                 continue
-            entry = ImageEntry(
+            first = ImageEntry(
                 name,
                 sha256,
                 caption,
@@ -340,8 +364,57 @@ class _FolderReader:
                 folder_repeats=folder_repeats,
                 controls=controls,
             )
-            entries.append(entry)
+            entries += [replace(first, frames=part) for part in parts]
         return entries
+
+    def _contents(self, path: Path, name: str, sha256: str) -> tuple[tuple[int, int], bool, list[tuple[int, ...]]]:
+        """((width, height), whether it has transparency, the frames of each part of a clip; of a picture one part
+        without frames).
+        """
+        if not self.settings.takes_clips or not clips.is_clip(path):
+            return *self._size_and_alpha(path, sha256), [()]
+        if not self.settings.frame_step:
+            raise NoClipsError(
+                f"Dataset: {name} is a clip, and this VAE encodes pictures only. Connect the VAE of a video model, as"
+                " Wan, HunyuanVideo or LTX-Video, and train that; or set frames of clips to 0."
+            )
+        info = self._clip_info(path, sha256)
+        return info.size, False, self._parts(name, info)
+
+    def _parts(self, name: str, info: ClipInfo) -> list[tuple[int, ...]]:
+        """The frames of each part of a clip."""
+        settings, filters = self.settings, self.filters
+        shown = clip_parts.resampled(info.ticks, info.per_second, settings.frame_rate)
+        if settings.frame_rate and not info.per_second:
+            self.counts.without_rate.append(name)
+        parts = clip_parts.parts(
+            len(shown),
+            settings.frame_counts,
+            settings.clip_part,
+            filters.frame_sample,
+            filters.frame_stride,
+            max(1, settings.frame_step),
+        )
+        if len(parts) > clip_parts.MOST_PARTS:
+            raise ValueError(
+                f"it gives {len(parts):,} parts, expected at most {clip_parts.MOST_PARTS:,}; raise frames of clips or"
+                " frame_stride of filters, or cut it into shorter clips"
+            )
+        if not parts:
+            self.counts.too_short.append(f"{name} ({len(shown)})")
+        return [tuple(shown[start : start + length]) for start, length in parts]
+
+    def _clip_info(self, path: Path, sha256: str) -> ClipInfo:
+        """What a clip that can be read to its end has."""
+        if self.cache is not None:
+            cached = self.cache.read("clips", sha256)
+            if cached is not None:
+                size, ticks, per_second = cached[1]
+                return ClipInfo((size[0], size[1]), tuple(ticks), per_second)
+        info = clips.scan(path, self.check)
+        if self.cache is not None:
+            self.cache.write("clips", sha256, {}, [info.size, info.ticks, info.per_second])
+        return info
 
     def _controls(self, path: Path, size: tuple[int, int]) -> tuple[ControlPicture, ...]:
         """The control pictures of an image of that size. Raises ValueError when one cannot be read, or when it has none
@@ -522,6 +595,9 @@ class _HeaderReader(_FolderReader):
 
     def _size_and_alpha(self, path: Path, sha256: str) -> tuple[tuple[int, int], bool]:
         return images.open_header(path)
+
+    def _clip_info(self, path: Path, sha256: str) -> ClipInfo:
+        return clips.look(path)
 
     def _check_mask(self, file: Path) -> None:
         images.open_header(file)

@@ -21,14 +21,23 @@ MOST_IMAGES = 500  # that the editor's data lists
 
 
 def bucket_counts(listing: FolderListing) -> list[dict[str, Any]]:
-    """The buckets in use, with how many images are trained and held out in each; one row per batch_id too."""
-    train = Counter((entry.bucket, entry.batch_id) for entry in listing.train)
-    held_out = Counter((entry.bucket, entry.batch_id) for entry in listing.held_out)
+    """The buckets in use, with how many images are trained and held out in each; one row per batch_id, and per number
+    of frames, too.
+    """
+    train = Counter(map(_bucket_key, listing.train))
+    held_out = Counter(map(_bucket_key, listing.held_out))
     rows: list[dict[str, Any]] = []
-    for bucket, batch_id in sorted(train | held_out):
-        row = {"width": bucket[0], "height": bucket[1], "batch_id": batch_id}
-        rows.append({**row, "train": train[bucket, batch_id], "held_out": held_out[bucket, batch_id]})
+    for key in sorted(train | held_out):
+        bucket, frames, batch_id = key
+        row: dict[str, Any] = {"width": bucket[0], "height": bucket[1], "batch_id": batch_id}
+        if frames:
+            row["frames"] = frames
+        rows.append({**row, "train": train[key], "held_out": held_out[key]})
     return rows
+
+
+def _bucket_key(entry: ImageEntry) -> tuple[tuple[int, int], int, str]:
+    return entry.bucket, len(entry.frames), entry.batch_id
 
 
 def report(listing: FolderListing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
@@ -140,7 +149,8 @@ def _count_lines(listing: FolderListing) -> list[str]:
     count, train, held_out = (
         len(unique_images(entries)) for entries in (listing.entries, listing.train, listing.held_out)
     )
-    lines = [f"{count} pictures: {train} to train on, {held_out} held out for validation"]
+    lines = [f"{_counted(listing, count)}: {train} to train on, {held_out} held out for validation"]
+    lines += _part_lines(listing)
     if listing.settings.filters.resolutions:
         sides = ", ".join(map(str, listing.settings.resolutions))
         lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
@@ -152,6 +162,29 @@ def _count_lines(listing: FolderListing) -> list[str]:
     return lines
 
 
+def _counted(listing: FolderListing, count: int) -> str:
+    """How many pictures and clips there are."""
+    clips = len(unique_images(entry for entry in listing.entries if entry.frames))
+    words = []
+    if count > clips or not clips:
+        words.append(f"{count - clips} pictures")
+    if clips:
+        words.append(f"{clips} clips")
+    return " and ".join(words)
+
+
+def _part_lines(listing: FolderListing) -> list[str]:
+    """How many parts the clips give, and how they are read."""
+    parts = [entry for entry in listing.entries if entry.frames]
+    if not parts:
+        return []
+    settings = listing.settings
+    rate = "their own frame rate"
+    if settings.frame_rate:
+        rate = f"{settings.frame_rate:g} frames a second"
+    return [f"parts of clips: {len(parts)} ({settings.clip_part}), at {rate}"]
+
+
 def _too_few(count: int) -> str:
     if count == 1:
         return "one picture alone"
@@ -160,6 +193,8 @@ def _too_few(count: int) -> str:
 
 def _bucket_text(row: dict[str, Any]) -> str:
     text = f"{row['width']}x{row['height']}"
+    if "frames" in row:
+        text += f"x{row['frames']}"
     if row["batch_id"]:
         text += f" {row['batch_id']}"
     return f"{text} ({row['train'] + row['held_out']})"
@@ -247,7 +282,8 @@ def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:
     report's text.
     """
     held_out = {id(entry) for entry in listing.held_out}
-    entries = sorted(listing.entries, key=lambda entry: (entry.name, entry.bucket))[:MOST_IMAGES]
+    entries = sorted(listing.entries, key=lambda entry: (entry.name, entry.bucket, len(entry.frames)))
+    rows = _image_rows(entries, held_out)
     return {
         "version": 1,
         "folder": listing.folder.name,
@@ -256,11 +292,26 @@ def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:
         "train": len(unique_images(listing.train)),
         "held_out": len(unique_images(listing.held_out)),
         "buckets": bucket_counts(listing),
-        "pictures": [_image_row(entry, id(entry) in held_out) for entry in entries],
+        "pictures": rows,
         "problems": [_problem_row(problem) for problem in listing.problems],
         "notes": list(listing.notes),
         "report": lines,
     }
+
+
+def _image_rows(entries: Sequence[ImageEntry], held_out: set[int]) -> list[dict[str, Any]]:
+    """The first images: one row for each image in a bucket, whatever parts a clip has there."""
+    rows: dict[tuple[str, tuple[int, int]], dict[str, Any]] = {}
+    for entry in entries:
+        key = entry.name, entry.bucket
+        if key not in rows and len(rows) == MOST_IMAGES:
+            break
+        row = rows.get(key) or _image_row(entry, id(entry) in held_out)
+        rows[key] = row
+        if entry.frames:
+            row["parts"] = row.get("parts", 0) + 1
+            row["frames"] = sorted({*row.get("frames", ()), len(entry.frames)})
+    return list(rows.values())
 
 
 def glance_data(glance: FolderGlance) -> dict[str, Any]:
@@ -287,9 +338,9 @@ def glance_data(glance: FolderGlance) -> dict[str, Any]:
 
 def _added_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of buckets, with those of the same size and batch_id as one."""
-    added: dict[tuple[int, int, str], dict[str, Any]] = {}
+    added: dict[tuple[int, int, int, str], dict[str, Any]] = {}
     for row in rows:
-        key = row["width"], row["height"], row["batch_id"]
+        key = row["width"], row["height"], row.get("frames", 0), row["batch_id"]
         known = added.setdefault(key, {**row, "train": 0, "held_out": 0})
         known["train"] += row["train"]
         known["held_out"] += row["held_out"]

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from . import buckets, control_methods
+from . import buckets, clip_parts, control_methods
 from .filters import Filters
 from .layouts import registry
 from .yaml_values import shorten
+
+NO_CLIPS = "0"
+MOST_LENGTH = 1_000  # frames of one part of a clip
+MOST_RATE = 240.0
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,13 @@ class FolderSettings:
     max_side: int = 0
     subset: ConfigSubset | None = None
     control_pictures: str = control_methods.AUTO
+    frames: str = NO_CLIPS
+    frame_rate: float = 0.0
+    clip_part: str = clip_parts.HEAD
+    frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only
 
     def __post_init__(self) -> None:
-        errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors()]
+        errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors(), *self._clip_errors()]
         if errors:
             raise ValueError("Dataset: " + "; ".join(errors) + ".")
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
@@ -111,6 +119,37 @@ class FolderSettings:
             )
         return errors
 
+    def _clip_errors(self) -> list[str]:
+        errors: list[str] = []
+        try:
+            takes_clips = bool(read_frames(self.frames))
+        except ValueError as error:
+            return [f"frames of clips is {shorten(self.frames)}, expected {error}"]
+        if not 0.0 <= self.frame_rate <= MOST_RATE:
+            errors.append(f"frame rate is {self.frame_rate}, expected from 0 to {MOST_RATE}")
+        if self.clip_part not in clip_parts.WAYS:
+            ways = ", ".join(clip_parts.WAYS)
+            errors.append(f"part of clips is {shorten(self.clip_part)}, expected one of {ways}")
+        for name, way in (("frame_sample", "uniform"), ("frame_stride", "slide")):
+            if getattr(self.filters, name) != getattr(Filters, name) and self.clip_part != way:
+                errors.append(f"{name} of filters has no effect with part of clips {self.clip_part}; set it to {way}")
+        if not takes_clips and (self.frame_rate or self.clip_part != clip_parts.HEAD):
+            errors.append(
+                "frame rate and part of clips have no effect with frames of clips 0; set it to 17, for example, or"
+                f" frame rate to 0 and part of clips to {clip_parts.HEAD}"
+            )
+        return errors
+
+    @property
+    def takes_clips(self) -> bool:
+        """Whether clips are read."""
+        return bool(read_frames(self.frames))
+
+    @property
+    def frame_counts(self) -> list[int]:
+        """How many frames the parts of clips have, as the VAE takes them, fewest first."""
+        return sorted({clip_parts.rounded(count, max(1, self.frame_step)) for count in read_frames(self.frames)})
+
     @property
     def resolutions(self) -> tuple[int, ...]:
         """Every base resolution that images are trained at."""
@@ -127,6 +166,16 @@ class FolderSettings:
                 sizes = [(side, side)]
             choices.append(sizes)
         return choices
+
+
+def read_frames(text: str) -> tuple[int, ...]:
+    """The numbers in `frames`, none where clips are left out. Raises ValueError that says what was expected."""
+    words = [word.strip() for word in text.split(",")]
+    if words in ([""], [NO_CLIPS]):
+        return ()
+    if not all(word.isdecimal() and 1 <= int(word[:9]) <= MOST_LENGTH for word in words):
+        raise ValueError(f"numbers from 1 to {MOST_LENGTH:,}, as 17 or 1, 17, 33; 0 leaves clips out")
+    return tuple(map(int, words))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .buckets import Framing
 from .captions import first_file
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
@@ -39,8 +40,13 @@ def is_image(name: str) -> bool:
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below the folder, in the order of its relative path; without hidden folders and masks."""
+    return find_files(folder, is_image)
+
+
+def find_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
+    """The same for files of other names."""
     by_name: dict[str, Path] = {}
-    for path, _ in files_below(folder, is_image):
+    for path, _ in files_below(folder, wanted):
         relative = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in relative.parts)
         if not hidden and MASK_FOLDER not in relative.parts[:-1]:
@@ -48,17 +54,15 @@ def find_images(folder: Path) -> list[Path]:
     return [path for _, path in sorted(by_name.items())]
 
 
-def ignored(folder: Path) -> tuple[list[str], list[str]]:
-    """(linked folders, pictures of other formats) below a folder, which `find_images` leaves out; relative paths in
-    order.
-    """
+def ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """(linked folders, files of other formats) below a folder, which a dataset leaves out; relative paths in order."""
     links: list[str] = []
     others: list[str] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         place = Path(parent).relative_to(folder)
         links += [(place / name).as_posix() for name in folders if (Path(parent) / name).is_symlink()]
-        others += [(place / name).as_posix() for name in files if name.lower().endswith(OTHER_SUFFIXES)]
+        others += [(place / name).as_posix() for name in files if name.lower().endswith(suffixes)]
     return sorted(links), sorted(others)
 
 
@@ -90,6 +94,15 @@ def pillow_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Errors about a picture inside the block have its name in front."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
 def errors_name(name: str) -> Iterator[None]:
     """Errors about a picture inside the block name its file."""
     try:
@@ -103,7 +116,7 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
 
     Raises ValueError when it cannot be read to its end.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     with pillow_errors(path):
         with open_picture(path) as file:
@@ -111,12 +124,19 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
             image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):
             image = _eight_bit(image)
-        alpha = None
-        if _has_transparency(image):
-            image = image.convert("RGBA")
-            alpha = image.getchannel("A")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
-        return image.convert("RGB"), alpha
+        return over_white(image)
+
+
+def over_white(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """(an image as RGB with its transparency over white, its alpha as L or None)."""
+    from PIL import Image
+
+    alpha = None
+    if _has_transparency(image):
+        image = image.convert("RGBA")
+        alpha = image.getchannel("A")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image)
+    return image.convert("RGB"), alpha
 
 
 def open_header(path: Path) -> tuple[tuple[int, int], bool]:
@@ -145,8 +165,16 @@ def thumbnail(path: Path, side: int) -> bytes:
         if file.mode.startswith("I"):
             image = _eight_bit(file)
         image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        content = io.BytesIO()
-        ImageOps.exif_transpose(image).convert("RGBA").save(content, format="WEBP", quality=75)
+        return small_webp(ImageOps.exif_transpose(image), side)
+
+
+def small_webp(image: Image.Image, side: int) -> bytes:
+    """An image as WebP that fits into a square."""
+    from PIL import Image
+
+    image.thumbnail((side, side), Image.Resampling.BILINEAR)
+    content = io.BytesIO()
+    image.convert("RGBA").save(content, format="WEBP", quality=75)
     return content.getvalue()
 
 
@@ -204,6 +232,11 @@ def image_tensor(image: Image.Image) -> Tensor:
     import numpy as np
 
     return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]
+
+
+def frames_tensor(frames: np.ndarray[Any, Any]) -> Tensor:
+    """Frames (T, H, W, 3) of 8 bit in 0..1, float32."""
+    return torch.from_numpy(frames).to(torch.float32) / 255.0
 
 
 def stacked(sheets: Sequence[Tensor]) -> Tensor:

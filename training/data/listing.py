@@ -31,7 +31,8 @@ class ImageEntry:
     `bucket` and `size` are (width, height). `repeats` is the product of all repeats, `folder_repeats` the part that
     comes from the folder's name. `framings` are its crops; `dropout` None means as the dataset says; `mask` is the path
     of a mask file, "alpha" the image's own transparency, "" none, and `mask_sha256` its content hash. `controls` are
-    its control pictures in their order.
+    its control pictures in their order. Of a clip, `frames` are the numbers of the frames of one part, in their order;
+    none of a picture.
     """
 
     name: str
@@ -50,6 +51,19 @@ class ImageEntry:
     mask_sha256: str = ""
     folder_repeats: int = 1
     controls: tuple[ControlPicture, ...] = ()
+    frames: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells it from the other entries of its folder."""
+        return self.name, self.bucket, self.frames
+
+    @property
+    def part_name(self) -> str:
+        """Its name, of a clip with the frames of this part, the first one being 1."""
+        if not self.frames:
+            return self.name
+        return f"{self.name} ({len(self.frames)} frames from {self.frames[0] + 1})"
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides what is trained, as plain values for the digest: no names, no places.
@@ -63,6 +77,8 @@ class ImageEntry:
         for name in ("name", "captioned", "mask", "folder_repeats"):
             del values[name]
         del values["controls"]
+        if not self.frames:
+            del values["frames"]
         if self.controls:
             values["control pictures"] = [control.sha256 for control in self.controls]
         return values

@@ -525,7 +525,8 @@ def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
     )
     digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
     assert len(set(digests.values())) == len(texts)
-    elsewhere = {"masks", "encoding"}  # test_masks_from_files_and_alpha, test_another_encoding_is_said_and_can_be_named
+    # test_masks_from_files_and_alpha, test_another_encoding_is_said_and_can_be_named, and of clips test_clip_files.py
+    elsewhere = {"masks", "encoding", "frame_sample", "frame_stride"}
     speed = (
         "cache: false",
         "cache_gb: 3",
