@@ -136,6 +136,8 @@ def test_defaults_stay():
         "resolutions": (),
         "crop": "centre",
         "crops": 4,
+        "frame_sample": 4,
+        "frame_stride": 10,
         "size_conditioning": True,
         "masks": "files",
         "small": "enlarge",
