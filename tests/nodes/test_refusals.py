@@ -30,6 +30,9 @@ DATASET = {
     "min_side",
     "max_side",
     "validation_folder",
+    "frames",
+    "frame_rate",
+    "clip_part",
 }
 ADAPTER = {"kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
 OPTIMIZER = {
@@ -231,6 +234,13 @@ def test_what_is_wrong_without_a_look_at_what_is_connected_is_refused_too(host, 
         ({"min_side": 512, "max_side": 256}, "minimum bucket side is 512, larger than maximum bucket side (256)"),
         ({"validation_folder": "nowhere"}, "validation folder: there is no folder 'nowhere'"),
         ({"resolution": 100, "buckets": False}, "resolution is 100, expected a multiple of 8"),
+        ({"frames": "17, many"}, "frames of clips is '17, many', expected numbers from 1 to 1,000, as 17 or 1, 17, 33"),
+        (
+            {"frames": "5", "filters": "frame_sample: 2"},
+            "frame_sample of filters has no effect with part of clips head",
+        ),
+        ({"clip_part": "chunk"}, "frame rate and part of clips have no effect with frames of clips 0"),
+        ({"frame_rate": 24.0}, "frame rate and part of clips have no effect with frames of clips 0"),
     ],
 )
 def test_settings_of_a_dataset_are_refused_in_the_words_of_the_run(host, pictures, given, words):
