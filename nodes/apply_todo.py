@@ -1,4 +1,6 @@
-"""ApplyToDo: token downsampling of a model's self-attention (arXiv 2402.13573)."""
+"""ApplyToDo: token downsampling of a model's self-attention (arXiv 2402.13573). ApplyTREAD: tokens that skip blocks
+while training (arXiv 2501.04765).
+"""
 
 from __future__ import annotations
 
@@ -179,4 +181,103 @@ class ApplyToDo(io.ComfyNode):
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
 
-NODES = [ApplyToDo]
+class ApplyTREAD(io.ComfyNode):
+    """Lets part of the image's tokens skip a span of blocks while training; sampling stays whole."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ApplyTREAD",
+            display_name="Apply TREAD (Token Routing)",
+            category="Graft/model",
+            description=(
+                "Makes training faster: in every step a random part of the image's tokens skips a span of blocks and"
+                " comes back behind them. Previews, validation and sampling run on the whole model. Works together"
+                " with Apply ToDo."
+            ),
+            **aliases("tread", "token routing", "skip tokens", "faster training", "speed"),
+            inputs=[
+                io.Model.Input(
+                    "model",
+                    tooltip=(
+                        f"The model to train: a UNet ({', '.join(registry.titles_of(UNetLayout))}) or a transformer"
+                        f" ({', '.join(registry.routed_titles())})."
+                    ),
+                ),
+                io.Float.Input(
+                    "ratio",
+                    display_name="skip ratio",
+                    default=0.5,
+                    min=0.0,
+                    max=0.95,
+                    step=0.05,
+                    tooltip=(
+                        "The part of the tokens that skips the blocks (SimpleTuner's selection_ratio). 0 is off. Higher"
+                        " is faster, and each step learns from less of the image."
+                    ),
+                ),
+                io.Int.Input(
+                    "start_layer",
+                    display_name="start layer",
+                    default=2,
+                    min=-1000,
+                    max=1000,
+                    tooltip=(
+                        "The first block that tokens skip, counted from 0 (SimpleTuner's start_layer_index). UNets"
+                        " take all transformer blocks at their greatest width instead."
+                    ),
+                ),
+                io.Int.Input(
+                    "end_layer",
+                    display_name="end layer",
+                    default=-2,
+                    min=-1000,
+                    max=1000,
+                    tooltip=(
+                        "The last block that tokens skip. Negative numbers count from the end: -2 leaves the last block"
+                        " whole."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "disable_after",
+                    display_name="disable after",
+                    default=0.0,
+                    min=0.0,
+                    max=1_000_000.0,
+                    step=0.05,
+                    tooltip=(
+                        "Switch off after this fraction of the run (below 1) or after this many steps (1 and above), so"
+                        " that training ends on the whole model. 0 never switches off."
+                    ),
+                ),
+            ],
+            outputs=[io.Model.Output(display_name="MODEL"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, ratio=None, start_layer=None, end_layer=None) -> bool | str:
+        from ..patches.token_routing.settings import RoutingSettings
+
+        return refusal(
+            cls,
+            RoutingSettings.parse,
+            ("start_layer", "end_layer"),
+            ("ratio",),
+            ratio=ratio,
+            start_layer=start_layer,
+            end_layer=end_layer,
+        )
+
+    @classmethod
+    def execute(cls, model, ratio=0.5, start_layer=2, end_layer=-2, disable_after=0.0) -> io.NodeOutput:
+        from ..host import token_routing
+        from ..patches.token_routing.report import report
+        from ..patches.token_routing.settings import RoutingSettings
+
+        settings = RoutingSettings.parse(ratio, start_layer, end_layer, disable_after)
+        patched, plan, replaced = token_routing.apply_routing(model, settings)
+        return io.NodeOutput(patched, report(settings, plan, replaced))
+
+
+NODES = [ApplyToDo, ApplyTREAD]

@@ -481,7 +481,10 @@ def _workflow_id(hidden: Any) -> str | None:
 
 
 def _noted(state: Any) -> Any:
-    """The state with notes about the dataset and ToDo for its LoRA's metadata. Without a dataset it keeps its notes."""
+    """The state with notes about the dataset, ToDo and TREAD for its LoRA's metadata. Without a dataset it keeps its
+    notes.
+    """
+    from ..host import token_routing
     from ..training.data import kohya_metadata
 
     subject, settings = state.subject, state.settings
@@ -490,7 +493,8 @@ def _noted(state: Any) -> Any:
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
     metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
-    return replace(state, notes={**host.token_downsampling.todo_metadata(subject.model), **metadata})
+    notes = {**host.token_downsampling.todo_metadata(subject.model), **token_routing.routing_metadata(subject.model)}
+    return replace(state, notes={**notes, **metadata})
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import flux
 from .family import Missing, ModelFamily
 from .recognition import Recognition
@@ -16,7 +18,7 @@ FAMILY = ModelFamily(
     kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
     layer_names=flux.LAYER_NAMES,
     blocks=flux.BLOCKS,
-    token_layout=TokenLayout({"Chroma": _CLASS, "ChromaRadiance": _CLASS}),
+    token_layout=TokenLayout({"Chroma": replace(_CLASS, routed=flux.ROUTED), "ChromaRadiance": _CLASS}),
     training=flux.TARGETS,
     examples=(
         {

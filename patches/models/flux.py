@@ -14,6 +14,7 @@ from .recognition import Recognition, SharedNames
 from .token_layout import (
     Layout,
     Place,
+    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     patch_size,
@@ -98,7 +99,19 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 BLOCK_LISTS = ("double_blocks", "single_blocks")
-TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS)})
+ROUTED = (
+    RoutedBlocks(
+        "double_blocks",
+        "img",
+        joint=False,
+        positions=("pe",),
+        masks=("attn_mask",),
+        returned=0,
+        absent=("modulation_dims_img",),
+    ),
+    RoutedBlocks("single_blocks", "x", positions=("pe",), masks=("attn_mask",), absent=("modulation_dims",)),
+)
+TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS, ROUTED)})
 FAMILY = ModelFamily(
     name="flux",
     title="Flux",

@@ -15,6 +15,7 @@ from .token_layout import (
     Grid,
     Layout,
     Place,
+    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     padded,
@@ -112,7 +113,8 @@ def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int
     return Layout(1, grid, places)
 
 
-_CLASS = TransformerClass(_layout, patch_size, ("noise_refiner", "layers"))
+_ROUTED = RoutedBlocks("layers", "x", positions=("freqs_cis",), masks=("x_mask",), absent=("timestep_zero_index",))
+_CLASS = TransformerClass(_layout, patch_size, ("noise_refiner", "layers"), (_ROUTED,))
 TOKENS = TokenLayout({"NextDiT": _CLASS, "NextDiTPixelSpace": _CLASS})
 BLOCKS = plain_blocks("layers")
 TARGETS = TrainingTargets(attention=("attention",), feed_forward=("feed_forward",))

@@ -14,6 +14,7 @@ from .recognition import Recognition, SharedNames
 from .token_layout import (
     Layout,
     Place,
+    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     patch_size,
@@ -46,6 +47,14 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return f"{last}attn.add_q_proj", f"{last}attn.to_add_out", f"{last}txt_mlp"
 
 
+_ROUTED = RoutedBlocks(
+    "transformer_blocks",
+    "hidden_states",
+    joint=False,
+    positions=("image_rotary_emb",),
+    returned=1,
+    absent=("timestep_zero_index",),
+)
 FAMILY = ModelFamily(
     name="qwen",
     title="Qwen-Image",
@@ -58,7 +67,7 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=TokenLayout(
-        {"QwenImageTransformer2DModel": TransformerClass(_layout, patch_size, ("transformer_blocks",))}
+        {"QwenImageTransformer2DModel": TransformerClass(_layout, patch_size, ("transformer_blocks",), (_ROUTED,))}
     ),
     training=TrainingTargets(attention=("attn",), feed_forward=("img_mlp", "txt_mlp"), unread=_unread),
     examples=(

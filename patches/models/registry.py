@@ -82,6 +82,16 @@ def titles_of(kind: type[TokenLayout] | type[UNetLayout]) -> list[str]:
     return [family.title for family in FAMILIES if isinstance(family.token_layout, kind)]
 
 
+def routed_titles() -> list[str]:
+    """Titles of the families with a transformer whose tokens can skip blocks."""
+    titles = []
+    for family in FAMILIES:
+        layout = family.token_layout
+        if isinstance(layout, TokenLayout) and any(one.routed for one in layout.classes.values()):
+            titles.append(family.title)
+    return titles
+
+
 def takes_masked_text_alone(model: nn.Module) -> bool:
     """Whether a model takes only one caption with a mask at a time."""
     classes = {kind.__name__ for kind in type(model).__mro__}

@@ -11,7 +11,16 @@ from .block_names import plain_blocks
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, SwappedHalves, by_table, equal_qkv
 from .recognition import Recognition, SharedNames
-from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_grid
+from .token_layout import (
+    Layout,
+    Place,
+    RoutedBlocks,
+    TokenLayout,
+    TransformerClass,
+    patch_size,
+    text_length,
+    token_grid,
+)
 
 _RENAMES = (
     (r"^joint_blocks\.(\d+)\.x_block\.attn\.proj$", r"transformer_blocks.\1.attn.to_out.0"),
@@ -43,7 +52,8 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     return Layout(1, grid, {image: Place(0), text + image: Place(text)})
 
 
-_CLASS = TransformerClass(_layout, patch_size, ("joint_blocks",))
+_ROUTED = RoutedBlocks("joint_blocks", 1, joint=False, returned=1)
+_CLASS = TransformerClass(_layout, patch_size, ("joint_blocks",), (_ROUTED,))
 FAMILY = ModelFamily(
     name="sd3",
     title="SD3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from .recognition import Recognition
 from .token_layout import (
     Layout,
     Place,
+    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     frame_count,
@@ -107,6 +109,7 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
 
 
 _CLASS = TransformerClass(_layout, patch_size, ("blocks",))
+_ROUTED = RoutedBlocks("blocks", "x", positions=("freqs",), one_step={"e": 1})
 FAMILY = ModelFamily(
     name="wan",
     title="Wan",
@@ -125,7 +128,7 @@ FAMILY = ModelFamily(
     blocks=plain_blocks("blocks"),
     token_layout=TokenLayout(
         {
-            "WanModel": _CLASS,
+            "WanModel": replace(_CLASS, routed=(_ROUTED,)),
             "VaceWanModel": TransformerClass(_layout, patch_size, ("blocks", "vace_blocks")),
             "CameraWanModel": _CLASS,
             "AnimateWanModel": _CLASS,

@@ -62,6 +62,8 @@ def _base_predictions(
     rows = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
+    where = {key: value for key, value in options["graft_training"].items() if key != "routing"}
+    options = {**options, "graft_training": where}  # no token skips a block of the model that teaches
     with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
         base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
@@ -97,12 +99,12 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
     Each loss goes to `take_loss`, which says whether to go backward.
     """
     settings = work.start_state.settings
-    options = {"graft_training": {"step": work.step, "total_steps": settings.optimizer.total_steps}}
     work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)
     images = sum(len(batch.conditionings) for batch in groups)
     generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
-    for batch in groups:
+    for number, batch in enumerate(groups):
+        options = _options(work, number)
         per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
         loss = per_image.sum() / (images * settings.optimizer.accumulation)
         if not take_loss(loss.detach()):  # before fused_backward updates anything
@@ -113,6 +115,13 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
             stepping = work.stepper.last_backward()
         with stepping, work.gradients.backward(batch is groups[0], is_last):
             _backward(work, loss)
+
+
+def _options(work: Workspace, group: int) -> dict[str, Any]:
+    """What a group's forward pass tells patches of the model: where the run is, and the seed of their own draws."""
+    draws = seeded_generator(work.start_state.start.seed, work.step, f"routing {work.purpose} {group}")
+    where = {"step": work.step, "total_steps": work.start_state.settings.optimizer.total_steps}
+    return {"graft_training": {**where, "routing": draws.initial_seed()}}
 
 
 class _ReadAtOnce:

@@ -1,0 +1,50 @@
+"""Puts token routing on a ModelPatcher: the wrapper that takes tokens out of blocks while a training step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..patches.token_routing.plan import Routing, plan_routing
+from ..patches.token_routing.route import RoutingCall
+from ..patches.token_routing.settings import RoutingSettings
+
+ROUTING_KEY = "graft_tread"  # of the wrapper
+
+
+def apply_routing(patcher: Any, settings: RoutingSettings) -> tuple[Any, Routing, bool]:
+    """Apply token routing to a ModelPatcher: (a clone with it, the plan, whether it replaces an earlier one).
+
+    The clone is the patcher itself if no token skips anything and none did before.
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    plan = plan_routing(patcher.model.diffusion_model, settings)
+    earlier = routing_of(patcher)
+    if settings.changes_nothing and earlier is None:
+        return patcher, plan, False
+    clone = patcher.clone()
+    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
+    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(ROUTING_KEY, None)
+    if not settings.changes_nothing:
+        wrappers.setdefault(WrappersMP.APPLY_MODEL, {})[ROUTING_KEY] = [RoutingCall(settings, plan)]
+    return clone, plan, earlier is not None
+
+
+def routing_of(patcher: Any) -> RoutingCall | None:
+    """The token routing on a ModelPatcher."""
+    from comfy.patcher_extension import WrappersMP
+
+    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
+    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(ROUTING_KEY)
+    if calls:
+        return calls[0]
+    return None
+
+
+def routing_metadata(patcher: Any) -> dict[str, str]:
+    """The metadata of a LoRA trained on a MODEL (`ss_tread_*`), empty without token routing."""
+    call = routing_of(patcher)
+    if call is None:
+        return {}
+    return call.settings.metadata()

@@ -1,0 +1,1 @@
+"""TREAD: while training, some tokens skip a span of blocks."""

@@ -1,0 +1,266 @@
+"""Token routing around one call of a model: blocks run on the tokens that stay, and the others come back behind them
+(TREAD, arXiv 2501.04765).
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.compiled import is_compiled, uncompiled
+from ..models.token_layout import Layout, Place, RoutedBlocks
+from ..token_downsampling.unet import TRAINING
+from .plan import Routing, Span, TransformerRouting
+from .settings import RoutingSettings
+from .tokens import choose, in_sequence, kept_count, put_back, take
+
+ROUTING = "routing"  # in what TRAINING holds: the seed of the draws of a training batch, absent where all tokens stay
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingCall:
+    """ComfyUI `APPLY_MODEL` wrapper: while a training step runs, some image tokens skip the plan's blocks."""
+
+    settings: RoutingSettings
+    plan: Routing
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RoutingCall:
+        return self
+
+    @property
+    def identity(self) -> str:
+        """The same text for an equal wrapper, in every process; fingerprints hash it."""
+        return self.settings.identity
+
+    def __call__(
+        self,
+        executor: Any,
+        x: Tensor,
+        t: Tensor,
+        c_concat: Tensor | None = None,
+        c_crossattn: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Mapping[str, Any] | None = None,
+        **conditions: Any,
+    ) -> Tensor:
+        options = transformer_options or {}
+        training = options.get(TRAINING, {})
+        seed = training.get(ROUTING)
+        if seed is None or not self.settings.active_at(training["step"], training["total_steps"]):
+            return executor(x, t, c_concat, c_crossattn, control, transformer_options, **conditions)
+        if is_compiled(options.get("wrappers", {})):
+            raise ValueError(
+                "Apply TREAD does not work on a compiled model: other tokens skip in every step. Take TorchCompileModel"
+                " off, or Apply TREAD"
+            )
+        model = uncompiled(executor.class_obj.diffusion_model)
+        layout = None
+        if isinstance(self.plan, TransformerRouting):
+            layout = self.plan.tokens.layout(model, x, c_crossattn, conditions)
+        with Routed(self.plan.spans(model), layout, self.settings.ratio, seed).entered():
+            return executor(x, t, c_concat, c_crossattn, control, transformer_options, **conditions)
+
+
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """One call of a model in which tokens skip spans of blocks; `seed` is that of the draw."""
+
+    spans: Sequence[Span]
+    layout: Layout | None
+    ratio: float
+    seed: int
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A context in which the first block of each span takes tokens out, and its last one puts them back."""
+        changed: list[tuple[nn.Module, Any]] = []
+        active = _active()
+        active.append(self)
+        try:
+            for number, span in enumerate(self.spans):
+                route = _Route(self.layout, self.ratio, self.seed + number)
+                for index, (block, called) in enumerate(span):
+                    changed.append((block, block.__dict__.get("forward")))
+                    block.forward = route.around(block, called, index == 0, index == len(span) - 1)
+            yield
+        finally:
+            active.pop()
+            for block, forward in reversed(changed):
+                if forward is None:
+                    del block.forward
+                else:
+                    block.forward = forward
+
+
+_here = threading.local()  # the calls that a thread is in
+
+
+def _active() -> list[Routed]:
+    if not hasattr(_here, "calls"):
+        _here.calls = []
+    calls: list[Routed] = _here.calls
+    return calls
+
+
+def active_call() -> Routed | None:
+    """The call that this thread is in; gradient checkpointing enters it again when it runs a block again."""
+    calls = _active()
+    if not calls:
+        return None
+    return calls[-1]
+
+
+def entered(call: Routed | None) -> AbstractContextManager[None]:
+    """A context in which the blocks of a call run on fewer tokens; backward passes have threads of their own."""
+    if call is None or call in _active():
+        return nullcontext()
+    return call.entered()
+
+
+class _Route:
+    """The way of one call's tokens around one span of blocks."""
+
+    def __init__(self, layout: Layout | None, ratio: float, seed: int) -> None:
+        self._layout, self._ratio, self._seed = layout, ratio, seed
+        self._full: Tensor | None = None  # the image's tokens in front of the span
+        self._kept: Tensor | None = None  # the indices among them that stay
+        self._start, self._length = 0, 0  # where the image is in the whole sequence, and how long that is
+
+    def around(self, block: nn.Module, called: RoutedBlocks, first: bool, last: bool) -> Callable[..., Any]:
+        """The block's forward with fewer tokens."""
+        inner = block.forward
+        signature = inspect.signature(type(block).forward)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(block, *args, **kwargs)
+            given = _Arguments(bound, called)
+            _check(given, called, type(block).__name__)
+            if first:
+                self._begin(given, called, type(block).__name__)
+            for name in called.positions:
+                self._shorten(given, name, all_axes=False)
+            for name in called.masks:
+                self._shorten(given, name, all_axes=True)
+            _, *arguments = bound.args
+            out = inner(*arguments, **bound.kwargs)
+            if not last:
+                return out
+            return self._end(out, called)
+
+        return forward
+
+    def _begin(self, given: _Arguments, called: RoutedBlocks, name: str) -> None:
+        image = given.image
+        place, length, count = self._where(image, called, name)
+        self._start, self._length = place.start, length
+        taken: Sequence[int] = ()
+        if self._layout is not None:
+            taken = tuple(self._layout.places)
+        kept = kept_count(count, self._ratio, length - count, taken)
+        self._kept = choose(self._seed, image.shape[0], count, kept, image.device)
+        offset = self._offset(called)
+        self._full = image[:, offset : offset + count]
+        given.image = take(image, in_sequence(self._kept, offset, count, image.shape[1]), 1)
+
+    def _where(self, image: Tensor, called: RoutedBlocks, name: str) -> tuple[Place, int, int]:
+        """(where the image begins in the whole sequence, the sequence's length, the number of image tokens)."""
+        if self._layout is None:
+            return Place(0), image.shape[1], image.shape[1]
+        grid = self._layout.grid
+        count = self._layout.frames * grid[0] * grid[1]
+        for length, place in sorted(self._layout.places.items(), reverse=True):
+            if image.shape[1] == (length if called.joint else length - place.start):
+                return place, length, count
+        lengths = " or ".join(map(str, sorted(self._layout.places)))
+        raise RuntimeError(
+            f"Apply TREAD: {name} got {image.shape[1]} tokens, expected a sequence of {lengths}. Another node adds"
+            " tokens: take one of the two nodes off"
+        )
+
+    def _offset(self, called: RoutedBlocks) -> int:
+        """Where the image begins in a block's image argument."""
+        if called.joint:
+            return self._start
+        return 0
+
+    def _shorten(self, given: _Arguments, name: str, all_axes: bool) -> None:
+        """Leave the tokens that skip out of an argument that counts the whole sequence."""
+        value = given.get(name)
+        if value is None:
+            return
+        assert self._full is not None and self._kept is not None
+        indices = in_sequence(self._kept, self._start, self._full.shape[1], self._length)
+        if all_axes and value.ndim == 2 and value.shape[0] == self._length:  # one mask for all rows
+            value = value.unsqueeze(0)
+        axes = [axis for axis in range(1, value.ndim) if value.shape[axis] == self._length]
+        for axis in axes if all_axes else axes[:1]:
+            value = take(value, indices, axis)
+        given.set(name, value)
+
+    def _end(self, out: Any, called: RoutedBlocks) -> Any:
+        """What the last block returns, with all tokens."""
+        assert self._full is not None and self._kept is not None
+        image = out
+        if called.returned is not None:
+            image = out[called.returned]
+        start, kept = self._offset(called), self._kept.shape[1]
+        middle = put_back(self._full, self._kept, image[:, start : start + kept])
+        image = torch.cat((image[:, :start], middle, image[:, start + kept :]), dim=1)
+        self._full = self._kept = None
+        if called.returned is None:
+            return image
+        return type(out)(image if place == called.returned else part for place, part in enumerate(out))
+
+
+class _Arguments:
+    """The arguments of one call of a block, by name or by position."""
+
+    def __init__(self, bound: inspect.BoundArguments, called: RoutedBlocks) -> None:
+        self._bound, self._image = bound, called.image
+
+    @property
+    def image(self) -> Tensor:
+        """The image's tokens."""
+        if isinstance(self._image, str):
+            return self._bound.arguments[self._image]
+        return self._bound.args[1 + self._image]  # behind self
+
+    @image.setter
+    def image(self, tokens: Tensor) -> None:
+        if isinstance(self._image, str):
+            self._bound.arguments[self._image] = tokens
+            return
+        (name,) = (one.name for one in self._bound.signature.parameters.values() if one.kind is one.VAR_POSITIONAL)
+        given = list(self._bound.arguments[name])
+        given[self._image] = tokens
+        self._bound.arguments[name] = tuple(given)
+
+    def get(self, name: str) -> Any:
+        """An argument, None if the block has no such parameter."""
+        return self._bound.arguments.get(name)
+
+    def set(self, name: str, value: Any) -> None:
+        """Give another value for an argument."""
+        self._bound.arguments[name] = value
+
+
+def _check(given: _Arguments, called: RoutedBlocks, name: str) -> None:
+    """RuntimeError for what tokens cannot skip."""
+    if any(given.get(one) is not None for one in called.absent):
+        raise RuntimeError(
+            f"Apply TREAD: {name} treats reference images at a noise level of their own, so tokens cannot skip it. Take"
+            " Apply TREAD off, or choose another reference method"
+        )
+    for one, axis in called.one_step.items():
+        value = given.get(one)
+        if isinstance(value, Tensor) and value.ndim > axis + 2 and value.shape[axis] > 1:
+            raise RuntimeError(
+                f"Apply TREAD: {name} gets a noise level for each frame, so tokens cannot skip it. Take Apply TREAD off"
+            )
