@@ -256,18 +256,10 @@ class ApplyTREAD(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, ratio=None, start_layer=None, end_layer=None) -> bool | str:
+    def validate_inputs(cls, start_layer=None, end_layer=None) -> bool | str:
         from ..patches.token_routing.settings import RoutingSettings
 
-        return refusal(
-            cls,
-            RoutingSettings.parse,
-            ("start_layer", "end_layer"),
-            ("ratio",),
-            ratio=ratio,
-            start_layer=start_layer,
-            end_layer=end_layer,
-        )
+        return refusal(cls, RoutingSettings.parse, start_layer=start_layer, end_layer=end_layer)
 
     @classmethod
     def execute(cls, model, ratio=0.5, start_layer=2, end_layer=-2, disable_after=0.0) -> io.NodeOutput:

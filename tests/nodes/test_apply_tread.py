@@ -157,6 +157,17 @@ def test_the_same_tokens_skip_when_a_run_goes_on(host, pictures, run):  # noqa: 
     assert _bytes(_run(host, prompt, lora=["11", 3])["lora"]) == _bytes(whole["lora"])
 
 
+def test_todo_leaves_the_blocks_alone_that_tokens_skip_and_says_so(host, pictures, run, caplog):  # noqa: F811
+    prompt = _routed(host, pictures, run, 2)
+    prompt["9"] = _inputs(host, "ApplyToDo", model=["8", 0], factor=2.0)  # the demo attends at one width alone
+    prompt["7"]["inputs"]["model"] = ["9", 0]
+    both = _run(host, prompt, lora=["10", 3], state=["10", 0])
+    alone = _run(host, _routed(host, pictures, run, 2), lora=["10", 3])
+    assert _bytes(both["lora"]) == _bytes(alone["lora"])
+    assert "Apply ToDo left 3 self-attention blocks alone" in caplog.text
+    assert {"ss_tread_ratio", "ss_todo_factor"} <= lora_metadata(both["state"]).keys()
+
+
 def test_it_ends_where_it_is_told(host, pictures, run):  # noqa: F811
     runs = [
         _run(host, _routed(host, pictures, run, 2, disable_after=after), state=["10", 0])["state"].history.loss

@@ -151,6 +151,12 @@ WRONG = [
         "expected 0 <= start <= end <= 1",
     ),
     ("ApplyToDo", {"depth_factors": "4 two", "model": ["1", 0]}, TODO, "factors by depth"),
+    (
+        "ApplyTREAD",
+        {"start_layer": 5, "end_layer": 4, "model": ["1", 0]},
+        {"start_layer", "end_layer"},
+        "start layer 5 comes after end layer 4",
+    ),
     ("GraftAdapter", {"pattern": "/(/"}, ADAPTER, "/(/"),
     ("GraftAdapter", {"kind": "full", "rank_dropout": 0.1}, ADAPTER, "rank dropout needs an adapter"),
     ("GraftAdapter", {"kind": "oft", "alpha": 8.0}, ADAPTER, "adapter type oft does not use alpha: set it to 0"),
@@ -166,7 +172,7 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
     assert set(said) == inputs
     assert all(words in text for text in said.values())
     plain = {name: value for name, value in given.items() if name != "model"}
-    linked = {"model": host.call("GraftDemo")[0]} if kind == "ApplyToDo" else {}
+    linked = {"model": host.call("GraftDemo")[0]} if "model" in given else {}
     if kind == "GraftSaveLoRA":
         linked = {"lora_model": {"lora_unet_x.lora_up.weight": torch.zeros(4, 2)}}
     with pytest.raises((ValueError, FileNotFoundError)) as raised:

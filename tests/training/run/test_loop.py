@@ -280,6 +280,8 @@ def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     evaluating = [options.get("graft_evaluating", False) for options in denoiser.seen]
     assert evaluating == [True, True, False, False, True, True, False]
     steps = [options.get("graft_training") for options in denoiser.seen]
+    seeds = [step.pop("routing") for step in steps if step is not None]
+    assert len(set(seeds)) == len(seeds), "patches draw something else in each step"
     assert steps == [
         None,
         None,

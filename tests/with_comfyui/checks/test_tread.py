@@ -8,7 +8,10 @@ import math
 
 import pytest
 import torch
+from graft_nodes import host
+from graft_nodes.host.denoiser import _fit_for_autograd
 from graft_nodes.host.token_routing import apply_routing
+from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
 from graft_nodes.patches.token_routing.tokens import choose, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
@@ -157,6 +160,24 @@ def test_equal_to_blocks_that_leave_tokens_alone(name, first, last):
     assert torch.equal(forward(patcher, case), plain), "the model stays as it was"
 
 
+@pytest.mark.parametrize("name", ["flux", "sd3.5 medium", "lumina, as much text as image", "wan"])
+def test_todo_leaves_the_blocks_alone_that_tokens_skip(name):
+    case = CASES[name]
+    patcher = build(case)
+    routed, _, _ = apply_routing(patcher, RoutingSettings.parse(0.5, 0, -1))
+    alone = forward(routed, case, training(routed))
+    thinned = host.token_downsampling.apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
+    for both in (
+        host.token_downsampling.apply_todo(routed, ToDoSettings.parse(factor=2.0))[0],
+        apply_routing(thinned, RoutingSettings.parse(0.5, 0, -1))[0],
+    ):
+        result = forward(both, case, training(both))
+        refiners = name.startswith("lumina")  # tokens do not skip these, so ToDo works there
+        assert torch.equal(result, alone) != refiners
+    one, other = (apply_routing(one, RoutingSettings.parse(0.5, 0, 0))[0] for one in (patcher, thinned))
+    assert not torch.equal(forward(one, case, training(one)), forward(other, case, training(other)))
+
+
 @pytest.mark.parametrize("name", ["flux", "chroma", "sd3", "qwen", "z-image", "wan"])
 def test_checkpointing_changes_no_byte_of_the_gradients(name):
     case = CASES[name]
@@ -174,8 +195,6 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
 
     model.requires_grad_(True)
-    from graft_nodes.host.denoiser import _fit_for_autograd
-
     with _fit_for_autograd(model, False):
         plain, again = gradients(contextlib.nullcontext()), gradients(checkpointed(model))
     assert plain and plain.keys() == again.keys()
