@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
-from .refusals import refusal
+from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
 from .training import opened
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
+_SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
 
 
 def _lines(source: str) -> list[str]:
@@ -291,8 +292,18 @@ class EMAMerge(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, profile=None, weights=None, algebra=None, rank=None) -> bool | str:
-        return refusal(cls, _check_values, profile=profile, weights=weights, algebra=algebra, rank=rank)
+    def validate_inputs(
+        cls,
+        state=NOT_CONNECTED,
+        snapshots=NOT_CONNECTED,
+        lora_stack=NOT_CONNECTED,
+        profile=None,
+        weights=None,
+        algebra=None,
+        rank=None,
+    ) -> bool | str:
+        check = partial(_check_settings, connected(state=state, snapshots=snapshots, lora_stack=lora_stack))
+        return refusal(cls, check, profile=profile, weights=weights, algebra=algebra, rank=rank)
 
     @classmethod
     def execute(
@@ -344,29 +355,55 @@ class EMAMerge(io.ComfyNode):
         )
 
 
-def _check_values(profile: str, weights: str, algebra: str, rank: int) -> None:
-    """Raises ValueError for what is wrong whatever is connected."""
-    errors = _value_errors(profile, weights, algebra, rank)
+def _check_settings(sockets: Sequence[str], profile: str, weights: str, algebra: str, rank: int) -> None:
+    """Raises one ValueError that lists all settings of EMAMerge that do not fit together or what is connected."""
+    errors = _connection_errors(sockets, profile)
+    from_state = list(sockets) == ["state"]
+    errors += _value_errors(profile, weights, algebra, 0 if from_state else rank)
+    if from_state and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
+        errors.append(
+            "the averages of a training state keep their rank and their factors: set maximum rank to 0 and averaging"
+            " method to auto (to reduce the rank, save the average and use Merge LoRAs)"
+        )
     if errors:
         raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
-    if profile == "weights":
-        from ..ema.weighted_sum import numbers_in
 
-        numbers_in(weights)
-    if profile in ("best", "search"):
-        from ..training.averages.merge import widths_in
 
-        widths_in(weights)
+def _connection_errors(sockets: Sequence[str], profile: str) -> list[str]:
+    """What does not fit which of state, snapshots and lora_stack are connected."""
+    if len(sockets) != 1:
+        inputs_are = "none is"
+        if sockets:
+            inputs_are = f"{' and '.join(map(_SOCKETS.__getitem__, sockets))} are"
+        return [f"connect exactly one of training state, snapshots and LoRA stack; {inputs_are} connected"]
+    from_state = sockets[0] == "state"
+    if from_state and profile in ("uniform", "exponential", "weights"):
+        return [
+            f"averaging profile {profile} needs files: connect snapshots or a LoRA stack; for a training state use"
+            " latest, width, best or search"
+        ]
+    if not from_state and profile in ("best", "search"):
+        return [f"averaging profile {profile} needs a run's held-out images: connect the run's training state"]
+    return []
 
 
 def _value_errors(profile: str, weights: str, algebra: str, rank: int) -> list[str]:
-    """Settings that exclude each other."""
+    """Settings that are wrong or exclude each other, whatever is connected."""
+    from ..ema.weighted_sum import numbers_in
+    from ..training.averages.merge import widths_in
+
     errors = []
-    if weights.strip() and profile not in ("weights", "best", "search"):
+    readers: dict[str, Callable[[str], object]] = {"weights": numbers_in, "best": widths_in, "search": widths_in}
+    if weights.strip() and profile not in readers:
         errors.append(
             f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
             " profile to weights"
         )
+    elif profile in readers:
+        try:
+            readers[profile](weights)
+        except ValueError as error:
+            errors.append(str(error).rstrip("."))
     if rank and algebra == "factors":
         errors.append(
             "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
@@ -376,33 +413,14 @@ def _value_errors(profile: str, weights: str, algebra: str, rank: int) -> list[s
 
 
 def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
-    """Raises one ValueError that lists all inputs of EMAMerge that do not fit together."""
-    errors = []
-    inputs = {"training state": state, "snapshots": snapshots, "LoRA stack": lora_stack}
-    connected = [label for label, value in inputs.items() if value is not None]
-    if len(connected) != 1:
-        if connected:
-            inputs_are = f"{' and '.join(connected)} are"
-        else:
-            inputs_are = "none is"
-        errors.append(f"connect exactly one of training state, snapshots and LoRA stack; {inputs_are} connected")
-    elif state is not None and not state.average:
-        errors.append("this state has no average: connect EMA Settings to Start Training and train again")
-    elif state is not None and profile in ("uniform", "exponential", "weights"):
-        errors.append(
-            f"averaging profile {profile} needs files: connect snapshots or a LoRA stack; for a training state use"
-            " latest, width, best or search"
+    """`_check_settings` of a run, which also sees that a state has an average."""
+    inputs = {"state": state, "snapshots": snapshots, "lora_stack": lora_stack}
+    sockets = [name for name, value in inputs.items() if value is not None]
+    if sockets == ["state"] and not state.average:
+        raise ValueError(
+            "EMA Merge: this state has no average: connect EMA Settings to Start Training and train again."
         )
-    elif state is None and profile in ("best", "search"):
-        errors.append(f"averaging profile {profile} needs a run's held-out images: connect the run's training state")
-    errors += _value_errors(profile, weights, algebra, rank if state is None else 0)
-    if state is not None and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
-        errors.append(
-            "the averages of a training state keep their rank and their factors: set maximum rank to 0 and averaging"
-            " method to auto (to reduce the rank, save the average and use Merge LoRAs)"
-        )
-    if errors:
-        raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
+    _check_settings(sockets, profile, weights, algebra, rank)
 
 
 def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:

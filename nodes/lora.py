@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from comfy_api.latest import io
@@ -21,7 +22,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
-from .refusals import refusal
+from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
 
 log = logging.getLogger(__name__)
@@ -356,17 +357,14 @@ class GraftSaveLoRA(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(cls, prefix=None) -> bool | str:
-        return refusal(cls, host.folders.check_prefix, prefix=prefix)
+    def validate_inputs(cls, lora_model=NOT_CONNECTED, state=NOT_CONNECTED, prefix=None) -> bool | str:
+        check = partial(_check_saved, connected(lora_model=lora_model, state=state))
+        return refusal(cls, check, prefix=prefix)
 
     @classmethod
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
-        if (lora_model is None) == (state is None):
-            raise ValueError(
-                "connect exactly one of trained LoRA and training state, "
-                + ("none is" if state is None else "both are")
-                + " connected"
-            )
+        inputs = {"lora_model": lora_model, "state": state}
+        _check_saved([name for name, value in inputs.items() if value is not None], prefix)
         if state is None:
             lora, training_metadata = lora_model, {}
         else:
@@ -385,6 +383,17 @@ class GraftSaveLoRA(io.ComfyNode):
             log.warning("%s: %s", os.path.basename(path), note)
             shown["text"] = [note]
         return io.NodeOutput(path, ui=shown)
+
+
+def _check_saved(sockets: list[str], prefix: str) -> None:
+    """Raises ValueError for a prefix that leaves the output folder, and unless one of Save LoRA's sockets is used."""
+    host.folders.check_prefix(prefix)
+    if len(sockets) == 1:
+        return
+    inputs_are = "none is"
+    if sockets:
+        inputs_are = "both are"
+    raise ValueError(f"connect exactly one of trained LoRA and training state, {inputs_are} connected")
 
 
 def _how_to_load(left_out: list[str]) -> str:

@@ -7,6 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+NOT_CONNECTED = "not connected"  # the default of sockets in validate_inputs: a link's value arrives there as None
+
+
+def connected(**sockets: Any) -> list[str]:
+    """The names of those sockets that are connected, from their values in validate_inputs."""
+    return [name for name, value in sockets.items() if value != NOT_CONNECTED]
+
 
 def refusal(node: Any, make: Callable[..., object], *parts: tuple[str, ...], **settings: Any) -> bool | str:
     """True, or what is wrong with the settings: `make(**settings)` raises ValueError or FileNotFoundError with it.

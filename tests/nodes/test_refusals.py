@@ -1,5 +1,6 @@
 """What is refused before anything runs, at which inputs, and what to do next."""
 
+import json
 import os
 from hashlib import sha256
 
@@ -57,6 +58,7 @@ OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep"}
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
+PREVIEWS = {"prompts", "tensorboard", "preview_every"}
 
 
 def refused(host, node, output=0, **given):
@@ -163,6 +165,7 @@ WRONG = [
     ("GraftSnapshots", {"source": " \n"}, {"source"}, "run or files is empty"),
     ("GraftSnapshots", {"source": "no.safetensors"}, {"source"}, "no.safetensors"),
     ("GraftSaveLoRA", {"prefix": "../out"}, {"prefix"}, "expected a name inside ComfyUI's output folder"),
+    ("GraftSaveLoRA", {}, {"prefix"}, "connect exactly one of trained LoRA and training state, none is connected"),
 ]
 
 
@@ -171,10 +174,8 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
     said = refused(host, kind, **given)
     assert set(said) == inputs
     assert all(words in text for text in said.values())
-    plain = {name: value for name, value in given.items() if name != "model"}
+    plain = {name: value for name, value in given.items() if not isinstance(value, list)}
     linked = {"model": host.call("GraftDemo")[0]} if "model" in given else {}
-    if kind == "GraftSaveLoRA":
-        linked = {"lora_model": {"lora_unet_x.lora_up.weight": torch.zeros(4, 2)}}
     with pytest.raises((ValueError, FileNotFoundError)) as raised:
         host.call(kind, **{**{n: v for n, v in host.defaults(kind).items() if n not in linked}, **plain, **linked})
     name = next(iter(said))
@@ -189,10 +190,54 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
         (
             "TrainStep",
             {"prompts": "\n".join(map(str, range(17)))},
-            {"prompts", "tensorboard"},
+            PREVIEWS,
             "more preview prompts has 17 prompts, at most 16 are allowed",
         ),
+        ("TrainStep", {"preview_every": 5}, PREVIEWS, "positive prompt is not connected; latent is not connected"),
+        (
+            "TrainStep",
+            {"preview_every": 5, "latent": ["7", 0], "prompts": "a cat"},
+            set(),
+            "",
+        ),
+        (
+            "TrainStep",
+            {"preview_every": 5, "latent": ["7", 0]},
+            {*PREVIEWS, "latent"},
+            "preview every N steps is above 0, and positive prompt is not connected. Connect",
+        ),
         ("GraftSaveState", {"name": ".."}, {"name"}, "expected a plain folder name"),
+        (
+            "EMAMerge",
+            {"snapshots": None},
+            AVERAGE,
+            "connect exactly one of training state, snapshots and LoRA stack; none",
+        ),
+        (
+            "EMAMerge",
+            {"state": ["5", 0]},
+            {*AVERAGE, "state"},
+            "exactly one of training state, snapshots and LoRA stack; training state and snapshots are connected",
+        ),
+        ("EMAMerge", {"profile": "search"}, AVERAGE, "averaging profile search needs a run's held-out images"),
+        (
+            "EMAMerge",
+            {"profile": "search", "state": ["5", 0], "snapshots": None, "rank": 4},
+            {*AVERAGE, "state"},
+            "the averages of a training state keep their rank and their factors: set maximum rank to 0",
+        ),
+        (
+            "EMAMerge",
+            {"profile": "search", "state": ["5", 0], "snapshots": None, "weights": "0.05 0.3"},
+            {*AVERAGE, "state"},
+            "averaging profiles best and search expected widths such as '0.05 0.1', above 0 and at most 0.28; one",
+        ),
+        (
+            "EMAMerge",
+            {"profile": "search", "state": ["5", 0], "snapshots": None, "search_tries": 20, "search_seed": 3},
+            set(),
+            "",
+        ),
         ("EMAMerge", {"weights": "1 2"}, AVERAGE, "weights or widths are given and averaging profile is latest"),
         ("EMAMerge", {"profile": "weights", "weights": "1 two"}, AVERAGE, "expected numbers separated by spaces"),
         ("EMAMerge", {"profile": "best", "weights": "thin"}, AVERAGE, "expected widths such as '0.05 0.1'"),
@@ -206,9 +251,11 @@ def test_what_is_wrong_without_a_look_at_what_is_connected_is_refused_too(host, 
     sockets = {name: link for name, link in sockets.items() if name in found}
     if kind == "EMAMerge":
         del sockets["state"]
+        inputs = {*inputs, *(name for name in ("snapshots",) if inputs and "snapshots" not in given)}
+    settings = {name: value for name, value in {**sockets, **given}.items() if value is not None}
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
-        "2": {"class_type": kind, "inputs": {**host.defaults(kind), **sockets, **given}},
+        "2": {"class_type": kind, "inputs": {**host.defaults(kind), **settings}},
         "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
         "4": {
             "class_type": "GraftDataset",
@@ -224,6 +271,7 @@ def test_what_is_wrong_without_a_look_at_what_is_connected_is_refused_too(host, 
             "inputs": {**host.defaults("GraftTrainStart"), "model": ["1", 0], "dataset": ["4", 0]},
         },
         "6": {"class_type": "GraftSnapshots", "inputs": host.defaults("GraftSnapshots")},
+        "7": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
     }
     errors = host.validate(prompt)[3].get("2", {"errors": []})["errors"]
     said = {one["extra_info"]["input_name"]: one["details"] for one in errors}
@@ -326,3 +374,43 @@ def test_block_weights_that_cannot_be_read_are_refused_at_the_rows(host):
     rows = '{"version": 1, "rows": [{"file": "a.safetensors", "blocks": "IN=zero"}]}'
     said = refused(host, "GraftLoRAStack", rows=rows)
     assert list(said) == ["rows"] and "row 1 (a.safetensors)" in said["rows"] and "zero" in said["rows"]
+
+
+def loras(host, folder):
+    """The name of a LoRA file, and of a missing one near it."""
+    from graft_nodes.storage.safetensors import write_safetensors
+
+    where = os.path.join(host.models, "loras", folder)
+    os.makedirs(where, exist_ok=True)
+    whole = {"lora_unet_x.lora_up.weight": torch.zeros(4, 2), "lora_unet_x.lora_down.weight": torch.zeros(2, 4)}
+    write_safetensors(os.path.join(where, "forest style.safetensors"), whole, {})
+    return f"{folder}/forest style.safetensors", f"{folder}/forest_stlye.safetensors"
+
+
+@pytest.mark.parametrize(
+    "reader", ["GraftLoRAEffect", "GraftLoRAConflicts", "GraftTrainStart", "GraftLoadState", "EMAMerge"]
+)
+def test_rows_that_any_node_reads_are_refused_at_the_stack(host, reader):
+    """Whatever reads the stack, it is not run: a missing file with near names, block weights, schedules, strengths."""
+    whole, missing = loras(host, "refusals")
+    socket = "training_only" if reader in ("GraftTrainStart", "GraftLoadState") else "lora_stack"
+    for row, words in (
+        ({"file": whole}, ""),
+        ({"file": missing}, f"no LoRA file {missing!r}; did you mean {whole}"),
+        ({"file": missing, "on": False}, ""),
+        ({"file": whole, "blocks": "OUT05=high"}, "row 1"),
+        ({"file": whole, "blocks": "1,0,1"}, "row 1"),
+        ({"file": whole, "schedule": "0.8-0.2"}, "expected a start before an end"),
+        ({"file": whole, "model": 1000}, "expected a strength from -100 to 100"),
+        ({"file": whole, "modle": 1.0}, "unknown field 'modle'"),
+    ):
+        rows = json.dumps({"version": 1, "rows": [row]})
+        prompt = {
+            "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": rows}},
+            "3": {"class_type": reader, "inputs": {**host.defaults(reader), socket: ["2", 0]}},
+            "4": {"class_type": "GraftTestCapture", "inputs": {"value": ["3", 0], "name": "shown"}},
+        }
+        errors = host.validate(prompt)[3].get("2", {"errors": []})["errors"]
+        said = {one["extra_info"]["input_name"]: one["details"] for one in errors}
+        assert set(said) == ({"rows"} if words else set()), row
+        assert words in said.get("rows", "")

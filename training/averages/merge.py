@@ -208,14 +208,16 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
 
 
 def widths_in(text: str) -> list[float]:
-    """The widths that a user gives. Raises ValueError that says what is no number."""
+    """The widths that a user gives. Raises ValueError that says what is none."""
+    expected = f"weights or widths {text!r}: with averaging profiles best and search expected widths such as '0.05 0.1'"
     try:
-        return [float(number) for number in text.replace(",", " ").split()]
+        widths = [float(number) for number in text.replace(",", " ").split()]
     except ValueError as error:
-        raise ValueError(
-            f"weights or widths {text!r}: with averaging profile best expected widths such as '0.05 0.1', or"
-            f" nothing ({error})"
-        ) from error
+        raise ValueError(f"{expected}, or nothing ({error})") from error
+    for width in widths:
+        if not 0.0 < width <= post_hoc.WIDEST:
+            raise ValueError(f"{expected}, above 0 and at most {post_hoc.WIDEST}; one is {width:g}")
+    return widths
 
 
 def widths_to_try(sources: Sources, text: str) -> list[float]:
