@@ -1,6 +1,7 @@
 """Searched averages (LCSC, arXiv 2404.02241): the share of each snapshot by held-out loss, negative ones allowed.
 
-The search sees half of the held-out images. The other half compares its result with the best single width.
+The search sees half of the held-out images. The other half compares its result with the best single width. Averages
+whose shares amplify the rounding of the stored snapshots too much are not tried.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from ...ema import post_hoc
 from ...patches.lora_files import average
 from .sources import Sources
+from .storage_noise import StorageNoise
 
 MOST_DIRECTIONS = 12  # of the shares that are searched; a budget of images ends before more of them pay
 _TRIES_A_DIRECTION = 3
@@ -74,12 +76,24 @@ def search(
     total = math.fsum(start.shares)
     first = torch.tensor([share / total for share in start.shares], dtype=torch.float64)
     steps = directions(snapshots.files, first, min(MOST_DIRECTIONS, max(1, tries // (_TRIES_A_DIRECTION + 1))))
-    found = minimise(lambda shares: snapshots.loss(shares.tolist(), seen), first, steps, tries, seed)
+    noise = StorageNoise(snapshots.files)
+    most_noise = max(post_hoc.TOLERANCE, noise.of(first))
+    left_out = 0
+
+    def loss(shares: Tensor) -> float:
+        nonlocal left_out
+        if noise.of(shares) > most_noise:
+            left_out += 1
+            return math.inf
+        return snapshots.loss(shares.tolist(), seen)
+
+    found = minimise(loss, first, steps, tries, seed)
     shares = tuple(found.point.tolist())
     answer = snapshots.loss(shares, kept)
     lines = [
-        f"searched {found.tries} averages of {len(sources.files)} snapshots in {len(steps)} directions on {len(seen)}"
-        f" held-out images, seed {seed}; {len(kept)} other ones are kept for the answer",
+        f"searched {found.tries - left_out} averages of {len(sources.files)} snapshots in {len(steps)} directions on"
+        f" {len(seen)} held-out images, seed {seed}; {len(kept)} other ones are kept for the answer",
+        *_left_out_line(left_out, most_noise),
         "held-out loss: where it was searched, and on the images kept for the answer",
     ]
     for row in rows:
@@ -91,12 +105,26 @@ def search(
         lines.append(
             f"the searched average is taken: on the kept images it is as good as width {best.width:.4f} or better"
         )
-        return SearchedAverage(shares, None, tuple(lines))
+        return SearchedAverage(shares, None, (*lines, _noise_line(shares, noise)))
     lines.append(
         f"width {best.width:.4f} is taken: the searched average is worse on the kept images, so it fits only the images"
         " it was searched on"
     )
-    return SearchedAverage(best.shares, best.width, tuple(lines))
+    return SearchedAverage(best.shares, best.width, (*lines, _noise_line(best.shares, noise)))
+
+
+def _left_out_line(left_out: int, most_noise: float) -> list[str]:
+    if not left_out:
+        return []
+    return [f"left out {left_out} averages: float16 rounding alone would be more than {most_noise:.1%} of their change"]
+
+
+def _noise_line(shares: Sequence[float], noise: StorageNoise) -> str:
+    tensor = torch.tensor(shares, dtype=torch.float64)
+    return (
+        f"the shares add up to {float(tensor.abs().sum()):.1f} in size, so the snapshots' float16 rounding counts"
+        f" {float(tensor.norm()):.1f}-fold: about {noise.of(tensor):.2%} of the change"
+    )
 
 
 class _Snapshots:
