@@ -35,8 +35,14 @@ def check_lora(path: str, name: str) -> None:
         raise ValueError(str(error).replace(path, name)) from error
     shapes = key_formats.generic_keys({key: tensor.shape for key, tensor in tensors.items()})
     layers = set(parse.names(shapes))
-    if not layers:
+    if not layers and not any(map(_is_bundled_embedding, tensors)):
         raise ValueError(
             f"{name} is no LoRA: none of its {len(tensors)} tensors is named as a LoRA's. A checkpoint belongs into"
             " another folder"
         )
+
+
+def _is_bundled_embedding(key: str) -> bool:
+    """Whether a key names an embedding as trainers bundle them with LoRAs; those of a file of its own have no name."""
+    found = key_formats.embedding_key(key)
+    return found is not None and bool(found.name)

@@ -21,6 +21,7 @@ from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
 
 _LISTED = 12
+_EMBEDDINGS_ONLY = "to use them in prompts, put the file on a CLIP with Load LoRAs, or into ComfyUI's embeddings folder"
 LARGEST_ALPHA = 1e8  # no trainer comes near: their alphas are about as large as the rank
 
 
@@ -54,6 +55,11 @@ class ParsedLora:
     embeddings: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
 
+    @property
+    def embeddings_only(self) -> bool:
+        """Whether the file holds embeddings and nothing else."""
+        return bool(self.embeddings) and not (self.layers or self.unmatched or self.text_encoder or self.misfits)
+
 
 def read(
     state: Mapping[str, Tensor],
@@ -64,12 +70,14 @@ def read(
     hint: str = "",
     configs: tuple[PeftConfig, ...] = (),
     trainer: Trainer = "",
+    embeddings_are_read: bool = False,
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check all of it. Nothing is changed.
 
     - `key_map`: the target of every LoRA name that the model knows; `shapes`: the shape of each (model, weight).
     - `hint` says what the file is for, in the message when nothing matches; `configs` are the PEFT settings that came
       with the file, `trainer` is who wrote it (see `trainer.oft_trainer`).
+    - `embeddings_are_read`: a CLIP gets the embeddings in the file, so it may hold nothing else.
 
     Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
     `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
@@ -101,15 +109,12 @@ def read(
     if misfits and not (partial and layers):
         problems += [*misfits, *(["mark the row as partial to use the rest"] if layers and not problems else [])]
     embeddings = key_formats.embedding_names(state)
-    if embeddings and not groups:
-        problems.append(f"it holds embeddings only ({_some(embeddings)}); put it into ComfyUI's embeddings folder")
-    problems += _unusable(groups, layers, unmatched, encoder_names, partial, hint) if not problems else []
+    if not problems and not (groups or strangers) and embeddings:
+        problems += _unread_embeddings(embeddings, embeddings_are_read)
+    elif not problems:
+        problems += _unusable(groups, layers, unmatched, encoder_names, partial, hint)
     if problems:
-        if hint and sources:
-            purpose = f", made for {hint},"
-        else:
-            purpose = ""
-        raise ValueError(f"{name}{purpose} cannot be used:\n" + problem_lines(problems))
+        raise ValueError(f"{name}{_purpose(hint, sources)} cannot be used:\n" + problem_lines(problems))
     kinds: dict[str, int] = {}
     for target_layers in layers.values():
         for layer in target_layers:
@@ -118,6 +123,20 @@ def read(
     return ParsedLora(
         name, layers_by_target, tuple(unmatched), tuple(encoder_names), kinds, tuple(embeddings), tuple(misfits)
     )
+
+
+def _purpose(hint: str, sources: Collection[Target]) -> str:
+    """What a file is made for, where that is known and some of its names match."""
+    if hint and sources:
+        return f", made for {hint},"
+    return ""
+
+
+def _unread_embeddings(embeddings: Collection[str], are_read: bool) -> list[str]:
+    """Why a file with embeddings alone cannot be used, if no CLIP gets them."""
+    if are_read:
+        return []
+    return [f"it holds embeddings only ({_some(embeddings)}): {_EMBEDDINGS_ONLY}"]
 
 
 def unplaced(

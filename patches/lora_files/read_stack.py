@@ -180,7 +180,17 @@ def _read_file(
     hint = metadata.made_for(entry.state_dict, entry.metadata)
     configs = peft_configs(entry.metadata)
     trainer = oft_trainer(entry.state_dict, entry.metadata)
-    lora = parse.read(state, key_map, weights.shapes, entry.name, entry.partial, hint, configs, trainer)
+    lora = parse.read(
+        state,
+        key_map,
+        weights.shapes,
+        entry.name,
+        entry.partial,
+        hint,
+        configs,
+        trainer,
+        embeddings_are_read=weights.tokenizer is not None,
+    )
     reading.loras.append((entry, lora))
 
 
@@ -317,6 +327,25 @@ def _strength_on(entry: LoraEntry, by_block: Mapping[str, float], space: str, we
 
 def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
     """The report on one LoRA: weights, strengths, kinds of layers, what is skipped, and the file's metadata."""
+    if lora.embeddings_only:
+        line = f"{entry.name}: no weights for the model, {_counted_embeddings(lora.embeddings)}"
+    else:
+        line = _weights_changed(entry, lora, has_clip)
+    line = "; ".join([line, *_without_effect(entry, lora), *_left_out(lora)])
+    facts = metadata.about(entry.metadata)
+    if facts:
+        line += f"\n  {facts}"
+    return line
+
+
+def _counted_embeddings(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "1 embedding"
+    return f"{len(names)} embeddings"
+
+
+def _weights_changed(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
+    """How many weights a LoRA changes, at which strengths, and how."""
     line = f"{entry.name}: {_changed(entry, lora, 'model')} weights of the model at {entry.strength_model:g}"
     if has_clip:
         line += f", {_changed(entry, lora, 'clip')} of the text encoder at {entry.strength_clip:g}"
@@ -330,10 +359,6 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
         line += "; the model's strength follows its schedule"
         if has_clip:
             line += ", the text encoder's does not"
-    line = "; ".join([line, *_without_effect(entry, lora), *_left_out(lora)])
-    facts = metadata.about(entry.metadata)
-    if facts:
-        line += f"\n  {facts}"
     return line
 
 
@@ -348,7 +373,9 @@ def _changed(entry: LoraEntry, lora: parse.ParsedLora, space: str) -> str:
 
 
 def _without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> list[str]:
-    """A warning if a LoRA changes no weight at all."""
+    """A warning if a LoRA has weights and changes none of them."""
+    if lora.embeddings_only:
+        return []
     by_block = entry.block_strengths()
     for target in lora.layers:
         if _strength_on(entry, by_block, target.model, target.weight) != 0.0:

@@ -117,6 +117,18 @@ def save(host, model):
     return save
 
 
+@pytest.fixture
+def save_alone(host):
+    """`save_alone("a", hat=...)`: a LoRA file with embeddings and no weights; returns its row."""
+
+    def save(name, **bundle):
+        keys = {f"bundle_emb.{word}.{part}": t for word, parts in bundle.items() for part, t in parts.items()}
+        save_file(keys, os.path.join(host.models, "loras", f"{name}.safetensors"))
+        return {"file": f"{name}.safetensors"}
+
+    return save
+
+
 def _load(host, model, clip, *rows):
     listed = json.dumps({"version": 1, "rows": list(rows)})
     _, patched, report = host.call("GraftLoadLoRAs", model=model, rows=listed, clip=clip)
@@ -189,6 +201,41 @@ def test_two_nodes_in_a_row(host, model, clip, save):
     tokens = twice.tokenize("x embedding:hat embedding:cat")["clip_l"][0]
     found = torch.stack([token for token, _ in tokens[1:]])
     assert torch.equal(found, torch.cat((first["clip_l"], second["clip_l"])))
+
+
+def test_a_file_of_embeddings_only(host, model, clip, save, save_alone):
+    """The CLIP gets them as from a LoRA with weights; the model stays as it is."""
+    hat = _vectors(1)
+    with_weights, _ = _load(host, model, clip(), save("a", hat=hat))
+    patched_model, patched, report = host.call(
+        "GraftLoadLoRAs", model=model, rows=json.dumps({"version": 1, "rows": [save_alone("b", hat=hat)]}), clip=clip()
+    )
+    assert report.splitlines() == [
+        "b.safetensors: no weights for the model, 1 embedding",
+        "embedding:hat from b.safetensors (clip_g: 2, clip_l: 2 vectors)",
+    ]
+    text = "a red embedding:hat square"
+    assert torch.equal(_encode(patched, text), _encode(with_weights, text))
+    assert patched_model is model and not patched.patcher.patches
+    cat = {"clip_l": torch.ones(1, 6)}
+    _, report = _load(host, model, clip(), save_alone("c", hat=hat, cat=cat), save("d"))
+    assert "c.safetensors: no weights for the model, 2 embeddings\n" in report and "embedding:cat from c" in report
+    assert "d.safetensors: " in report and "weights of the model at 1" in report
+
+
+def test_a_file_of_embeddings_only_is_refused_where_no_clip_gets_them(host, model, clip, save_alone):
+    row = save_alone("a", hat=_vectors(1))
+    stack = host.call("GraftLoRAStack", rows=json.dumps({"version": 1, "rows": [row]}))[0]
+    said = (
+        r"a.safetensors cannot be used:\n.*it holds embeddings only \(hat\): .* put the file on a CLIP with Load LoRAs"
+    )
+    for node, given in (
+        ("GraftLoadLoRAs", {"rows": json.dumps({"version": 1, "rows": [row]})}),
+        ("LoRAStackPatch", {"lora_stack": stack}),
+        ("GraftMergeLoRAs", {"lora_stack": stack, "clip": clip()}),
+    ):
+        with pytest.raises(ValueError, match=said):
+            host.call(node, model=model, **given)
 
 
 def test_a_file_for_another_text_encoder_is_refused_whole(host, model, clip, save):

@@ -34,6 +34,7 @@ def test_a_long_name_and_another_kind_of_file():
         (("lora_unet_a.hada_w1_a", "lora_unet_a.hada_w1_b", "lora_unet_a.hada_w2_a", "lora_unet_a.hada_w2_b"), True),
         (("model.diffusion_model.a.weight", "model.diffusion_model.a.bias"), False),
         (("emb_params",), False),
+        (("bundle_emb.hat.clip_l",), True),
         ((), False),
     ],
 )
