@@ -3,7 +3,7 @@ the blueprint or of a node's inputs. The pictures beside them: `python -m graft_
 
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "Train a LoRA for
 …" loads a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its
-training adapter.
+training adapter, and Wan 2.2 with both of its models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FIRST = "Train your first LoRA"
 @dataclass(frozen=True)
 class Family:
     """What a template names for one model family: `files` are (loader, {input: value}), its model first, then its text
-    encoders and VAE. `training_only` is the training adapter of a distilled model.
+    encoders and VAE. `training_only` is the training adapter of a distilled model. `low_noise_model` is the second
+    model of a pair, whose first is in `files`.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Family:
     guided_previews: bool = True
     training_only: str = ""
     control_pictures: str = ""
+    low_noise_model: str = ""
 
 
 def _separate(model: str, text_encoders: tuple[str, dict[str, str]], vae: str) -> tuple[Any, ...]:
@@ -133,6 +135,17 @@ FAMILIES = (
         resolution=632,
         steps=30,
         cfg=6.0,
+    ),
+    Family(
+        "Wan 2.2",
+        _separate(
+            "wan2.2_t2v_high_noise_14B_fp8_scaled.safetensors",
+            _one_encoder("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan"),
+            "wan_2.1_vae.safetensors",
+        ),
+        resolution=632,
+        cfg=3.5,
+        low_noise_model="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors",
     ),
 )
 # The inputs that name files, and the folder of models/ that each is looked for in.
@@ -476,6 +489,144 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return graph.document()
 
 
+PAIR = (
+    "# Train a LoRA for {title}",
+    "Wan 2.2 14B is two models: the high-noise one makes the layout, the low-noise one finishes. Each is trained by"
+    " itself on the noise levels that the sampler gives it (*expert* in *Objective Settings*), and each gets a LoRA"
+    " file of its own.",
+    "**Files that it expects**",
+    "{files}",
+    "If one is missing, ComfyUI says its name and runs nothing.",
+    "**Your images**: put them with captions (`photo.png`, `photo.txt`) into a folder under ComfyUI's `input` folder,"
+    " and give its name to *Dataset*. Until then it trains on the demo's 16 images. Write what you train into"
+    " *Prompt*, for the image at the end.",
+    "**Training Recipe** chooses adapter, optimizer and average for this model and your memory, and says why. Set"
+    " *steps* there and in both *Train Step* to the same number. The noise levels are AI-Toolkit's for Wan 2.2, every"
+    " one alike.",
+    "The LoRAs are saved under `output/loras`, as `…_high_noise` and `…_low_noise`. You can stop at any time: queued"
+    " again, the run continues. To train one expert only, mute (Ctrl+M) the other's *Train Step*, *EMA Merge* and"
+    " *Save LoRA* and the sampling.",
+)
+SIDES = (("high noise", "high_noise", 0), ("low noise", "low_noise", 1))
+BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to the other
+
+
+def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Loaders, dataset and recipe once; training, average and file for each of two experts; an image of both."""
+    name = family.title.lower().replace(" ", "")
+    graph = Graph(classes, f"Train a LoRA for {family.title}")
+    text = "\n\n".join(PAIR).format(title=family.title, files=_file_lines(family))
+    graph.note(text, (-560, 60), (500, 940))
+    loaders = _loaders(graph, family)
+    outputs = _outputs(loaders)
+    second = graph.add(
+        "UNETLoader", (0, 500), (340, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
+    )
+    loaders[0]["title"] = "High noise"
+    prompt = graph.add("CLIPTextEncode", (0, 720), (340, 130), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (0, 910), (340, 110), "Negative prompt", text="")
+    side = family.resolution // 16 * 16
+    latent = graph.add("EmptyLatentImage", (0, 1080), (340, 130), width=side, height=side, batch_size=1)
+    dataset = graph.add(
+        "GraftDataset", (420, 60), (340, 740), folder="graft_demo/concept", resolution=family.resolution, repeats=1
+    )
+    sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
+    recipe = graph.add("GraftRecipe", (420, 1180), (340, 240), steps=STEPS)
+    why = graph.add("PreviewAny", (420, 1480), (340, 300), "What the recipe chose, and why")
+    for target, wanted in (
+        (prompt, "clip"),
+        (negative, "clip"),
+        (dataset, "vae"),
+        (dataset, "clip"),
+        (recipe, "model"),
+    ):
+        graph.link(*outputs[wanted], target, wanted)
+    graph.link(dataset, 0, recipe, "dataset")
+    graph.link(dataset, 1, sheet, "images")
+    graph.link(recipe, 4, why, "source")
+    graph.group("The two models and the prompts", "#3f789e", *loaders, second, prompt, negative, latent)
+    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why)
+    shared = {"dataset": (dataset, 0), "clip": outputs["clip"], "vae": outputs["vae"]}
+    shared |= {"adapter": (recipe, 0), "optimizer": (recipe, 1), "ema": (recipe, 3)}
+    averages = []
+    for (expert, suffix, row), model in zip(SIDES, ((loaders[0], 0), (second, 0)), strict=True):
+        averages.append(_expert(graph, expert, f"{name}_{suffix}", row * 860, model, shared))
+    _pair_sampled(graph, family, averages, (prompt, negative, latent), outputs["vae"], name)
+    return graph.document()
+
+
+def _expert(
+    graph: Graph,
+    expert: str,
+    name: str,
+    top: int,
+    model: tuple[dict[str, Any], int],
+    shared: Mapping[str, tuple[dict[str, Any], int]],
+) -> dict[str, Any]:
+    """Objective, training, average and file of one expert; the average's node."""
+    levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
+    objective = graph.add("GraftObjective", (840, top + 60), (320, 240), expert=expert, **levels)
+    start = graph.add("GraftTrainStart", (840, top + 380), (320, 320), run=name)
+    step = graph.add("TrainStep", (1200, top + 60), (360, 700), steps=STEPS)
+    average = graph.add("EMAMerge", (1600, top + 60), (320, 500))
+    save = graph.add("GraftSaveLoRA", (1600, top + 600), (320, 160), prefix=f"loras/{name}")
+    graph.link(*model, start, "model")
+    for wanted, source in shared.items():
+        graph.link(*source, start, wanted)
+    graph.link(objective, 0, start, "objective")
+    graph.link(start, 0, step, "state")
+    graph.link(*model, average, "model")
+    graph.link(*shared["clip"], average, "clip")
+    graph.link(step, 0, average, "state")
+    graph.link(average, 2, save, "lora_model")
+    graph.group(f"The {expert} expert: trained, averaged, saved", "#b58b2a", objective, start, step, average, save)
+    return average
+
+
+def _pair_sampled(
+    graph: Graph,
+    family: Family,
+    averages: Sequence[dict[str, Any]],
+    prompts: Sequence[dict[str, Any]],
+    vae: tuple[dict[str, Any], int],
+    name: str,
+) -> None:
+    """An image of both: the high-noise model's steps, then the low-noise model's, as in ComfyUI's own template."""
+    prompt, negative, latent = prompts
+    last = 10_000
+    spans = ((0, BOUNDARY_STEP), (BOUNDARY_STEP, last))
+    samplers = []
+    for (expert, _, row), average, (begin, end) in zip(SIDES, averages, spans, strict=True):
+        is_first = row == 0
+        sampler = graph.add(
+            "KSamplerAdvanced",
+            (1980, 60 + row * 420),
+            (300, 340),
+            f"KSampler (Advanced): {expert}",
+            add_noise="enable" if is_first else "disable",
+            noise_seed=7,
+            steps=family.steps,
+            cfg=family.cfg,
+            sampler_name="euler",
+            scheduler=family.scheduler,
+            start_at_step=begin,
+            end_at_step=end,
+            return_with_leftover_noise="enable" if is_first else "disable",
+        )
+        graph.link(average, 0, sampler, "model")
+        graph.link(prompt, 0, sampler, "positive")
+        graph.link(negative, 0, sampler, "negative")
+        samplers.append(sampler)
+    decode = graph.add("VAEDecode", (1980, 900), (220, 60))
+    image = graph.add("SaveImage", (2320, 60), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
+    graph.link(latent, 0, samplers[0], "latent_image")
+    graph.link(samplers[0], 0, samplers[1], "latent_image")
+    graph.link(samplers[1], 0, decode, "samples")
+    graph.link(*vae, decode, "vae")
+    graph.link(decode, 0, image, "images")
+    graph.group("The pair, tried", "#8A8", *samplers, decode, image)
+
+
 def _loaders(graph: Graph, family: Family) -> list[dict[str, Any]]:
     nodes = []
     top = 60
@@ -500,6 +651,8 @@ def _file_lines(family: Family) -> str:
         for name, file in values.items():
             if name in FOLDERS:
                 lines.append(f"- `models/{FOLDERS[name]}/{file}`")
+    if family.low_noise_model:
+        lines.append(f"- `models/diffusion_models/{family.low_noise_model}`")
     if family.training_only:
         lines.append(f"- `models/loras/{family.training_only}`")
     return "\n".join(lines)
@@ -509,7 +662,10 @@ def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every template of this file, by its title, which is its file's name."""
     made = {FIRST: first(classes)}
     for family in FAMILIES:
-        made[f"Train a LoRA for {family.title}"] = for_family(classes, family)
+        write = for_family
+        if family.low_noise_model:
+            write = for_pair
+        made[f"Train a LoRA for {family.title}"] = write(classes, family)
     return made
 
 

@@ -369,8 +369,10 @@ class GraftSaveLoRA(io.ComfyNode):
             lora, training_metadata = lora_model, {}
         else:
             from ..training.lora_metadata import lora_metadata
+            from ..training.objective import experts
 
             lora, training_metadata = state.lora_model(), lora_metadata(state)
+            prefix = experts.named(prefix, state.settings.objective.expert)
         file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
         tensors = save.to_key_format(lora, names, save.DTYPES[dtype])
         file_metadata |= save.hashes(tensors, file_metadata)

@@ -180,13 +180,15 @@ class GraftTrainStart(io.ComfyNode):
         training_only=None,
     ) -> io.NodeOutput:
         from ..training import state as states
+        from ..training.objective import experts
         from ..training.reports import text
         from ..training.store.store import Store
 
         Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
         adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
-        settings = states.Settings(optimizer, objective or objectives.ObjectiveSettings())
+        objective = experts.with_own_boundary(objective or objectives.ObjectiveSettings(), model.model.diffusion_model)
+        settings = states.Settings(optimizer, objective)
         levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
         sampling = levels.get_model_object("model_sampling")
         prediction = host.model_sampling.prediction_type(sampling)
@@ -411,13 +413,17 @@ class TrainStep(io.ComfyNode):
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.data.epoch_order import batches_per_epoch
+        from ..training.objective import experts
         from ..training.run.call import target_key
         from ..training.run.loop import Callbacks
 
         group = process_group.current()
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
-        subject, state = state.subject, states.with_settings(state, optimizer, objective)
+        subject = state.subject
+        if objective is not None:
+            objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
+        state = states.with_settings(state, optimizer, objective)
         if state.start.adapter.text_encoder and subject.clip is None:
             raise ValueError(
                 "Train Step: this state trains the text encoder, but was loaded without one. Connect CLIP to Load"

@@ -748,21 +748,53 @@ class GraftObjective(io.ComfyNode):
                         " they are the sampler's noise levels (sigma) themselves, minimum and maximum too."
                     ),
                 ),
+                advanced(
+                    io.Combo,
+                    "expert",
+                    display_name="expert",
+                    options=list(objectives.EXPERTS),
+                    default=objectives.NO_EXPERT,
+                    optional=True,
+                    tooltip=(
+                        "For Wan 2.2 14B, which is two models: which of them is trained. It gets only the noise levels"
+                        " that the sampler gives it. Train each in a run of its own. none for every other model."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "boundary",
+                    display_name="expert boundary",
+                    default=0.0,
+                    min=0.0,
+                    max=0.999,
+                    step=0.005,
+                    optional=True,
+                    tooltip=(
+                        "For expert: the noise level (sigma) at which the sampler goes from the high-noise model to the"
+                        " low-noise one. 0 is the model's own: 0.875 for text to video, 0.9 for image to video."
+                    ),
+                ),
             ],
             outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
         )
 
     @classmethod
-    def validate_inputs(cls, loss=None, weighting=None, min_timestep=None, max_timestep=None) -> bool | str:
+    def validate_inputs(
+        cls, loss=None, weighting=None, min_timestep=None, max_timestep=None, expert=None, boundary=None
+    ) -> bool | str:
         return refusal(
             cls,
             objectives.ObjectiveSettings,
             ("loss", "weighting"),
             ("min_timestep", "max_timestep"),
+            ("expert", "boundary"),
+            ("expert", "min_timestep", "max_timestep"),
             loss=loss,
             weighting=weighting,
             min_timestep=min_timestep,
             max_timestep=max_timestep,
+            expert=expert,
+            boundary=boundary,
         )
 
     @classmethod

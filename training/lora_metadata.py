@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .objective.loss_kinds import LOSSES
+from .objective.timesteps import NO_EXPERT
 from .objective.weightings import WEIGHTINGS
 from .optimizers import options
 from .optimizers.learning_rate_schedule import peak_rate
@@ -87,4 +88,6 @@ def _of_objective(state: TrainState) -> dict[str, Any]:
         "ss_prior_loss_weight": objective.prior_weight,
     }
     entries.update(WEIGHTINGS.get(objective.weighting).metadata(objective.gamma))
+    if objective.expert != NO_EXPERT:
+        entries |= {"graft_expert": objective.expert, "graft_expert_boundary": objective.boundary}
     return entries

@@ -108,6 +108,16 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return ("img_emb.",)
 
 
+def _boundary(model: nn.Module) -> float | None:
+    """Where Wan 2.2's sampler goes from the high-noise model to the low-noise one: of text to video, which Wan 2.1 has
+    the layers of, and of image to video. None for others, as the 5B, which is one model.
+    """
+    if type(model).__name__ != "WanModel" or getattr(model, "img_emb", None) is not None:
+        return None
+    channels: Any = model.patch_embedding
+    return {16: 0.875, 36: 0.9}.get(channels.in_channels)
+
+
 _CLASS = TransformerClass(_layout, patch_size, ("blocks",))
 _ROUTED = RoutedBlocks("blocks", "x", positions=("freqs",), one_step={"e": 1})
 FAMILY = ModelFamily(
@@ -136,6 +146,7 @@ FAMILY = ModelFamily(
         }
     ),
     training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("ffn",), unread=_unread),
+    expert_boundary=_boundary,
     examples=(
         {"diffusion_model.blocks.0.self_attn.q": (1536, 1536)},
         {"transformer.blocks.0.attn2.to_k": (5120, 5120)},

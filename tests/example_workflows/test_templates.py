@@ -144,6 +144,9 @@ def test_a_missing_file_is_named_before_anything_runs(host, script, title):
                     file in json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
                 )
     note = json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
+    if family.low_noise_model:
+        file = family.low_noise_model
+        assert f"unet_name: '{file}' not in" in said and f"models/diffusion_models/{file}" in note
     if family.training_only:
         assert f"no LoRA file '{family.training_only}'" in said and f"models/loras/{family.training_only}" in note
     assert not valid
@@ -161,6 +164,24 @@ def test_a_family_s_template_runs_with_other_models_in_place_of_its_loaders(host
         assert list(Path(host.output).glob(f"{name}_*.safetensors"))
         previews = result["history"][id_of(graph, "TrainStep")]["graft_previews"]
         assert len(previews) == 2, "one with the weights and one with their average"
+
+
+def test_the_template_of_a_pair_has_a_run_and_a_file_for_each_expert(host):
+    """Here with the demo model as both, and a boundary, which it has none of."""
+    fresh(host)
+    graph = shortened(graph_of(host, "Train a LoRA for Wan 2.2"))
+    objectives = nodes_of(graph, "GraftObjective")
+    assert [(one["expert"], one["boundary"]) for one in objectives] == [("high noise", 0.0), ("low noise", 0.0)]
+    for objective in objectives:
+        objective["boundary"] = 0.875
+    first, second = nodes_of(graph, "KSamplerAdvanced")
+    assert (first["start_at_step"], first["end_at_step"], second["start_at_step"]) == (0, 10, 10)
+    put_in_place(graph, host)
+    result = host.run(graph)
+    assert result["success"], result["errors"]
+    for expert in ("high_noise", "low_noise"):
+        (file,) = (Path(host.output) / "loras").glob(f"wan2.2_{expert}_*.safetensors")
+        assert file.stat().st_size
 
 
 def put_in_place(graph, host):

@@ -43,6 +43,7 @@ class Case:
 EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
 REGULAR = {"GraftDataset": {"regularisation": "regular"}}
 PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
+EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
 FULL = {"GraftAdapter": {"kind": "full"}}
 
 CASES: dict[str, dict[str, Case]] = {
@@ -135,6 +136,8 @@ CASES: dict[str, dict[str, Case]] = {
         "logit_std": Case(0.5, {"GraftObjective": {"timesteps": "logit-normal"}}),
         "mode_scale": Case(-0.5, {"GraftObjective": {"timesteps": "mode"}}),
         "model_shift": Case(False, EPS, refused="only flow models have a shift of their own"),
+        "expert": Case("low noise", EXPERT),
+        "boundary": Case(0.7, EXPERT),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),

@@ -54,7 +54,7 @@ OPTIMIZER = {
     "fused_backward",
     "options",
 }
-OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep"}
+OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep", "expert", "boundary"}
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
@@ -142,6 +142,18 @@ WRONG = [
         {"loss": "x0-mse", "weighting": "min-snr"},
         OBJECTIVE,
         "loss weighting min-snr is defined on the model's own objective; with loss function x0-mse use none",
+    ),
+    (
+        "GraftObjective",
+        {"expert": "high noise", "min_timestep": 0.875},
+        OBJECTIVE,
+        "expert high noise chooses the noise levels itself: set minimum timestep to 0",
+    ),
+    (
+        "GraftObjective",
+        {"boundary": 0.9},
+        OBJECTIVE,
+        "expert boundary is 0.9 and expert is none: choose the expert that is trained",
     ),
     ("GraftEMA", {"interval": 50, "snapshots": 75}, EMA, "must be multiples of update every N steps"),
     ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths has 'wide', expected numbers such as"),

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .loss_kinds import LOSSES
-from .timesteps import TIMESTEPS
+from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
 
 PRIORS = ("none", "regularisation", "output-preservation")
 # Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset({"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift"})
+_LATER = frozenset({"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift", "expert", "boundary"})
 _MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
 
@@ -21,7 +21,8 @@ class ObjectiveSettings:
     """Settings of the objective; plain values, checked on creation (`check_for` checks them against a model).
 
     `sigmoid_scale`, `logit_mean`, `logit_std`, `mode_scale` and `shift` are those of some samplings of timesteps.
-    Without `model_shift` what is drawn are the noise levels of a flow model.
+    Without `model_shift` what is drawn are the noise levels of a flow model. An `expert` of a pair gets only the noise
+    levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`).
     """
 
     loss: str = "mse"
@@ -43,9 +44,12 @@ class ObjectiveSettings:
     logit_std: float = 1.0
     mode_scale: float = 1.29
     model_shift: bool = True
+    expert: str = NO_EXPERT
+    boundary: float = 0.0
 
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
+        errors += _wrong_expert(self)
         if errors:
             raise ValueError("Objective Settings: " + "; ".join(errors) + ".")
 
@@ -124,6 +128,25 @@ def _wrong_timesteps(settings: ObjectiveSettings) -> list[str]:
     return errors
 
 
+def _wrong_expert(settings: ObjectiveSettings) -> list[str]:
+    errors = []
+    if settings.expert not in EXPERTS:
+        errors.append(f"expert is {settings.expert!r}, expected one of {', '.join(EXPERTS)}")
+    if not 0.0 <= settings.boundary < 1.0:
+        errors.append(f"expert boundary is {settings.boundary}, expected from 0 (the model's own) to below 1")
+    if settings.expert == NO_EXPERT and settings.boundary:
+        errors.append(
+            f"expert boundary is {settings.boundary} and expert is {NO_EXPERT}: choose the expert that is trained, or"
+            " set expert boundary to 0"
+        )
+    if settings.expert != NO_EXPERT and (settings.min_timestep > 0 or settings.max_timestep < 1):
+        errors.append(
+            f"expert {settings.expert} chooses the noise levels itself: set minimum timestep to 0 and maximum timestep"
+            " to 1, and another border in expert boundary"
+        )
+    return errors
+
+
 def check_for(settings: ObjectiveSettings, prediction: str) -> None:
     """Raises ValueError when the settings do not suit a model that predicts `prediction`."""
     if prediction not in ("eps", "v", "flow"):
@@ -142,6 +165,11 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         raise ValueError(
             f"Objective Settings: only flow models have a shift of their own, and this model predicts {prediction}:"
             " switch model's own shift on."
+        )
+    if prediction != "flow" and settings.expert != NO_EXPERT:
+        raise ValueError(
+            f"Objective Settings: expert {settings.expert} is for flow models such as Wan 2.2, and this model predicts"
+            f" {prediction}: set expert to {NO_EXPERT}."
         )
     if settings.zero_terminal_snr and prediction == "eps":
         raise ValueError(

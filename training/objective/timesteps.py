@@ -18,6 +18,8 @@ from ...patches.registry import Registry
 from ..random_draws import generator as seeded_generator
 
 TOKENS_AT_1024 = 4096
+NO_EXPERT, HIGH_NOISE, LOW_NOISE = EXPERTS = ("none", "high noise", "low noise")
+_POOL, _MOST_POOLS = 1024, 4096  # noise levels drawn at once for an expert, and how often before giving up
 
 
 class TimestepSettings(Protocol):
@@ -41,6 +43,10 @@ class TimestepSettings(Protocol):
     def mode_scale(self) -> float: ...
     @property
     def model_shift(self) -> bool: ...
+    @property
+    def expert(self) -> str: ...
+    @property
+    def boundary(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,45 @@ def draw_timesteps(
     return u.clamp(0.0, 1 - 2**-24)
 
 
+def belongs(settings: TimestepSettings, sigma: Tensor) -> Tensor:
+    """Which noise levels (B,) are the expert's: the boundary itself is the high-noise one's, as in samplers."""
+    is_high = sigma.double() >= settings.boundary
+    if settings.expert == HIGH_NOISE:
+        return is_high
+    return ~is_high
+
+
+def draw_expert_levels(
+    settings: TimestepSettings,
+    count: int,
+    generator: torch.Generator,
+    tokens: int,
+    sigma: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Noise levels (count,) of the chosen distribution on the expert's side of the boundary, on the CPU. `sigma` is the
+    model's, with its shift.
+
+    Levels of the other side are drawn again, as musubi-tuner does: the shape of the distribution stays, and the two
+    experts of a pair together see what one model would.
+
+    Raises ValueError when the distribution has next to none there.
+    """
+    if not settings.boundary:
+        raise ValueError("Objective Settings: expert boundary is 0, and was not replaced by the model's own.")
+    found = torch.empty(0)
+    for _ in range(_MOST_POOLS):
+        levels = draw_timesteps(settings, max(count, _POOL), generator, tokens)
+        if not gives_levels(settings):
+            levels = sigma(levels)
+        found = torch.cat([found, levels[belongs(settings, levels)]])
+        if len(found) >= count:
+            return found[:count]
+    raise ValueError(
+        f"Objective Settings: timestep sampling {settings.timesteps} draws next to no noise levels for expert"
+        f" {settings.expert} (boundary {settings.boundary:g}). Set timestep sampling to uniform."
+    )
+
+
 def gives_levels(settings: TimestepSettings) -> bool:
     """Whether what is drawn are the noise levels of a flow model, without its own shift."""
     return TIMESTEPS.get(settings.timesteps).gives_levels or not settings.model_shift
@@ -141,10 +186,16 @@ def tokens_of(height: int, width: int) -> int:
 
 def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor], tokens: int) -> str:
     """A line for the report of a flow model: which noise levels are drawn. `sigma` is the model's, with its shift."""
-    levels = draw_timesteps(settings, 10_000, seeded_generator(0, 0, "noise levels of the report"), tokens)
+    generator = seeded_generator(0, 0, "noise levels of the report")
     shift = "without the model's own shift"
     if not gives_levels(settings):
-        levels, shift = sigma(levels), "on top of the model's own shift"
+        shift = "on top of the model's own shift"
+    if settings.expert != NO_EXPERT:
+        levels = draw_expert_levels(settings, 10_000, generator, tokens, sigma)
+    else:
+        levels = draw_timesteps(settings, 10_000, generator, tokens)
+        if not gives_levels(settings):
+            levels = sigma(levels)
     least, median, most = levels.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return (
         f"timestep sampling {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90%"

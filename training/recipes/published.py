@@ -148,9 +148,9 @@ PUBLISHED: Registry[PublishedRecipe] = Registry(
             min_snr=_MIN_SNR,
             noise_offset=_NO_OFFSET,
             note=(
-                "Wan 2.2 14B is two models: train each by itself, the high-noise one with minimum timestep 0.875 and"
-                " the low-noise one with maximum timestep 0.875 (text to video; musubi-tuner, docs/wan.md: 0.9 for"
-                " image to video)"
+                "Wan 2.2 14B is two models: train each in a run of its own, as the template for Wan 2.2 does. In place"
+                " of this objective connect Objective Settings with expert high noise or low noise, timestep sampling"
+                " uniform and model's own shift off (AI-Toolkit's train_lora_wan22_14b_24gb)"
             ),
         ),
     ),

@@ -10,7 +10,8 @@ from torch import Tensor
 from ...ema.decay import EMASettings, decay_at, decay_over
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
-from ..objective.timesteps import describe_levels, tokens_of
+from ..objective import experts
+from ..objective.timesteps import NO_EXPERT, describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
 from ..optimizers.settings import OptimizerSettings
@@ -57,6 +58,7 @@ def beginning(
     if sigma is not None:
         tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
+    lines += experts.said(state.settings.objective)
     if training_only:
         lines += [_TRAINING_ONLY, *(f"  {line}" for line in training_only.splitlines())]
     if not dataset.held_out:
@@ -161,6 +163,17 @@ def _first_and_last(validations: Sequence[tuple[int, float]]) -> str:
     return f"{first:.4g} at step {first_step}, {last:.4g} at {last_step}"
 
 
+def _previews(state: TrainState, pictures: Sequence[Mapping[str, str]]) -> list[str]:
+    """How many previews there are, and which files."""
+    if not pictures:
+        return []
+    names = f"from {pictures[0]['filename']} to {pictures[-1]['filename']}"
+    lines = [f"{len(pictures)} previews, {names} in the run's folder"]
+    if state.settings.objective.expert != NO_EXPERT:
+        lines.append(experts.ALONE)
+    return lines
+
+
 def step(
     before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()
 ) -> str:
@@ -182,7 +195,7 @@ def step(
     weights = f"{_trained_numbers(state):,} trained parameters; MODEL has the last weights"
     if state.average:
         weights += " (for the average use EMA Merge)"
-    lines.append(weights)
+    lines += [weights, *experts.said(state.settings.objective)]
     if state.start.training_only:
         lines.append(_TRAINING_ONLY)
     if state.settings.objective.zero_terminal_snr:
@@ -190,11 +203,7 @@ def step(
             "trained with zero terminal SNR: MODEL samples with the same noise levels. Where you load the LoRA file"
             " elsewhere, add ModelSamplingDiscrete with sampling v_prediction and zsnr on"
         )
-    if pictures:
-        lines.append(
-            f"{len(pictures)} previews, from {pictures[0]['filename']} to {pictures[-1]['filename']} in the run's"
-            " folder"
-        )
+    lines += _previews(state, pictures)
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")
         if outcome.used is not None:

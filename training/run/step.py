@@ -15,7 +15,7 @@ from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
 from ..objective.loss import losses
 from ..objective.noise import noise_like, perturbation
-from ..objective.timesteps import draw_timesteps, gives_levels, tokens_of
+from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, gives_levels, tokens_of
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
@@ -31,10 +31,7 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
     denoiser, objective = work.denoiser, work.start_state.settings.objective
     clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
-    tokens = tokens_of(clean.shape[-2], clean.shape[-1])
-    sigma = to_device(draw_timesteps(objective, clean.shape[0], generator, tokens), denoiser.device)
-    if not gives_levels(objective):
-        sigma = denoiser.sigma(sigma)
+    sigma = _noise_levels(work, clean, generator)
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
     noise = to_device(noise, clean.device)
     target = clean
@@ -51,6 +48,18 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     if batch.mask is not None:
         mask = to_device(batch.mask, denoiser.device)
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
+
+
+def _noise_levels(work: Workspace, clean: Tensor, generator: torch.Generator) -> Tensor:
+    """Noise levels (B,) for latents, on their device."""
+    denoiser, objective = work.denoiser, work.start_state.settings.objective
+    count, tokens = clean.shape[0], tokens_of(clean.shape[-2], clean.shape[-1])
+    if objective.expert != NO_EXPERT:
+        return to_device(draw_expert_levels(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
+    sigma = to_device(draw_timesteps(objective, count, generator, tokens), denoiser.device)
+    if gives_levels(objective):
+        return sigma
+    return denoiser.sigma(sigma)
 
 
 def _base_predictions(

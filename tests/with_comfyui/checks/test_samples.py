@@ -1,8 +1,10 @@
 """Samples with what ComfyUI's own nodes make: Flux Kontext, Qwen-Image-Edit with two references and Wan image to video
-train, branch, stop and resume to the same bytes, and other references change the loss.
+train, branch, stop and resume to the same bytes, and other references change the loss. So does each expert of Wan 2.2,
+on its own noise levels.
 """
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from families import build, conditions, random
 from graft_nodes.storage.digest import sha256_of_tensors
 from PIL import Image
+from safetensors import safe_open
 from tiny_families import EVERY
 
 COUNT = 4
@@ -247,3 +250,84 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     assert other.history.loss[0] != at_once.history.loss[0]
     assert other.history.validation[0] != at_once.history.validation[0]
     shutil.rmtree(Path(host.output) / "graft" / f"{run} other", ignore_errors=True)
+
+
+@pytest.mark.parametrize("expert", ["high noise", "low noise"])
+def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_file(
+    host, loaders, monkeypatch, expert
+):
+    """Image to video, whose models have Wan 2.1's layers without the vision input: the boundary is 0.9."""
+    levels, run, suffix = [], f"expert {expert}", expert.replace(" ", "_")
+    denoiser = host.module("host.denoiser").Denoiser
+    denoise = denoiser.denoise
+
+    def watched(self, x, sigma, *more):
+        levels.extend(sigma.tolist())
+        return denoise(self, x, sigma, *more)
+
+    monkeypatch.setattr(denoiser, "denoise", watched)
+
+    def made(*steps):
+        host.fresh()
+        loaders("wan")
+        loader = loader_of("MODEL", lambda: build("wan", in_dim=36))
+        monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "UNETLoader", loader)
+        graph = {**wan(host, 0), **common(*steps, run=run)}
+        graph["objective"] = node("GraftObjective", expert=expert, timesteps="uniform")
+        graph["start"]["inputs"]["objective"] = ["objective", 0]
+        return graph
+
+    last = {"state": ["step0", 0], "report": ["start", 1], "dataset": ["samples", 0]}
+    found = ran(host, made(4), **last)
+    at_once = found["state"]
+    side = {"high noise": "from 0.9 up", "low noise": "below 0.9"}[expert]
+    assert f"expert {expert}: only noise levels (sigma) {side} are trained" in found["report"]
+    assert at_once.settings.objective.boundary == 0.9
+    assert len(levels) >= 12 and all((level >= 0.9) == (expert == "high noise") for level in levels)
+    shutil.rmtree(Path(host.output) / "graft" / run)
+    branched = ran(host, made(2, 2), state=["step1", 0], half=["step0", 0])
+    assert whole(branched["state"]) == whole(at_once)
+    host.call("GraftSaveState", state=branched["half"], name=run)
+    shutil.rmtree(Path(host.output) / "graft" / run)
+    model = build("wan", in_dim=36)
+    loaded = host.call("GraftLoadState", name=run, model=model, dataset=found["dataset"])[0]
+    assert whole(host.call("TrainStep", state=loaded, steps=2, validate_every=1)[0]) == whole(at_once)
+    for prefix, name in (("loras/pair", f"pair_{suffix}_0"), (f"loras/my {expert}", f"my {expert}_0")):
+        path = Path(host.call("GraftSaveLoRA", state=at_once, prefix=prefix)[0])
+        assert path.name.startswith(name)
+    with safe_open(path, "pt") as file:
+        assert (file.metadata()["graft_expert"], file.metadata()["graft_expert_boundary"]) == (expert, "0.9")
+
+
+def test_the_boundary_is_the_models_own_and_other_models_have_none(host):
+    objective = host.call("GraftObjective", **{**host.defaults("GraftObjective"), "expert": "high noise"})[0]
+    experts = host.module("training.objective.experts")
+    for changes, boundary in (({}, 0.875), ({"in_dim": 36}, 0.9)):
+        network = build("wan", **changes).model.diffusion_model
+        assert experts.with_own_boundary(objective, network).boundary == boundary
+    for name in ("wan i2v", "wan 2.2", "flux"):
+        with pytest.raises(ValueError, match="is not known as one of a pair"):
+            experts.with_own_boundary(objective, build(name).model.diffusion_model)
+
+
+@pytest.mark.parametrize("shift", [5.0, 8.0])
+@pytest.mark.parametrize("expert", ["high noise", "low noise"])
+@pytest.mark.parametrize("timesteps", ["uniform", "logit-normal", "shifted", "mode", "sigmoid", "shift", "flux_shift"])
+def test_ten_thousand_draws_are_all_on_the_experts_side_of_comfyuis_own_sigmas(host, timesteps, expert, shift):
+    """In float64, with the model sampling that ModelSamplingSD3 puts on."""
+    model = host.call("ModelSamplingSD3", model=build("wan"), shift=shift)[0]
+    sampling = model.get_model_object("model_sampling")
+    settings = host.module("training.objective.settings").ObjectiveSettings
+    draws = host.module("training.objective.timesteps")
+    at = partial(host.module("host.model_sampling").sigma_at, sampling)
+    objective = settings(timesteps=timesteps, shift=3.0, expert=expert, boundary=0.875)
+    found = draws.draw_expert_levels(objective, 10_000, torch.Generator().manual_seed(1), 1560, at).double()
+    if expert == "high noise":
+        assert float(found.min()) >= 0.875 and float(found.max()) <= 1.0
+    else:
+        assert float(found.min()) >= 0.0 and float(found.max()) < 0.875
+    if timesteps == "uniform":  # as the sampler steps: uniform in the model's own time
+        time = found / (shift - (shift - 1) * found)
+        border = 0.875 / (shift - (shift - 1) * 0.875)
+        spread = {"high noise": (1 + border) / 2, "low noise": border / 2}[expert]
+        assert float(time.mean()) == pytest.approx(spread, abs=0.01)

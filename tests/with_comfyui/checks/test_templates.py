@@ -29,6 +29,7 @@ FAMILIES = {
     "Krea 2 Turbo": "krea2",
     "Wan": "wan",
 }
+PAIRS = {"Wan 2.2": "wan"}  # both of its models
 
 
 def graph_of(host, title):
@@ -112,12 +113,8 @@ def training_adapter(host, name, file):
     save_file(state, folder / file)
 
 
-@pytest.mark.parametrize("title", FAMILIES)
-def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monkeypatch, title):
-    name = FAMILIES[title]
-    build(name)  # skips where this ComfyUI has no such family
-    fresh(host)
-    graph = graph_of(host, f"Train a LoRA for {title}")
+def stand_in_for_loaders(host, monkeypatch, graph, name):
+    """Tiny models of a family in place of the loaders of a graph."""
     parts = {
         "MODEL": lambda: build(name),
         "CLIP": lambda: tiny_clip(host, name),
@@ -131,6 +128,15 @@ def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monke
             kinds = tuple(host.node(kind).RETURN_TYPES)
             loader = stand_in(list(node["inputs"]), kinds, lambda kinds=kinds: tuple(parts[part]() for part in kinds))
             monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, kind, loader)
+
+
+@pytest.mark.parametrize("title", FAMILIES)
+def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monkeypatch, title):
+    name = FAMILIES[title]
+    build(name)  # skips where this ComfyUI has no such family
+    fresh(host)
+    graph = graph_of(host, f"Train a LoRA for {title}")
+    stand_in_for_loaders(host, monkeypatch, graph, name)
     ids = {node["class_type"]: node_id for node_id, node in graph.items()}
     result = host.run(graph, capture={"report": [ids["TrainStep"], 5]})
     assert result["success"], result["errors"]
@@ -141,7 +147,26 @@ def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monke
     assert len(result["history"][ids["SaveImage"]]["images"]) == 1
 
 
-@pytest.mark.parametrize("title", FAMILIES)
+@pytest.mark.parametrize("title", PAIRS)
+def test_the_template_of_a_pair_trains_both_experts_saves_two_files_and_samples_with_both(host, monkeypatch, title):
+    name = PAIRS[title]
+    fresh(host)
+    graph = graph_of(host, f"Train a LoRA for {title}")
+    stand_in_for_loaders(host, monkeypatch, graph, name)
+    steps = [node_id for node_id, node in graph.items() if node["class_type"] == "TrainStep"]
+    (image,) = (node_id for node_id, node in graph.items() if node["class_type"] == "SaveImage")
+    result = host.run(graph, capture={f"report {node_id}": [node_id, 5] for node_id in steps})
+    assert result["success"], result["errors"]
+    said = "\n".join(result["captured"].values())
+    assert "expert high noise: only noise levels (sigma) from 0.875 up are trained" in said
+    assert "expert low noise: only noise levels (sigma) below 0.875 are trained" in said
+    for node in graph.values():
+        if node["class_type"] == "GraftSaveLoRA":
+            assert list(Path(host.output).glob(f"{node['inputs']['prefix']}_*.safetensors"))
+    assert len(result["history"][image]["images"]) == 1
+
+
+@pytest.mark.parametrize("title", [*FAMILIES, *PAIRS])
 def test_comfyui_names_the_missing_file(host, title):
     spec = importlib.util.spec_from_file_location("write_templates", FOLDER / "write_templates.py")
     script = importlib.util.module_from_spec(spec)
@@ -157,6 +182,8 @@ def test_comfyui_names_the_missing_file(host, title):
         for name, file in values.items():
             if name in script.FOLDERS:
                 assert f"{name}: '{file}' not in" in said
+    if family.low_noise_model:
+        assert f"unet_name: '{family.low_noise_model}' not in" in said
     if family.training_only:
         assert f"no LoRA file '{family.training_only}'" in said
 

@@ -1,0 +1,55 @@
+"""Pairs of models that share the noise levels, as Wan 2.2 14B: the boundary of a model, and what reports and files say.
+
+Each expert is trained on its own side of the boundary only (`timesteps.draw_expert_levels`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from ...patches.models.recognise import recognise_model
+from .settings import ObjectiveSettings
+from .timesteps import HIGH_NOISE, LOW_NOISE, NO_EXPERT
+
+ALONE = (
+    "the previews are sampled with this expert alone, over all noise levels: they show whether it learns, not what the"
+    " pair makes"
+)
+
+
+def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> ObjectiveSettings:
+    """The settings with the boundary of a diffusion model, where they leave it to the model.
+
+    Raises ValueError for a model that is none of a known pair.
+    """
+    if settings.expert == NO_EXPERT or settings.boundary:
+        return settings
+    family = recognise_model(model)
+    boundary = None
+    if family is not None and family.expert_boundary is not None:
+        boundary = family.expert_boundary(model)
+    if boundary is None:
+        raise ValueError(
+            f"Objective Settings: expert is {settings.expert}, and this model is not known as one of a pair. Connect a"
+            " Wan 2.2 14B model, give the pair's border in expert boundary, or set expert to none."
+        )
+    return replace(settings, boundary=boundary)
+
+
+def said(settings: ObjectiveSettings) -> list[str]:
+    """The reports' line on the expert that is trained; none without one."""
+    if settings.expert == HIGH_NOISE:
+        return [f"expert high noise: only noise levels (sigma) from {settings.boundary:g} up are trained"]
+    if settings.expert == LOW_NOISE:
+        return [f"expert low noise: only noise levels (sigma) below {settings.boundary:g} are trained"]
+    return []
+
+
+def named(name: str, expert: str) -> str:
+    """A file's name, with its folder, that ends in the expert as AI-Toolkit's do; as it is where it says so itself."""
+    letters = "".join(filter(str.isalpha, name.replace("\\", "/").rpartition("/")[2].lower()))
+    if expert == NO_EXPERT or expert.replace(" ", "") in letters:
+        return name
+    return f"{name}_{expert.replace(' ', '_')}"
