@@ -520,13 +520,13 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     loaders = _loaders(graph, family)
     outputs = _outputs(loaders)
     second = graph.add(
-        "UNETLoader", (0, 500), (340, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
+        "UNETLoader", (0, 560), (340, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
     )
     loaders[0]["title"] = "High noise"
-    prompt = graph.add("CLIPTextEncode", (0, 720), (340, 130), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (0, 910), (340, 110), "Negative prompt", text="")
+    prompt = graph.add("CLIPTextEncode", (0, 780), (340, 130), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (0, 970), (340, 110), "Negative prompt", text="")
     side = family.resolution // 16 * 16
-    latent = graph.add("EmptyLatentImage", (0, 1080), (340, 130), width=side, height=side, batch_size=1)
+    latent = graph.add("EmptyLatentImage", (0, 1140), (340, 130), width=side, height=side, batch_size=1)
     dataset = graph.add(
         "GraftDataset", (420, 60), (340, 740), folder="graft_demo/concept", resolution=family.resolution, repeats=1
     )
@@ -565,11 +565,11 @@ def _expert(
 ) -> dict[str, Any]:
     """Objective, training, average and file of one expert; the average's node."""
     levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
-    objective = graph.add("GraftObjective", (840, top + 60), (320, 240), expert=expert, **levels)
-    start = graph.add("GraftTrainStart", (840, top + 380), (320, 320), run=name)
-    step = graph.add("TrainStep", (1200, top + 60), (360, 700), steps=STEPS)
-    average = graph.add("EMAMerge", (1600, top + 60), (320, 500))
-    save = graph.add("GraftSaveLoRA", (1600, top + 600), (320, 160), prefix=f"loras/{name}")
+    objective = graph.add("GraftObjective", (840, top + 60), (320, 700), expert=expert, **levels)
+    start = graph.add("GraftTrainStart", (1200, top + 60), (320, 320), run=name)
+    step = graph.add("TrainStep", (1560, top + 60), (360, 700), steps=STEPS)
+    average = graph.add("EMAMerge", (1960, top + 60), (320, 500))
+    save = graph.add("GraftSaveLoRA", (1960, top + 600), (320, 160), prefix=f"loras/{name}")
     graph.link(*model, start, "model")
     for wanted, source in shared.items():
         graph.link(*source, start, wanted)
@@ -600,7 +600,7 @@ def _pair_sampled(
         is_first = row == 0
         sampler = graph.add(
             "KSamplerAdvanced",
-            (1980, 60 + row * 420),
+            (2340, 60 + row * 420),
             (300, 340),
             f"KSampler (Advanced): {expert}",
             add_noise="enable" if is_first else "disable",
@@ -617,8 +617,8 @@ def _pair_sampled(
         graph.link(prompt, 0, sampler, "positive")
         graph.link(negative, 0, sampler, "negative")
         samplers.append(sampler)
-    decode = graph.add("VAEDecode", (1980, 900), (220, 60))
-    image = graph.add("SaveImage", (2320, 60), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
+    decode = graph.add("VAEDecode", (2340, 900), (220, 60))
+    image = graph.add("SaveImage", (2680, 60), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
     graph.link(latent, 0, samplers[0], "latent_image")
     graph.link(samplers[0], 0, samplers[1], "latent_image")
     graph.link(samplers[1], 0, decode, "samples")

@@ -20,6 +20,7 @@ from ..random_draws import generator as seeded_generator
 TOKENS_AT_1024 = 4096
 NO_EXPERT, HIGH_NOISE, LOW_NOISE = EXPERTS = ("none", "high noise", "low noise")
 _POOL, _MOST_POOLS = 1024, 4096  # noise levels drawn at once for an expert, and how often before giving up
+_FINE = 10_000  # steps of the schedule that validation chooses an expert's from
 
 
 class TimestepSettings(Protocol):
@@ -172,6 +173,18 @@ def draw_expert_levels(
         f"Objective Settings: timestep sampling {settings.timesteps} draws next to no noise levels for expert"
         f" {settings.expert} (boundary {settings.boundary:g}). Set timestep sampling to uniform."
     )
+
+
+def expert_levels_at(settings: TimestepSettings, shares: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+    """The noise levels at shares from 0 to 1 of the expert's part of the model's schedule: 0 is its cleanest."""
+    schedule = sigma((torch.arange(_FINE) + 0.5) / _FINE)
+    own = schedule[belongs(settings, schedule)]
+    if not len(own):
+        raise ValueError(
+            f"Objective Settings: this model's schedule has no noise levels for expert {settings.expert} (boundary"
+            f" {settings.boundary:g}). Set expert boundary to 0."
+        )
+    return own[(shares * len(own)).long()]
 
 
 def gives_levels(settings: TimestepSettings) -> bool:

@@ -11,6 +11,7 @@ from ..data.batches import image_conditioning
 from ..data.dataset import DatasetImage
 from ..memory.offload import to_device
 from ..objective.loss import losses
+from ..objective.timesteps import NO_EXPERT, expert_levels_at
 from ..optimizers.precision import autocast
 from ..random_draws import generator as seeded_generator
 from .workspace import HeldOutLoss, Workspace
@@ -48,14 +49,22 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> float |
     return float(torch.stack(means).mean())
 
 
+def _levels(work: Workspace, offset: Tensor) -> Tensor:
+    """NOISE_LEVELS noise levels, evenly spread over the model's schedule, or over the expert's part of it."""
+    denoiser, objective = work.denoiser, work.start_state.settings.objective
+    shares = (torch.arange(NOISE_LEVELS) + offset) / NOISE_LEVELS
+    if objective.expert != NO_EXPERT:
+        return to_device(expert_levels_at(objective, shares, denoiser.sigma), denoiser.device)
+    return denoiser.sigma(to_device(shares, denoiser.device))
+
+
 def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
     """The losses of one image, at NOISE_LEVELS levels that depend on the run's seed and its number alone."""
     denoiser, state = work.denoiser, work.start_state
     generator = seeded_generator(state.start.seed, number, "validation")
     latents = image.latent[None].expand(NOISE_LEVELS, *image.latent.shape)
     clean = denoiser.process_in(to_device(latents, denoiser.device, torch.float32))
-    timesteps = (torch.arange(NOISE_LEVELS) + torch.rand((), generator=generator)) / NOISE_LEVELS
-    sigma = denoiser.sigma(to_device(timesteps, denoiser.device))
+    sigma = _levels(work, torch.rand((), generator=generator))
     noise = to_device(torch.randn(clean.shape, generator=generator), denoiser.device)
     with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
         stored = image_conditioning(work.dataset, image.caption, image.crop(0))

@@ -10,8 +10,14 @@ from graft_nodes.patches.models.registry import FAMILIES
 from graft_nodes.training import lora_metadata
 from graft_nodes.training.objective import experts
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
-from graft_nodes.training.objective.timesteps import TIMESTEPS, describe_levels, draw_expert_levels, tokens_of
-from graft_nodes.training.run.loop import train
+from graft_nodes.training.objective.timesteps import (
+    TIMESTEPS,
+    describe_levels,
+    draw_expert_levels,
+    expert_levels_at,
+    tokens_of,
+)
+from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, equal, with_settings
 
 COUNT, TOKENS = 10_000, tokens_of(60, 104)
@@ -109,8 +115,8 @@ def test_an_expert_trains_validates_branches_and_resumes_on_its_side_only(lab, e
     denoiser, dataset = Shifted(lab.Flow()), lab.pictures(held_out=[8, 9])
     settings = ObjectiveSettings(expert=expert, boundary=0.875)
     start = lab.state(denoiser, dataset, objective=settings)
-    whole = train(start, denoiser, dataset, 6)
-    assert len(denoiser.levels) >= 24
+    whole = train(start, denoiser, dataset, 6, Callbacks(validate_every=3))
+    assert len(denoiser.levels) == 6 * 4 + 3 * 2 * (2 * 4)  # three validations of weights and average, 4 levels each
     assert all((level >= 0.875) == (expert == HIGH) for level in denoiser.levels)
     half = train(start, denoiser, dataset, 2)
     assert equal(train(half, denoiser, dataset, 4), whole)
@@ -118,6 +124,18 @@ def test_an_expert_trains_validates_branches_and_resumes_on_its_side_only(lab, e
     assert not equal(branch, whole) and equal(train(branch, denoiser, dataset, 3), whole)
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 2)
     assert not equal(plain, half)
+
+
+def test_held_out_loss_is_measured_evenly_over_the_experts_part_of_the_schedule():
+    """With shift 8 the high-noise expert's part is the upper half of the schedule, as 0.875 lies at 0.4667."""
+    border = 0.875 / (8 - 7 * 0.875)
+    shares = (torch.arange(4) + 0.25) / 4
+    for expert, low, high in ((HIGH, border, 1.0), (LOW, 0.0, border)):
+        settings = ObjectiveSettings(expert=expert, boundary=0.875)
+        found = expert_levels_at(settings, shares, lambda u: shifted(u, 8.0).float())
+        assert torch.allclose(found.double(), shifted(low + (high - low) * shares, 8.0), atol=2e-3)
+    with pytest.raises(ValueError, match="schedule has no noise levels for expert high noise"):
+        expert_levels_at(ObjectiveSettings(expert=HIGH, boundary=0.9), shares, lambda u: u / 2)
 
 
 def test_without_an_expert_a_runs_identity_and_bytes_are_those_of_before(lab):
