@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..training.data import caption_files, folder_list, folder_reader, folder_report, images
+from ..training.data import caption_files, clip_files, clips, folder_list, folder_reader, folder_report, images
 from ..training.data.dataset_config import read_config
 from ..training.data.folder_settings import FolderSettings, FolderSource, read_settings
 from ..training.data.layouts import registry
@@ -39,7 +39,8 @@ def listed_folders(request: Any) -> Answer:
 
     found = folder_list.picture_folders(folder_paths.get_input_directory())
     rows = [{"name": name, "pictures": count} for name, count in found.counts.items()]
-    return 200, {"folders": rows, "cut": found.cut, "pictures": images.SUFFIXES, "captions": registry.suffixes()}
+    endings = (*images.SUFFIXES, *clip_files.SUFFIXES)
+    return 200, {"folders": rows, "cut": found.cut, "pictures": endings, "captions": registry.suffixes()}
 
 
 def files(request: Any) -> Answer:
@@ -83,10 +84,11 @@ def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
 
 
 def thumbnail(request: Any) -> Answer:
-    """A small picture, which a browser keeps as long as the file is the same."""
+    """A small picture, of a clip its first frame, which a browser keeps as long as the file is the same."""
     name = _text(request.query, "name")
     path = Path(_shown_picture(_text(request.query, "folder"), name))
     status = path.stat()
+    is_clip = clip_files.is_video(name) or clip_files.is_frame_folder(name)
     tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
     kept = {
         "ETag": tag,
@@ -96,6 +98,8 @@ def thumbnail(request: Any) -> Answer:
     }
     if request.headers.get("If-None-Match") == tag:
         return 304, Thumbnail(b"", kept)
+    if is_clip:
+        return 200, Thumbnail(clips.thumbnail(path, SIDE), kept)
     if status.st_size > MOST_FILE_BYTES:
         raise ValueError(f"{name}: {status.st_size:,} bytes are too many for a thumbnail")
     return 200, Thumbnail(images.thumbnail(path, SIDE), kept)
@@ -137,8 +141,12 @@ def _folder(name: str) -> str:
 
 
 def _picture(folder: str, name: str) -> tuple[str, str]:
-    if not images.is_image(os.path.basename(name)):
-        raise ValueError(f"{name!r} is no picture that a dataset reads (expected {', '.join(images.SUFFIXES)})")
+    """(path of the folder, path of a picture or clip in it)."""
+    if clip_files.is_frame_folder(name):
+        return folders.input_picture(folder, name, os.path.isdir)
+    if not images.is_image(os.path.basename(name)) and not clip_files.is_video(name):
+        endings = ", ".join((*images.SUFFIXES, *clip_files.SUFFIXES))
+        raise ValueError(f"{name!r} is no picture that a dataset reads (expected {endings})")
     return folders.input_picture(folder, name)
 
 

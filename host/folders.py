@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from ..storage.disk_errors import disk_errors_at
 
@@ -124,15 +125,15 @@ def input_folder(name: str) -> str:
     return path
 
 
-def input_picture(folder: str, name: str) -> tuple[str, str]:
+def input_picture(folder: str, name: str, exists: Callable[[str], bool] = os.path.isfile) -> tuple[str, str]:
     """(path of the folder, path of a picture in it), both below ComfyUI's input folder. ValueError when the name leaves
-    its folder, FileNotFoundError when there is no such file.
+    its folder, FileNotFoundError when there is no such file, or folder where `exists` says so.
     """
     root = input_folder(folder)
     path = os.path.join(root, *_plain(name).split("/"))
     if not _stays_inside(_plain(name)) or not is_below_input(path):
         raise ValueError(f"picture {name!r} is outside the folder {folder!r}; give a name inside it")
-    if not os.path.isfile(path):
+    if not exists(path):
         raise FileNotFoundError(f"there is no picture {name!r} in the folder {folder!r}")
     return root, path
 

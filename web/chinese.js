@@ -113,6 +113,7 @@ export const CHINESE = {
   'None.': '无。',
   ' (varies)': '（每次不同）',
   'held out': '验证',
+  '{parts} parts of {frames} frames': '{parts} 段，每段 {frames} 帧',
   'held out, average': '验证（平均）',
   mask: '遮罩',
   'no caption': '无标注',

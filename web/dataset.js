@@ -262,6 +262,7 @@ class Panel {
     const { folder } = this.found
     const facts = [
       `${row.width}×${row.height} → ${row.bucket.join('×')}`,
+      row.frames ? t('{parts} parts of {frames} frames', { parts: row.parts, frames: row.frames.join(', ') }) : null,
       row.held_out ? t('held out') : null,
       row.mask ? t('mask') : null,
       row.captioned ? null : t('no caption'),
@@ -283,6 +284,7 @@ class Panel {
       'figure',
       { title: `${row.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
       el('img', { src: api.apiURL(`/graft/dataset/thumbnail?${query}`), alt: row.name, loading: 'lazy' }),
+      row.frames ? el('span', { class: 'graft-frames', 'aria-hidden': 'true' }, `▶ ${row.frames.join(', ')}`) : null,
       el('figcaption', {}, el('b', {}, row.name), edit),
     )
     return figure
@@ -429,6 +431,9 @@ function summary(found) {
   return lines
 }
 
+const sizeOf = ({ width, height, frames, batch_id }) =>
+  [[width, height, frames].filter(Boolean).join(' × '), batch_id].filter(Boolean).join(' ')
+
 function bucketTable(found) {
   const heads = found.isRead ? [t('size'), t('trained'), t('held out')] : [t('size'), t('pictures')]
   const cells = (bucket) => (found.isRead ? [bucket.train, bucket.held_out] : [bucket.train])
@@ -436,7 +441,7 @@ function bucketTable(found) {
     el(
       'tr',
       {},
-      el('td', {}, `${bucket.width} × ${bucket.height}${bucket.batch_id ? ` ${bucket.batch_id}` : ''}`),
+      el('td', {}, sizeOf(bucket)),
       ...cells(bucket).map((count) => el('td', {}, String(count))),
     ),
   )

@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from graft_nodes.tests.training.data.making_clips import write_clip, write_frames
 from serving import PATIENCE, few_pictures, lora, picture, trains
 
 
@@ -350,6 +351,40 @@ def test_a_dataset_is_looked_at_before_it_runs(server):
         assert str(server.place) not in refused.json["error"]
     assert server.ask("/graft/dataset/glance", "POST", ["not", "an", "object"]).status == 400
     assert server.ask("/graft/dataset/glance", "POST", b" " * (5 << 20)).status == 413
+
+
+def test_clips_have_thumbnails_captions_and_counts(server):
+    folder = server.place / "input" / "moving"
+    write_clip(folder / "walk.mkv", 9, (64, 32))
+    write_frames(folder / "run.frames", 6, (64, 32))
+    (folder / "walk.txt").write_text("a cat walks")
+    (folder / "bad.mp4").write_bytes(b"#EXTM3U")
+    (server.place / "outside.frames").mkdir()
+    (rows,) = [row for row in server.ask("/graft/dataset/folders").json["folders"] if row["name"] == "moving"]
+    assert rows["pictures"] == 3
+    inputs = {"folder": "moving", "resolution": 64, "bucket_step": 32, "frames": "5"}
+    seen = server.ask("/graft/dataset/glance", "POST", inputs).json
+    shown = [(row["name"], row["frames"], row["parts"], row["caption"]) for row in seen["pictures"]]
+    assert shown == [("run.frames", [5], 1, ""), ("walk.mkv", [5], 1, "a cat walks")]
+    assert [problem["name"] for problem in seen["problems"]] == ["bad.mp4"]
+    for name in ("walk.mkv", "run.frames"):
+        answer = server.ask(f"/graft/dataset/thumbnail?folder=moving&name={name}")
+        assert answer.status == 200 and answer.body[8:12] == b"WEBP"
+        assert server.ask(f"/graft/dataset/caption?folder=moving&name={name}").status == 200
+    for name, status in (
+        ("bad.mp4", 400),
+        ("none.mp4", 404),
+        ("none.frames", 404),
+        ("../../outside.frames", 400),
+    ):
+        refused = server.ask(f"/graft/dataset/thumbnail?folder=moving&name={name}")
+        assert refused.status == status and str(server.place) not in refused.json["error"], (name, refused.json)
+    off = server.ask("/graft/dataset/glance", "POST", {**inputs, "frames": "0"}).json
+    assert off["count"] == 6 and any(note.startswith("2 clips are left out") for note in off["notes"])
+    for file in (folder / "run.frames").iterdir():
+        file.unlink()
+    refused = server.ask("/graft/dataset/glance", "POST", {**inputs, "frames": "0"})
+    assert refused.status == 400 and "set frames of clips" in refused.json["error"]
 
 
 def test_thumbnails_are_kept_until_the_file_changes(server):

@@ -1,5 +1,5 @@
 """kohya's `dataset_config.toml` (sd-scripts, docs/config_README-en.md): several folders with settings of their own. Of
-musubi-tuner's it reads datasets with `image_directory` and `control_directory`.
+musubi-tuner's it reads datasets with `image_directory` or `video_directory`, and `control_directory`.
 
 What a subset does not say, its dataset says, then `[general]`, then the node's inputs. Unknown keys and what Graft does
 not do are refused; what only kohya's own caches need is named in the report.
@@ -15,10 +15,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
+from . import clip_parts
 from .buckets import LONGEST_SIDE
 from .control_files import MOST_CONTROLS
-from .folder_settings import ConfigSubset, FolderSettings, FolderSource
-from .yaml_values import read_chance, read_flag, read_text, read_whole_number, shorten, unknown_key
+from .filters import Filters
+from .folder_settings import MOST_LENGTH, NO_CLIPS, ConfigSubset, FolderSettings, FolderSource
+from .yaml_values import (
+    read_chance,
+    read_choice,
+    read_flag,
+    read_number_from,
+    read_text,
+    read_whole_number,
+    read_whole_numbers,
+    shorten,
+    unknown_key,
+)
 
 NAME = "dataset_config.toml"
 _MOST_BYTES = 4 * MB
@@ -62,6 +74,14 @@ def _read_folders(value: Any) -> tuple[str, ...]:
     if not isinstance(paths, list) or not 1 <= len(paths) <= MOST_CONTROLS:
         raise ValueError(f"a folder, or a list of up to {MOST_CONTROLS}")
     return tuple(read_text(path) for path in paths)
+
+
+def _read_target_frames(value: Any) -> str:
+    """A list of numbers of frames, as the text of the node's input."""
+    numbers = read_whole_numbers(1, MOST_LENGTH)(value)
+    if not numbers:
+        raise ValueError("a list with at least one number of frames")
+    return ", ".join(map(str, numbers))
 
 
 def _read_only(*neutral: Any) -> Callable[[Any], Any]:
@@ -118,6 +138,13 @@ _KEYS: dict[str, _Key] = {
     "control_path": _Key(_read_folders, ("datasets", "subsets")),  # AI-Toolkit's
     "image_directory": _Key(read_text, ("datasets",)),  # musubi-tuner's dataset of one folder
     "cache_directory": _Key(read_text, _DATASET),
+    "video_directory": _Key(read_text, ("datasets",)),
+    "target_frames": _Key(_read_target_frames, _SUBSET),
+    "frame_extraction": _Key(read_choice(*clip_parts.WAYS), _SUBSET),
+    "frame_sample": _Key(read_whole_number(1, 1_000), _SUBSET),
+    "frame_stride": _Key(read_whole_number(1, clip_parts.MOST_FRAMES), _SUBSET),
+    "max_frames": _Key(read_whole_number(1, MOST_LENGTH), _SUBSET),
+    "source_fps": _Key(read_number_from(0.001), _SUBSET),
 }
 _WHERE = {
     "general": "[general]",
@@ -161,11 +188,13 @@ class _Config:
             return
         own = self._table({key: value for key, value in dataset.items() if key != "subsets"}, "datasets", place)
         subsets = dataset.get("subsets")
-        if "image_directory" in own:
-            if subsets is not None:
-                self.errors.append(f"{place} has image_directory and [[datasets.subsets]]; write one of them")
-                return
-            subsets = [{"image_dir": own["image_directory"]}]
+        named = [key for key in ("image_directory", "video_directory") if key in own]
+        if len(named) + (subsets is not None) > 1:
+            both = " and ".join([*named, "[[datasets.subsets]]"][:2])
+            self.errors.append(f"{place} has {both}; write one of them")
+            return
+        if named:
+            subsets = [{"image_dir": own[named[0]]}]
         if not isinstance(subsets, list) or not subsets:
             self.errors.append(f"{place} has no [[datasets.subsets]]; write one for each of its folders")
             return
@@ -256,6 +285,7 @@ class _Config:
         if "flip_aug" in values:
             settings["flip"] = 0.5 * values["flip_aug"]
         self._keep_what_has_an_effect(settings, place)
+        settings.update(self._clip_settings(values, place))
         metadata_file = ""
         if metadata is not None:
             metadata_file = str(metadata)
@@ -269,7 +299,8 @@ class _Config:
                 self.note(f"{name} does nothing: Graft has a cache of its own")
         if values.get("random_crop"):
             self.note("random_crop: each image has crops of its own to draw from, 4 unless crops of filters says more")
-        return replace(base, **settings, subset=subset, filters=self._filters(values))
+        way = settings.get("clip_part", base.clip_part)
+        return replace(base, **settings, subset=subset, filters=self._filters(values, way))
 
     def _keep_what_has_an_effect(self, settings: dict[str, Any], place: str) -> None:
         """Take out what kohya's scripts pass over in silence, and note it."""
@@ -289,8 +320,38 @@ class _Config:
             settings["keep_tags"] = 0
             self.note(f"{place}: keep_tokens does nothing where no tags are shuffled or dropped")
 
-    def _filters(self, values: Mapping[str, Any]) -> Any:
+    def _clip_settings(self, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """What of clips is trained, in musubi-tuner's keys and with its defaults."""
+        base = self.base.settings
+        way = values.get("frame_extraction", base.clip_part)
+        frames = values.get("target_frames", base.frames)
+        if "video_directory" in values and frames == NO_CLIPS:
+            frames = "1"
+            if way != "full":
+                self.note(f"{place}: without target_frames each clip gives 1 frame, as in musubi-tuner")
+        if "video_directory" in values and way == "full":
+            frames = str(values.get("max_frames", _MOST_FRAMES_OF_FULL))
+        if "source_fps" in values:
+            self.note(
+                "source_fps does nothing: when frames are shown is read from the clips; frame rate of the node says how"
+                " many a second are trained"
+            )
+        if frames == NO_CLIPS:
+            if any(key in values for key in _KEYS_OF_CLIPS):
+                self.note(f"{place}: without target_frames and with frames of clips 0, clips are left out")
+            return {}
+        for key, needed in _KEYS_OF_CLIPS.items():
+            if key in values and needed not in ("", way):
+                self.note(f"{place}: {key} does nothing with frame_extraction {way}")
+        return {"frames": frames, "clip_part": way}
+
+    def _filters(self, values: Mapping[str, Any], way: str) -> Any:
         changed = {name: values[key] for key, name in _FILTERS.items() if key in values}
+        for key in ("frame_sample", "frame_stride"):
+            if _KEYS_OF_CLIPS[key] != way:
+                changed[key] = getattr(Filters, key)
+            elif key in values or "video_directory" in values:
+                changed[key] = values.get(key, _MUSUBIS[key])
         if values.get("random_crop"):
             changed["crop"] = "random"
         if values.get("alpha_mask"):
@@ -318,6 +379,12 @@ _FILTERS = {
     "caption_prefix": "caption_prefix",
     "caption_suffix": "caption_suffix",
 }
+
+
+# musubi-tuner's keys for clips, with the frame_extraction at which alone they count, and its defaults.
+_KEYS_OF_CLIPS = {"frame_extraction": "", "frame_sample": "uniform", "frame_stride": "slide", "max_frames": "full"}
+_MUSUBIS = {"frame_sample": 1, "frame_stride": 1}
+_MOST_FRAMES_OF_FULL = 129
 
 
 _LABELS = {

@@ -1,4 +1,4 @@
-"""The folders below another one that hold pictures, with how many; from the names of the files alone."""
+"""The folders below another one that hold pictures or clips, with how many; from the names of the files alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from .clip_files import is_frame_folder, is_video
 from .images import MASK_FOLDER, is_image
 
 
@@ -36,8 +37,8 @@ _SETTLED = 2_000_000_000  # ns after which a further change gives a folder anoth
 
 
 def picture_folders(root: str, most_entries: int = 500_000, seconds: float = 5.0) -> PictureFolders:
-    """Count the pictures of every folder below `root`. Folders without pictures are listed only where they lie right
-    in `root`. Linked and hidden folders are left out, as a dataset leaves them out.
+    """Count the pictures and clips of every folder below `root`. Folders without any are listed only where they lie
+    right in `root`. Linked and hidden folders are left out, as a dataset leaves them out.
     """
     found = PictureFolders()
     end = time.monotonic() + seconds
@@ -72,7 +73,7 @@ def _look(path: str, most: int) -> _Seen:
         entries += 1
         if entries > most:
             break
-        if is_image(entry.name) and entry.is_file():
+        if _is_read(entry):
             pictures += 1
         elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name != MASK_FOLDER:
             folders.append(entry.name)
@@ -82,6 +83,13 @@ def _look(path: str, most: int) -> _Seen:
             _seen.clear()
         _seen[path] = seen
     return seen
+
+
+def _is_read(entry: os.DirEntry[str]) -> bool:
+    """Whether a dataset reads it as one picture or clip."""
+    if is_frame_folder(entry.name):
+        return entry.is_dir(follow_symlinks=False)
+    return (is_image(entry.name) or is_video(entry.name)) and entry.is_file()
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

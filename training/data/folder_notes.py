@@ -105,7 +105,7 @@ def _other_shapes(counts: Counts) -> list[str]:
 def _clips(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
     """What is trained of the clips, and which are left out."""
     if not settings.takes_clips:
-        names = [path.relative_to(folder).as_posix() for path in clip_files.find_clips(folder)]
+        names = [path.relative_to(folder).as_posix() for path in images.find_files(folder, clip_files.is_video)]
         if not names:
             return []
         return [

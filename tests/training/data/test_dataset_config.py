@@ -3,6 +3,7 @@ the input folder.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
 from PIL import Image
+
+from .making_clips import write_clip
 
 EXAMPLE = r"""
 [general]
@@ -305,3 +308,102 @@ def test_a_dataset_has_one_folder_or_subsets(root):
     file.write_text("[[datasets]]\nimage_directory = 'hoge'\n[[datasets.subsets]]\nimage_dir = 'hoge'\n")
     with pytest.raises(ValueError, match=r"has image_directory and \[\[datasets.subsets\]\]; write one of them"):
         read_config(file, root, FolderSource(root, FolderSettings()))
+
+
+MUSUBI = """
+[general]
+resolution = 64
+caption_extension = ".txt"
+batch_size = 1
+enable_bucket = true
+
+[[datasets]]
+video_directory = "clips"
+cache_directory = "x"
+target_frames = [1, 6]
+frame_extraction = "uniform"
+frame_sample = 3
+source_fps = 30.0
+
+[[datasets]]
+image_directory = "sets/hoge"
+"""
+
+
+def _clip_sources(root, text, **base):
+    file = root / "dataset_config.toml"
+    file.write_text(text, encoding="utf-8")
+    settings = FolderSettings(resolution=64, bucket_step=32, validation=0.0, **base)
+    return read_config(file, root, FolderSource(root, settings))
+
+
+def test_musubis_datasets_of_clips(root):
+    write_clip(root / "clips" / "walk.mkv", 20, (64, 64))
+    (root / "clips" / "walk.txt").write_text("a cat walks", encoding="utf-8")
+    sources, notes = _clip_sources(root, MUSUBI, frame_step=4)
+    clips, stills = sources
+    assert (clips.settings.frames, clips.settings.clip_part, clips.settings.filters.frame_sample) == (
+        "1, 6",
+        "uniform",
+        3,
+    )
+    assert stills.settings.frames == "0"
+    entries = read_folder(clips.folder, clips.settings).entries
+    assert [(entry.frames[0], len(entry.frames)) for entry in entries] == [
+        (0, 1),
+        (9, 1),
+        (19, 1),
+        (0, 5),
+        (7, 5),
+        (15, 5),
+    ]
+    assert {entry.caption.plain for entry in entries} == {"a cat walks"}
+    assert any(note.startswith("source_fps does nothing") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected", "said"),
+    [
+        ("", ("1", "head", 4, 10), "without target_frames each clip gives 1 frame"),
+        ("frame_extraction = 'full'", ("129", "full", 4, 10), ""),
+        ("frame_extraction = 'full'\nmax_frames = 33", ("33", "full", 4, 10), ""),
+        ("target_frames = [9]\nframe_extraction = 'slide'", ("9", "slide", 4, 1), ""),
+        ("target_frames = [9]\nframe_extraction = 'uniform'", ("9", "uniform", 1, 10), ""),
+        ("target_frames = [9]\nframe_sample = 3", ("9", "head", 4, 10), "frame_sample does nothing with frame_extract"),
+    ],
+)
+def test_musubis_defaults_for_clips(root, keys, expected, said):
+    write_clip(root / "clips" / "walk.mkv", 20, (64, 64))
+    sources, notes = _clip_sources(root, f"[[datasets]]\nvideo_directory = 'clips'\n{keys}\n")
+    settings = sources[0].settings
+    found = settings.frames, settings.clip_part, settings.filters.frame_sample, settings.filters.frame_stride
+    assert found == expected
+    assert said in "\n".join(notes)
+
+
+def test_the_nodes_clips_count_where_the_file_says_nothing(root):
+    write_clip(root / "clips" / "walk.mkv", 20, (64, 64))
+    text = "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'clips'\n"
+    sources, _ = _clip_sources(root, text, frames="5", frame_rate=4.0, clip_part="chunk")
+    entries = read_folder(sources[0].folder, sources[0].settings).entries
+    assert [entry.frames for entry in entries] == [(0, 2, 4, 6, 8), (10, 12, 14, 16, 18)]
+    notes = _clip_sources(root, text + "frame_extraction = 'chunk'\n")[1]
+    assert notes == ["[[datasets]] 1 subset 1: without target_frames and with frames of clips 0, clips are left out"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("video_directory = 'clips'\nimage_directory = 'clips'", "has image_directory and video_directory; write one"),
+        ("video_directory = 'clips'\n[[datasets.subsets]]", "has video_directory and [[datasets.subsets]]; write one"),
+        ("video_directory = 'clips'\ntarget_frames = [0]", "expected a list of whole numbers from 1 to 1000"),
+        ("video_directory = 'clips'\ntarget_frames = []", "expected a list with at least one number"),
+        ("video_directory = 'clips'\nframe_extraction = 'tail'", "head, uniform, chunk, slide"),
+        ("video_directory = '../clips'", "outside ComfyUI's input folder"),
+        ("video_jsonl_file = 'clips.jsonl'", "video_jsonl_file"),
+    ],
+)
+def test_wrong_keys_of_clips_are_refused(root, text, said):
+    (root / "clips").mkdir()
+    with pytest.raises(ValueError, match=re.escape(said)):
+        _clip_sources(root, f"[[datasets]]\n{text}\n")

@@ -34,6 +34,13 @@ def test_counts_are_those_that_a_dataset_finds(tmp_path):
         assert count == len(find_images(tmp_path / name))
 
 
+def test_clips_and_folders_of_frames_count_as_one_each(tmp_path):
+    touch(
+        tmp_path, "cat/1.mp4", "cat/2.MKV", "cat/3.png", "cat/4.avi", "cat/walk.frames/1.png", "cat/walk.frames/2.png"
+    )
+    assert picture_folders(str(tmp_path)).counts == {"cat": 4}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 def test_linked_folders_and_links_to_nothing_do_not_count(tmp_path):
     touch(tmp_path, "input/a/1.png", "outside/2.png")
