@@ -6,15 +6,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from .problem import Problem
 
 LINK_KEYS = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A link from an output slot of one node to an input slot of another."""
 
     id: str
@@ -24,8 +24,7 @@ class Link:
     target_slot: int
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """An input of a node: its link, if any, and the widget it belongs to, if any."""
 
     name: str
@@ -43,6 +42,30 @@ class EditorGraph:
     links: dict[str, Link]
     inputs: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def links_from(self) -> dict[str, list[Link]]:
+        """The links by the node that they come from, in the file's order."""
+        found: dict[str, list[Link]] = {}
+        for link in self.links.values():
+            found.setdefault(link.origin, []).append(link)
+        return found
+
+    @cached_property
+    def first_link_to(self) -> dict[tuple[str, int], Link]:
+        """The first link of the file to each input slot, by node and slot."""
+        found: dict[tuple[str, int], Link] = {}
+        for link in self.links.values():
+            found.setdefault((link.target, link.target_slot), link)
+        return found
+
+    @cached_property
+    def nodes_by_id(self) -> dict[str, dict[str, Any]]:
+        """The nodes by their id; of several with one id the first."""
+        found: dict[str, dict[str, Any]] = {}
+        for node in self.nodes:
+            found.setdefault(str(node.get("id")), node)
+        return found
 
 
 def read_graphs(data: Mapping[str, Any]) -> tuple[EditorGraph, dict[str, EditorGraph]]:
@@ -74,7 +97,7 @@ class _NodeIds:
         self.taken = {str(node.get("id")) for node in root.nodes}
         state = data.get("state")
         counted = data.get("last_node_id")
-        if not counted and isinstance(state, Mapping):
+        if not counted and isinstance(state, dict):
             counted = state.get("lastNodeId")
         numbers = [_whole(node_id) for node_id in (counted, *self.taken)]
         self.last = max([0, *(number for number in numbers if number is not None)])
@@ -104,7 +127,7 @@ def _links(entries: Sequence[Any]) -> dict[str, Link]:
     """
     links = {}
     for entry in entries:
-        if isinstance(entry, Mapping):
+        if isinstance(entry, dict):
             entry = [entry.get(key) for key in LINK_KEYS]
         if isinstance(entry, list) and len(entry) >= 5:
             links[str(entry[0])] = Link(str(entry[0]), str(entry[1]), int(entry[2]), str(entry[3]), int(entry[4]))
@@ -145,7 +168,7 @@ def malformed(data: Mapping[str, Any]) -> list[Problem]:
     """Problems with the shape of an editor file: its nodes, slots and links."""
     definitions = data.get("definitions")
     subgraphs: Any = []
-    if isinstance(definitions, Mapping):
+    if isinstance(definitions, dict):
         subgraphs = definitions.get("subgraphs") or []
     elif definitions is not None:
         subgraphs = None
@@ -179,27 +202,27 @@ def _malformed_graph(graph: Mapping[str, Any], where: str) -> list[Problem]:
 
 
 def _are_objects(entries: list[Any]) -> bool:
-    return all(isinstance(entry, Mapping) for entry in entries)
+    return all(isinstance(entry, dict) for entry in entries)
 
 
 def _malformed_node(node: Any, where: str) -> list[Problem]:
-    if not isinstance(node, Mapping) or node.get("id") is None or not isinstance(node.get("type"), str):
+    if not isinstance(node, dict) or node.get("id") is None or not isinstance(node.get("type"), str):
         return [Problem(f"{where}not a node (it needs an id and a type): {json.dumps(node)[:80]}")]
     errors = []
     if not isinstance(node.get("mode") or 0, int):
         errors.append(f"{where}'mode' is not a number but {json.dumps(node['mode'])[:40]}")
-    if not isinstance(node.get("properties") or {}, Mapping):
+    if not isinstance(node.get("properties") or {}, dict):
         errors.append(f"{where}'properties' is not an object")
     for key in ("inputs", "outputs"):
         entries = node.get(key) or []
-        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             errors.append(f"{where}'{key}' is not a list of slots")
     return [Problem(message, str(node["id"]), str(node.get("title") or ""), node["type"]) for message in errors]
 
 
 def _is_link(entry: Any) -> bool:
     """Whether an entry is a link in either style, or the null that the editor sometimes leaves."""
-    if isinstance(entry, Mapping):
+    if isinstance(entry, dict):
         entry = [entry.get(key) for key in LINK_KEYS]
     complete = isinstance(entry, list) and len(entry) >= 5 and None not in entry[:5]
     return entry is None or (complete and isinstance(entry[2], int) and isinstance(entry[4], int))
@@ -230,7 +253,7 @@ def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
 def read_slot(entry: Mapping[str, Any]) -> Slot:
     """Read a slot of a node from the file's JSON."""
     widget, link = entry.get("widget"), entry.get("link")
-    if isinstance(widget, Mapping):
+    if isinstance(widget, dict):
         widget = widget.get("name")
     else:
         widget = None

@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from . import prompt_text, widgets
 from .editor_file import (
@@ -118,9 +119,30 @@ class _Constant:
 
 
 _UNSET = _Constant(None)  # a widget of the subgraph node without a saved value: the widget inside keeps its own value
-_Source = (
-    tuple[str, int] | _Constant | None
-)  # where a link comes from: an output of a node that runs, a value, or nowhere
+# where a link comes from: an output of a node that runs, a value, or nowhere
+_Source = tuple[str, int] | _Constant | None
+
+
+class _Onward(NamedTuple):
+    """An input whose link leads on, and the type that it has to give."""
+
+    item: PlacedNode
+    slot: Slot
+    wanted: str
+
+    @property
+    def key(self) -> tuple[str, str | None, str]:
+        """Inputs with the same key lead to the same source."""
+        return (self.item.id, self.slot.link, self.wanted)
+
+
+class _Walk:
+    """One way along links, from an input to where its value comes from."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()  # the inputs on the way: (node, name)
+        self.widgets: list[tuple[PlacedNode, str]] = []  # inputs of subgraph nodes on the way: they may have a value
+        self.passed: dict[tuple[str, str | None, str], int] = {}  # key of an input: how many widgets were before it
 
 
 class _Placement:
@@ -129,6 +151,9 @@ class _Placement:
     def __init__(self, subgraphs: Mapping[str, EditorGraph], look_up: Catalogue, problems: list[Problem]):
         self.subgraphs, self.look_up, self.problems = subgraphs, look_up, problems
         self.all: dict[str, PlacedNode] = {}
+        self._shown: dict[str, widgets.EditorNode] = {}  # by class
+        self._shows_widget: dict[tuple[int, int], bool] = {}  # by subgraph and number of its input
+        self._ends: dict[tuple[str, str | None, str], _Source] = {}  # where inputs that were followed lead
 
     def place(self, graph: EditorGraph, host: PlacedNode | None, path: list[str]) -> None:
         """Add the nodes of a graph; `host` is the subgraph node around it, whose promoted values are set first."""
@@ -154,9 +179,8 @@ class _Placement:
             fills_in = (item.node.get("properties") or {}).get("Run widget replace on values")
             if isinstance(value, str) and value and fills_in:
                 value = self._filled(value)
-            for link in item.graph.links.values():
-                if link.origin == str(item.node.get("id")):
-                    self._write_into_widget(item, link, value)
+            for link in item.graph.links_from.get(str(item.node.get("id")), ()):
+                self._write_into_widget(item, link, value)
 
     def _write_into_widget(self, item: PlacedNode, link: Link, value: Any) -> None:
         target = self._neighbour(item, link.target)
@@ -170,7 +194,7 @@ class _Placement:
         """The node in the API format."""
         inputs: dict[str, Any] = {name: self._sent(item, name, value) for name, value in item.values.items()}
         for slot in item.inputs:
-            source = self._source(item, slot, slot.type, frozenset())
+            source = self._source(item, slot)
             if isinstance(source, _Constant) and source is not _UNSET:
                 inputs[slot.name] = _wrapped(source.value)
             elif isinstance(source, tuple):
@@ -193,9 +217,10 @@ class _Placement:
             schema = self.look_up(kind)
             if schema is None:
                 return item
-            item.schema, item.inputs = schema, _configured(schema, slots)
-            item.values = widgets.values(schema, node.get("widgets_values"))
-            if any(entry.dynamic for entry in schema.inputs) and item.runs:
+            shown = self._of_class(kind, schema)
+            item.schema, item.inputs = schema, _configured(shown, slots)
+            item.values = shown.values(node.get("widgets_values"))
+            if shown.dynamic and item.runs:
                 self.problems.append(
                     _at(
                         item,
@@ -204,6 +229,11 @@ class _Placement:
                     )
                 )
         return item
+
+    def _of_class(self, kind: str, schema: Schema) -> widgets.EditorNode:
+        if kind not in self._shown:
+            self._shown[kind] = widgets.EditorNode(schema)
+        return self._shown[kind]
 
     def _host_values(self, item: PlacedNode) -> dict[str, Any]:
         """The values of the widgets that a subgraph node shows, by the name of the subgraph's input."""
@@ -218,13 +248,15 @@ class _Placement:
         """Whether an input of a subgraph shows a widget: it is linked to a widget inside, or to another
         subgraph's input that does.
         """
-        if depth > 100:
-            return False
-        links = [link for link in inside.links.values() if link.origin == INPUT_NODE and link.origin_slot == number]
-        return any(self._leads_to_widget(inside, link, depth) for link in links)
+        key = (id(inside), number)
+        if depth <= 100 and key not in self._shows_widget:
+            self._shows_widget[key] = False  # for a subgraph that contains itself
+            links = [link for link in inside.links_from.get(INPUT_NODE, ()) if link.origin_slot == number]
+            self._shows_widget[key] = any(self._leads_to_widget(inside, link, depth) for link in links)
+        return self._shows_widget.get(key, False)
 
     def _leads_to_widget(self, inside: EditorGraph, link: Link, depth: int) -> bool:
-        node = next((node for node in inside.nodes if str(node.get("id")) == link.target), None)
+        node = inside.nodes_by_id.get(link.target)
         if node is None:
             return False
         slots = [read_slot(entry) for entry in node.get("inputs") or []]
@@ -277,7 +309,7 @@ class _Placement:
     def _input_behind(self, host: PlacedNode, node_id: str, name: str) -> str | None:
         """The name of the subgraph's input that is linked to an inner widget."""
         assert host.inside is not None
-        node = next((node for node in host.inside.nodes if str(node.get("id")) == node_id), {})
+        node = host.inside.nodes_by_id.get(node_id, {})
         slots = [read_slot(entry) for entry in node.get("inputs") or []]
         slot = next((slot for slot in slots if name in (slot.name, slot.widget)), None)
         if slot is None or slot.link is None:
@@ -307,90 +339,127 @@ class _Placement:
         """The value of a widget for %Node.widget%: the node's "Node name for S&R" property counts first, then its
         title.
         """
-        items = list(self.all.values())
-        matches = [item for item in items if (item.node.get("properties") or {}).get("Node name for S&R") == node]
-        if not matches:
-            matches = [item for item in items if item.node.get("title", item.class_title) == node]
-        value = matches[0].values.get(widget) if matches else None
+        names, titles = self._named
+        item = names.get(node) or titles.get(node)
+        value = item.values.get(widget) if item else None
         if value is None:
             return None
         if isinstance(value, (bool, float)):
             return json.dumps(value)
         return str(value)
 
+    @cached_property
+    def _named(self) -> tuple[dict[Any, PlacedNode], dict[Any, PlacedNode]]:
+        """The first node of each name for S&R, and the first of each title; all nodes are placed by now."""
+        names: dict[Any, PlacedNode] = {}
+        titles: dict[Any, PlacedNode] = {}
+        for item in self.all.values():
+            name = (item.node.get("properties") or {}).get("Node name for S&R")
+            title = item.node.get("title", item.class_title)
+            if isinstance(name, str):
+                names.setdefault(name, item)
+            if isinstance(title, str):
+                titles.setdefault(title, item)
+        return names, titles
+
     def _neighbour(self, item: PlacedNode, node_id: str) -> PlacedNode | None:
         path = item.id.rpartition(":")[0]
         return self.all.get(f"{path}:{node_id}" if path else node_id)
 
-    def _source(self, item: PlacedNode, slot: Slot, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
+    def _source(self, item: PlacedNode, slot: Slot) -> _Source:
         """Where an input's link comes from in the end: an output of a node that runs, a promoted value, or nothing."""
         if slot.link is None:
             return None
-        key = (item.id, slot.name)
-        if key in seen:
+        walk, problems = _Walk(), len(self.problems)
+        step = self._next(_Onward(item, slot, slot.type), walk)
+        while isinstance(step, _Onward):
+            if step.key in self._ends:
+                step = self._ends[step.key]
+                break
+            walk.passed[step.key] = len(walk.widgets)
+            step = self._next(step, walk)
+        settled = len(walk.widgets)
+        if step is _UNSET:
+            step, settled = _innermost_value(walk)
+        if step is not _UNSET and len(self.problems) == problems:
+            self._ends.update((key, step) for key, count in walk.passed.items() if count <= settled)
+        return step
+
+    def _next(self, step: _Onward, walk: _Walk) -> _Onward | _Source:
+        """One link on from an input."""
+        item, slot = step.item, step.slot
+        if slot.link is None:
+            return None
+        if (item.id, slot.name) in walk.seen:
             self.problems.append(
                 _at(item, f"input '{slot.name}': the links make a cycle through reroutes or bypassed nodes")
             )
             return None
+        walk.seen.add((item.id, slot.name))
         link = item.graph.links.get(slot.link)
         if link is None:
             self.problems.append(_at(item, f"input '{slot.name}': link {slot.link} is not in the file"))
             return None
         if item.host is not None and link.origin == INPUT_NODE:
-            return self._outer(item, item.host, link, seen | {key})
+            return self._outer(item, item.host, link, walk)
         origin = self._neighbour(item, link.origin)
         if origin is None:
             self.problems.append(
                 _at(item, f"input '{slot.name}': linked to node {link.origin}, which is not in the file")
             )
             return None
-        return self._output(origin, link.origin_slot, wanted, seen | {key})
+        return self._output(origin, link.origin_slot, step.wanted, walk)
 
-    def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, seen: frozenset[tuple[str, str]]) -> _Source:
+    def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, walk: _Walk) -> _Onward | _Source:
         """Where a link inside a subgraph gets its value: the link of the host's input, or the host's widget."""
         if not 0 <= link.origin_slot < len(host.inputs):
             self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
             return None
         outer = host.inputs[link.origin_slot]
-        source: _Source = _UNSET
-        if outer.link is not None:
-            source = self._source(host, outer, outer.type, seen)
-        if source is _UNSET and outer.name in host.values:
-            return _Constant(host.values[outer.name])
-        return source
+        walk.widgets.append((host, outer.name))
+        if outer.link is None:
+            return _UNSET
+        return _Onward(host, outer, outer.type)
 
-    def _output(self, item: PlacedNode, slot: int, wanted: str, seen: frozenset[tuple[str, str]]) -> _Source:
+    def _output(self, item: PlacedNode, slot: int, wanted: str, walk: _Walk) -> _Onward | _Source:
         if item.mode == MUTED:
             return None
         if item.mode == BYPASSED:
             passed = _bypass(item, slot, wanted)
             if passed is None:
                 return None
-            return self._source(item, passed, passed.type, seen)
+            return _Onward(item, passed, passed.type)
         if item.inside is not None:
-            return self._output_of_subgraph(item, item.inside, slot, wanted, seen)
+            return self._output_of_subgraph(item, item.inside, slot, wanted, walk)
         if item.type == "Reroute":
             if item.inputs:
-                return self._source(item, item.inputs[0], wanted, seen)
+                return _Onward(item, item.inputs[0], wanted)
             return None
         if item.type in EDITOR_ONLY:
             return None
         return (item.id, slot)
 
     def _output_of_subgraph(
-        self, item: PlacedNode, inside: EditorGraph, slot: int, wanted: str, seen: frozenset[tuple[str, str]]
-    ) -> _Source:
-        for link in inside.links.values():
-            if link.target == OUTPUT_NODE and link.target_slot == slot:
-                break
-        else:
+        self, item: PlacedNode, inside: EditorGraph, slot: int, wanted: str, walk: _Walk
+    ) -> _Onward | _Source:
+        link = inside.first_link_to.get((OUTPUT_NODE, slot))
+        if link is None:
             return None
         if link.origin == INPUT_NODE:
-            return self._outer(item, item, link, seen)
+            return self._outer(item, item, link, walk)
         inner = self.all.get(f"{item.id}:{link.origin}")
         if inner is None:
             return None
-        return self._output(inner, link.origin_slot, wanted, seen)
+        return self._output(inner, link.origin_slot, wanted, walk)
+
+
+def _innermost_value(walk: _Walk) -> tuple[_Source, int]:
+    """(the value of the last widget on the way that has one, its number); _UNSET without one."""
+    for number in reversed(range(len(walk.widgets))):
+        host, name = walk.widgets[number]
+        if name in host.values:
+            return _Constant(host.values[name]), number
+    return _UNSET, 0
 
 
 def _saved_values(item: PlacedNode) -> list[Any]:
@@ -435,13 +504,13 @@ def _slot_of(item: PlacedNode, link: Link) -> Slot | None:
     return next((slot for slot in item.inputs if slot.link == link.id), None)
 
 
-def _configured(schema: Schema, saved: Sequence[Slot]) -> list[Slot]:
+def _configured(shown: widgets.EditorNode, saved: Sequence[Slot]) -> list[Slot]:
     """A node's inputs as the editor shows them: those of its class, in order and with the saved links, then those that
     are only in the file.
     """
     links = {slot.name: slot.link for slot in saved}
     declared = []
-    for entry in widgets.sockets(schema):
+    for entry in shown.sockets:
         widget = entry.name if entry.widget else None
         declared.append(Slot(entry.name, entry.type, links.get(entry.name), widget))
     names = {slot.name for slot in declared}
@@ -451,10 +520,10 @@ def _configured(schema: Schema, saved: Sequence[Slot]) -> list[Slot]:
 def _subgraph_slots(inside: EditorGraph, saved: Sequence[Slot]) -> list[Slot]:
     """A subgraph node's inputs: those of its definition, in order and with the links from the file."""
     slots = []
+    links = {slot.name: slot.link for slot in reversed(saved)}  # of several with one name the first counts
     for entry in inside.inputs:
         name = str(entry.get("name"))
-        link = next((slot.link for slot in saved if slot.name == name), None)
-        slots.append(Slot(name, str(entry.get("type")), link, name))
+        slots.append(Slot(name, str(entry.get("type")), links.get(name), name))
     return slots
 
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 
-COMMENTS = re.compile(r"/\*.*?\*/|//[^\n\r\u2028\u2029]*", re.DOTALL)
+COMMENT = re.compile(r"/\*|//")
+LINE_COMMENT = re.compile(r"//")
+LINE_END = re.compile(r"[\n\r\u2028\u2029]")
 ESCAPED = re.compile(r"\\([{}|])")
 UNSAFE = re.compile(r'[/?<>\\:*|"\x00-\x1F\x7F]')
 DATE_PARTS = re.compile(r"([dMhms])\1?|y{2,4}")
@@ -48,7 +50,35 @@ def choose(text: str, source: random.Random) -> str:
     """
     if _depth(text) > DEEPEST:
         raise ValueError(f"choices {{a|b}} are nested more than {DEEPEST} deep: {text[:60]!r}")
-    return ESCAPED.sub(r"\1", _choose(COMMENTS.sub("", text), source))
+    return ESCAPED.sub(r"\1", _choose(_without_comments(text), source))
+
+
+def _without_comments(text: str) -> str:
+    """The text without /* blocks */ and without what follows // on a line; a block that nothing closes stays."""
+    kept: list[str] = []
+    position, opening = 0, COMMENT
+    start = opening.search(text)
+    while start is not None:
+        end = _end_of_comment(text, start)
+        if end is None:
+            opening = LINE_COMMENT  # nothing closes a block from here on
+            start = opening.search(text, start.start() + 1)
+            continue
+        kept.append(text[position : start.start()])
+        position = end
+        start = opening.search(text, position)
+    return "".join([*kept, text[position:]])
+
+
+def _end_of_comment(text: str, start: re.Match[str]) -> int | None:
+    """Where a comment ends; None for a block that nothing closes."""
+    if start.group() == "//":
+        line_end = LINE_END.search(text, start.end())
+        return line_end.start() if line_end else len(text)
+    closing = text.find("*/", start.end())
+    if closing < 0:
+        return None
+    return closing + len("*/")
 
 
 def _depth(text: str) -> int:
@@ -85,26 +115,32 @@ def fill_in(text: str, widget: Callable[[str, str], str | None], now: datetime) 
 
 def _choose(text: str, source: random.Random) -> str:
     """Resolve the choices of a text without comments; an unclosed block ends at the end of the text."""
-    result, position = "", 0
+    parts: list[str] = []
+    position = 0
     while position < len(text):
         if text[position] == "\\":
-            result, position = result + text[position : position + 2], position + 2
+            parts.append(text[position : position + 2])
+            position += 2
         elif text[position] == "{":
             options, position = _block(text, position + 1)
-            result += choose(options[source.randrange(len(options))], source)
+            parts.append(choose(options[source.randrange(len(options))], source))
         else:
-            result, position = result + text[position], position + 1
-    return result
+            parts.append(text[position])
+            position += 1
+    return "".join(parts)
 
 
 def _block(text: str, at: int) -> tuple[list[str], int]:
     """The options of the block that starts at `at`, and the position after it."""
-    options, current, depth = [], "", 0
+    options: list[str] = []
+    current: list[str] = []
+    depth = 0
     while at < len(text):
         letter = text[at]
         at += 1
         if letter == "\\":
-            current, at = current + letter + text[at : at + 1], at + 1
+            current.append(letter + text[at : at + 1])
+            at += 1
             continue
         if letter == "{":
             depth += 1
@@ -113,11 +149,11 @@ def _block(text: str, at: int) -> tuple[list[str], int]:
                 break
             depth -= 1
         elif letter == "|" and not depth:
-            options.append(current)
-            current = ""
+            options.append("".join(current))
+            current = []
             continue
-        current += letter
-    return [*options, current], at
+        current.append(letter)
+    return [*options, "".join(current)], at
 
 
 def _date(pattern: str, now: datetime) -> str:

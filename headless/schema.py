@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 COMBO = "COMBO"
@@ -94,11 +95,14 @@ class Schema:
 
     def input(self, name: str) -> Input | None:
         """The input with this name; for `name.key`, the dynamic input `name`."""
-        exact = {item.name: item for item in self.inputs}
-        match = exact.get(name) or exact.get(name.split(".", 1)[0])
+        match = self._by_name.get(name) or self._by_name.get(name.split(".", 1)[0])
         if match is None or match.name == name or match.dynamic:
             return match
         return None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Input]:
+        return {item.name: item for item in self.inputs}
 
     def checks(self, name: str) -> bool:
         """Whether the node's own validation function checks this input, so that we do not check limits and choices."""

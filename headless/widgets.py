@@ -24,22 +24,45 @@ class Widget:
     default: Any = None
 
 
-def ordered(schema: Schema) -> list[Input]:
-    """The inputs in the editor's order: required, then optional."""
-    return [item for item in schema.inputs if item.required] + [item for item in schema.inputs if not item.required]
+class EditorNode:
+    """What the editor shows of every node of a class."""
+
+    def __init__(self, schema: Schema):
+        self.schema = schema
+        # required inputs first, then the optional ones
+        items = [item for item in schema.inputs if item.required]
+        items += [item for item in schema.inputs if not item.required]
+        self.widgets = _widgets(schema, items)  # in the order of `widgets_values`
+        self.sockets = [item for item in items if not item.widget]  # plain sockets first, then the widgets' sockets
+        self.sockets += [item for item in items if item.widget and not item.settings.get("socketless")]
+        self.dynamic = any(item.dynamic for item in schema.inputs)
+        self._names = [widget.name for widget in self.widgets]
+        self._setting = [widget for widget in self.widgets if widget.input is not None]
+        self._was_widget = _were_widgets(schema, self._names)
+
+    def values(self, saved: Any) -> dict[str, Any]:
+        """The value of every widget that sets an input: the saved value if there is one, else the default.
+
+        `saved` is the node's `widgets_values`: a list, or a dict by name as some packs save it."""
+        saved_values: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
+        if isinstance(saved, list):
+            saved_values = dict(zip(self._names, self._without_sockets(saved), strict=False))
+        return {
+            widget.name: _settled(saved_values.get(widget.name, widget.default), widget) for widget in self._setting
+        }
+
+    def _without_sockets(self, saved: Sequence[Any]) -> Sequence[Any]:
+        """Drop the values of inputs that are now sockets (forceInput): old files still hold them, which the number of
+        values shows.
+        """
+        if len(self._was_widget) != len(saved):
+            return saved
+        return [value for value, dropped in zip(saved, self._was_widget, strict=True) if not dropped]
 
 
-def sockets(schema: Schema) -> list[Input]:
-    """The inputs that have a socket, in the editor's order: plain sockets first, then the widgets' sockets."""
-    items = ordered(schema)
-    widget_inputs = [item for item in items if item.widget and not item.settings.get("socketless")]
-    return [item for item in items if not item.widget] + widget_inputs
-
-
-def widgets(schema: Schema) -> list[Widget]:
-    """The node's widgets, in the order of `widgets_values`."""
+def _widgets(schema: Schema, items: Sequence[Input]) -> list[Widget]:
     result: list[Widget] = []
-    for item in ordered(schema):
+    for item in items:
         if item.widget:
             result.append(Widget(item.name, item, item.default))
             result += [Widget(name, None) for name in _controls(item)]
@@ -49,23 +72,6 @@ def widgets(schema: Schema) -> list[Widget]:
     ):
         result.append(Widget("upload", None))
     return result
-
-
-def values(schema: Schema, saved: Any) -> dict[str, Any]:
-    """The value of every widget that sets an input: the saved value if there is one, else the default.
-
-    `saved` is the node's `widgets_values`: a list, or a dict by name as some packs save it."""
-    node_widgets = widgets(schema)
-    saved_values: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {}
-    if isinstance(saved, list):
-        saved_values = dict(
-            zip([widget.name for widget in node_widgets], _without_sockets(schema, node_widgets, saved), strict=False)
-        )
-    return {
-        widget.name: _settled(saved_values.get(widget.name, widget.default), widget)
-        for widget in node_widgets
-        if widget.input is not None
-    }
 
 
 def _controls(item: Input) -> list[str]:
@@ -84,19 +90,15 @@ def _controls(item: Input) -> list[str]:
     return [f"{item.name}:{name}"]
 
 
-def _without_sockets(schema: Schema, shown: Sequence[Widget], saved: Sequence[Any]) -> list[Any]:
-    """Drop the values of inputs that are now sockets (forceInput): old files still hold them, which the number of
-    values shows.
-    """
-    names = {widget.name for widget in shown}
+def _were_widgets(schema: Schema, shown: Sequence[str]) -> list[bool]:
+    """For each value of an old file whether it is of an input that was a widget and is now a socket."""
+    names = set(shown)
     flags: list[bool] = []
     for item in schema.inputs:
         if item.name in names or item.settings.get("forceInput"):
             force = bool(item.settings.get("forceInput"))
             flags += [force, False] if item.settings.get("control_after_generate") else [force]
-    if len(flags) != len(saved):
-        return list(saved)
-    return [value for value, dropped in zip(saved, flags, strict=True) if not dropped]
+    return flags
 
 
 def _settled(value: Any, widget: Widget) -> Any:

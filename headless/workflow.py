@@ -4,6 +4,8 @@ checks the graph before anything runs.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,15 +37,29 @@ class Document:
 
     def graph(self, look_up: Catalogue) -> Graph:
         """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
-        if self.is_editor:
-            return editor_json.to_api(self.data, look_up)
-        return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
+        with _no_garbage():
+            if self.is_editor:
+                return editor_json.to_api(self.data, look_up)
+            return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Do not look for garbage in the block: it makes many objects and drops none, and each look takes longer."""
+    looks = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looks:
+            gc.enable()
 
 
 def read(path: str) -> Document:
     """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
     try:
-        data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
+        with _no_garbage():
+            data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:
@@ -106,7 +122,8 @@ def is_link(value: Any) -> bool:
 
 def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> tuple[Graph, list[Problem]]:
     """A copy of the graph with every NODE.INPUT=VALUE applied, and the problems with those that could not be."""
-    result = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
+    with _no_garbage():
+        result = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     problems = []
     for assignment in assignments:
         try:
@@ -121,7 +138,7 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
     """All problems of the graph: unknown classes and cycles anywhere; bad links, bad values and missing inputs in the
     nodes that would run.
     """
-    unknown = [node_id for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None]
+    unknown = {node_id: None for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None}
     problems = [problem(graph, node_id, _unknown(graph[node_id])) for node_id in unknown]
     roots = [node_id for node_id, node in graph.items() if node_id in unknown or _schema(node, look_up).output_node]
     if not roots:
@@ -131,8 +148,9 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
                 " run"
             )
         )
-    for node_id in sorted(reachable(graph, roots or list(graph)), key=list(graph).index):
-        if node_id not in unknown:
+    needed = reachable(graph, roots or list(graph))
+    for node_id in graph:
+        if node_id in needed and node_id not in unknown:
             problems += _check_node(graph, node_id, look_up)
     return problems + [_cycle(graph, cycle) for cycle in cycles(graph)]
 
@@ -162,18 +180,22 @@ def cycles(graph: Graph) -> list[list[str]]:
     closed_paths: list[list[str]] = []
     finished: set[str] = set()
     for start in graph:
-        path, trail = ([start], [(start, _sources(graph, start))]) if start not in finished else ([], [])
+        if start in finished:
+            continue
+        path, trail = [start], [(start, _sources(graph, start))]
+        positions = {start: 0}  # of the nodes on the path
         while trail:
             node_id, sources = trail[-1]
             source = next(sources, None)
             if source is None:
                 finished.add(node_id)
                 trail.pop()
-                path.pop()
-            elif source in path:
-                closed_paths.append([*path[path.index(source) :], source])
+                del positions[path.pop()]
+            elif source in positions:
+                closed_paths.append([*path[positions[source] :], source])
             elif source not in finished:
                 trail.append((source, _sources(graph, source)))
+                positions[source] = len(path)
                 path.append(source)
     return closed_paths
 

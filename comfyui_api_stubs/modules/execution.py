@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from comfy_execution.graph import (
     DynamicPrompt,
     ExecutionBlocker,
     NodeInputError,
+    WaitingNodes,
     get_input_info,
     is_link,
 )
@@ -99,6 +100,14 @@ def _hidden_values(
     return {name: known[kind] for name, kind in kinds.items() if kind in known}
 
 
+class _InputTypes(dict):
+    """What each node class says of its inputs, asked once a class in one validation or run."""
+
+    def __missing__(self, class_def: Any) -> dict:
+        self[class_def] = class_def.INPUT_TYPES()
+        return self[class_def]
+
+
 def get_input_data(
     inputs: Mapping[str, Any],
     class_def: type,
@@ -106,11 +115,15 @@ def get_input_data(
     outputs: Callable[[str], list[list] | None] | None = None,
     dynprompt: DynamicPrompt | None = None,
     extra_data: Mapping[str, Any] = {},
+    spec: dict | None = None,
 ) -> tuple[dict[str, Any], set[str], dict]:
     """(a list of values for each input, the inputs whose value is not there yet, V3's hidden values).
 
-    `outputs` gives what a node has computed, or None; without it only constants have values, the rest reads (None,)."""
-    spec = class_def.INPUT_TYPES()  # type: ignore[attr-defined]
+    `outputs` gives what a node has computed, or None; without it only constants have values, the rest reads (None,).
+    `spec` is what INPUT_TYPES gave, if it was asked already."""
+    if spec is None:
+        spec = class_def.INPUT_TYPES()  # type: ignore[attr-defined]
+    assert spec is not None
     hidden = _hidden_values(spec.get("hidden", {}), unique_id, dynprompt, extra_data)
     values: dict[str, Any] = {}
     missing: set[str] = set()
@@ -261,25 +274,26 @@ class _Signatures:
         self._numbers: dict[tuple, int] = {}
         self._fresh = itertools.count()
 
-    async def of(self, prompt_id: str, prompt: Mapping[str, dict]) -> dict[str, int]:
+    async def of(self, prompt_id: str, prompt: Mapping[str, dict], input_types: _InputTypes) -> dict[str, int]:
         """The numbers of a workflow's nodes that are not in a cycle; those only of earlier workflows are given up."""
         signed: dict[str, int] = {}
         used: dict[tuple, int] = {}
         for node_id in _ancestors_first(prompt):
             node = prompt[node_id]
-            key = (*await self._own_part(prompt_id, node_id, node), *self._input_part(node["inputs"], signed))
+            own = await self._own_part(prompt_id, node_id, node, input_types)
+            key = (*own, *self._input_part(node["inputs"], signed))
             if key not in used:
                 used[key] = self._numbers[key] if key in self._numbers else next(self._fresh)
             signed[node_id] = used[key]
         self._numbers = used
         return signed
 
-    async def _own_part(self, prompt_id: str, node_id: str, node: dict) -> tuple:
+    async def _own_part(self, prompt_id: str, node_id: str, node: dict, input_types: _InputTypes) -> tuple:
         class_def: Any = nodes.NODE_CLASS_MAPPINGS[node["class_type"]]
-        hidden = class_def.INPUT_TYPES().get("hidden", {}).values()
+        hidden = input_types[class_def].get("hidden", {}).values()
         asks_for_id = any(kind == "UNIQUE_ID" or kind == ("UNIQUE_ID",) for kind in hidden)
         of_this_node = asks_for_id or getattr(class_def, "NOT_IDEMPOTENT", False)
-        changed = self._frozen(await _fingerprint(prompt_id, node_id, node, class_def))
+        changed = self._frozen(await _fingerprint(prompt_id, node_id, node, class_def, input_types))
         return (node["class_type"], changed, node_id if of_this_node else None)
 
     def _input_part(self, inputs: Mapping[str, Any], signed: Mapping[str, int]) -> Iterable[tuple]:
@@ -313,28 +327,33 @@ class _Depths(dict):
         super().__init__()
         self._prompt = prompt
 
+    def _sources(self, node_id: str) -> list[str]:
+        inputs = self._prompt[node_id]["inputs"].values()
+        return [value[0] for value in inputs if is_link(value) and value[0] in self._prompt]
+
     def __missing__(self, node_id: str) -> int:
-        stack, open_nodes = [node_id], {node_id}
+        sources = self._sources(node_id)
+        stack, open_nodes = [(node_id, sources, iter(sources))], {node_id}
         while stack:
-            current = stack[-1]
-            inputs = self._prompt[current]["inputs"].values()
-            sources = [value[0] for value in inputs if is_link(value) and value[0] in self._prompt]
-            waiting = [source for source in sources if source not in self and source not in open_nodes]
-            if waiting:
-                stack.append(waiting[0])
-                open_nodes.add(waiting[0])
+            current, sources, left = stack[-1]
+            waiting = next((source for source in left if source not in self and source not in open_nodes), None)
+            if waiting is None:
+                self[current] = 1 + max((self.get(source, -1) for source in sources), default=-1)
+                open_nodes.discard(current)
+                stack.pop()
                 continue
-            self[current] = 1 + max((self.get(source, -1) for source in sources), default=-1)
-            open_nodes.discard(stack.pop())
+            sources = self._sources(waiting)
+            stack.append((waiting, sources, iter(sources)))
+            open_nodes.add(waiting)
         return self[node_id]
 
 
-async def _fingerprint(prompt_id: str, node_id: str, node: dict, class_def: Any) -> Any:
+async def _fingerprint(prompt_id: str, node_id: str, node: dict, class_def: Any, input_types: _InputTypes) -> Any:
     """What fingerprint_inputs or IS_CHANGED says, given the constants among the inputs; False without one."""
     method = _optional_method(class_def, "fingerprint_inputs", "IS_CHANGED")
     if method is None:
         return False
-    values, _, v3_data = get_input_data(node["inputs"], class_def, node_id)
+    values, _, v3_data = get_input_data(node["inputs"], class_def, node_id, spec=input_types[class_def])
     try:
         return await _resolved(await _call_over_lists(prompt_id, node_id, class_def, values, method, v3_data))
     except Exception as error:  # noqa: BLE001  (a node's own code: any failure means that nothing may be reused)
@@ -357,13 +376,20 @@ class _Run:
     """One execution of one workflow: which nodes wait for which, what runs, what is done."""
 
     def __init__(
-        self, executor: PromptExecutor, prompt_id: str, prompt: dict, extra_data: dict, signatures: dict[str, int]
+        self,
+        executor: PromptExecutor,
+        prompt_id: str,
+        prompt: dict,
+        extra_data: dict,
+        signatures: dict[str, int],
+        input_types: _InputTypes,
     ):
         self.executor, self.prompt_id, self.extra_data, self.signatures = executor, prompt_id, extra_data, signatures
-        self.prompt = DynamicPrompt(prompt)
-        self.waiting: dict[str, set[str]] = {}
-        self.urgent: set[str] = set()  # output nodes and async nodes, of those that wait or waited
+        self.prompt, self.input_types = DynamicPrompt(prompt), input_types
+        self.waiting = WaitingNodes()
         self.running: dict[asyncio.Future, str] = {}
+        self.ended: list[asyncio.Future] = []  # of those that run: the ones with a result
+        self.woken = asyncio.Event()
         self.arguments: dict[str, dict] = {}
         self.executed: list[str] = []
 
@@ -389,14 +415,12 @@ class _Run:
             if current in self.waiting:
                 continue
             sources = [source for source in self._eager_sources(current) if self.entry(source) is None]
-            self.waiting[current] = set(sources)
-            if self._is_output(current) or self._is_async(current):
-                self.urgent.add(current)
+            self.waiting.add(current, self._is_output(current) or self._is_async(current), sources)
             pending += sources
 
     def _eager_sources(self, node_id: str) -> list[str]:
         class_def, inputs = self._class(node_id), self.prompt.get_node(node_id)["inputs"]
-        spec = class_def.INPUT_TYPES()
+        spec = self.input_types[class_def]
         links = {name: value[0] for name, value in inputs.items() if is_link(value)}
         return [
             source for name, source in links.items() if not (get_input_info(class_def, name, spec)[2] or {}).get("lazy")
@@ -415,21 +439,20 @@ class _Run:
             source = inputs[name][0]
             if self.entry(source) is None:
                 self.demand(source)
-                self.waiting[node_id].add(source)
+                self.waiting.wait_for(node_id, source)
 
     # going through it
     async def go(self) -> _Interrupted | None:
         """Execute until nothing waits; returns how it failed, if it did."""
         while self.waiting:
-            busy = set(self.running.values())
-            ready = [node_id for node_id, blockers in self.waiting.items() if not blockers and node_id not in busy]
-            if not ready and not self.running:
-                return _Interrupted(self._in_cycle(), DependencyCycleError("Dependency cycle detected"), {})
-            if ready:
-                failure = await self._step(self._next(ready))
+            node_id = self.waiting.take()
+            if node_id is not None:
+                failure = await self._step(node_id)
+            elif self.running:
+                await self.woken.wait()
+                failure = await self._collect()
             else:
-                finished, _ = await asyncio.wait(self.running, return_when=asyncio.FIRST_COMPLETED)
-                failure = await self._collect(finished)
+                return _Interrupted(self._in_cycle(), DependencyCycleError("Dependency cycle detected"), {})
             if failure is not None:
                 await self._cancel()
                 return failure
@@ -441,16 +464,6 @@ class _Run:
         await asyncio.gather(*self.running, return_exceptions=True)
         self.running.clear()
 
-    def _next(self, ready: list[str]) -> str:
-        """Outputs and async nodes first, then what leads to an output soonest: so that results show early."""
-        near = self.urgent & self.waiting.keys()
-        for _ in range(3):
-            chosen = next((node_id for node_id in ready if node_id in near), None)
-            if chosen is not None:
-                return chosen
-            near = {source for node_id in near & set(self.waiting) for source in self.waiting[node_id]}
-        return ready[0]
-
     def _is_output(self, node_id: str) -> bool:
         return bool(getattr(self._class(node_id), "OUTPUT_NODE", False))
 
@@ -460,10 +473,11 @@ class _Run:
 
     def _in_cycle(self) -> str:
         """A node that waits for itself: the first met twice when going from one to what it waits for."""
-        node_id, seen = next(iter(self.waiting)), set()
+        blockers = self.waiting.blockers
+        node_id, seen = next(iter(blockers)), set()
         while node_id not in seen:
             seen.add(node_id)
-            node_id = next(iter(self.waiting[node_id]))
+            node_id = next(iter(blockers[node_id]))
         return node_id
 
     async def _step(self, node_id: str) -> _Interrupted | None:
@@ -485,7 +499,13 @@ class _Run:
         node, class_def, server = self.prompt.get_node(node_id), self._class(node_id), self.executor.server
         get_progress_state().start_progress(node_id)
         values, missing, v3_data = get_input_data(
-            node["inputs"], class_def, node_id, self._outputs, self.prompt, self.extra_data
+            node["inputs"],
+            class_def,
+            node_id,
+            self._outputs,
+            self.prompt,
+            self.extra_data,
+            self.input_types[class_def],
         )
         self.arguments[node_id] = values
         server.last_node_id = node_id
@@ -500,6 +520,7 @@ class _Run:
             needed = sorted(name for name in asked if name not in values or name in missing)
             if needed:
                 self._demand_inputs(node_id, needed)
+                self.waiting.give_back(node_id)
                 return
         results = await _call_over_lists(
             self.prompt_id,
@@ -512,7 +533,9 @@ class _Run:
             on_block=self._on_block(node_id),
         )
         if any(isinstance(result, asyncio.Future) for result in results):
-            self.running[asyncio.ensure_future(_resolved(results))] = node_id
+            task = asyncio.ensure_future(_resolved(results))
+            self.running[task] = node_id
+            task.add_done_callback(self._wake)
         else:
             self._finish(node_id, results)
 
@@ -523,14 +546,20 @@ class _Run:
             objects[node_id, class_type] = class_def()
         return objects[node_id, class_type]
 
-    async def _collect(self, finished: Iterable[asyncio.Future]) -> _Interrupted | None:
+    def _wake(self, task: asyncio.Future) -> None:
+        self.ended.append(task)
+        self.woken.set()
+
+    async def _collect(self) -> _Interrupted | None:
         """Take the results of async nodes that have ended."""
 
         async def take(node_id: str, task: asyncio.Future) -> None:
             self._finish(node_id, task.result())
 
-        failure = None
-        for task in finished:
+        failure, ended = None, self.ended
+        self.ended = []
+        self.woken.clear()
+        for task in ended:
             node_id = self.running.pop(task)
             failure = await self._guarded(node_id, take(node_id, task)) or failure
         return failure
@@ -541,9 +570,7 @@ class _Run:
         self._done(node_id, entry)
 
     def _done(self, node_id: str, entry: CacheEntry, was_cached: bool = False) -> None:
-        del self.waiting[node_id]
-        for blockers in self.waiting.values():
-            blockers.discard(node_id)
+        self.waiting.done(node_id)
         self.arguments.pop(node_id, None)
         if entry.ui:
             self.executor.shown[node_id] = entry.ui
@@ -642,8 +669,9 @@ class PromptExecutor:
         self.status_messages, self.shown, self.success = [], {}, True
         self.add_message("execution_start", {"prompt_id": prompt_id}, broadcast=False)
         with torch.inference_mode():
-            signatures = await self._signatures.of(prompt_id, prompt)
-            run = _Run(self, prompt_id, prompt, extra_data, signatures)
+            input_types = _InputTypes()
+            signatures = await self._signatures.of(prompt_id, prompt, input_types)
+            run = _Run(self, prompt_id, prompt, extra_data, signatures, input_types)
             reset_progress_state(prompt_id, run.prompt)
             add_progress_handler(WebUIProgressHandler(self.server))
             self._drop_unused(prompt, signatures)
@@ -760,6 +788,9 @@ class _Validator:
         self.prompt_id, self.prompt = prompt_id, prompt
         self.problems: dict[str, list[dict]] = {}
         self.cyclic: dict[str, list[dict]] = {}
+        self.input_types = _InputTypes()
+        self._given: set[str] = set()  # the nodes that `upstream` gave
+        self._searched: set[str] = set()  # the nodes that `cycles` has been through
 
     def known_class(self, node_id: str) -> Any:
         return nodes.NODE_CLASS_MAPPINGS.get(self.prompt[node_id].get("class_type"))
@@ -791,7 +822,7 @@ class _Validator:
         return {node_id: problems for node_id, problems in both.items() if problems}
 
     async def _of_node(self, node_id: str, class_def: Any) -> list[dict]:
-        inputs, spec = self.prompt[node_id]["inputs"], class_def.INPUT_TYPES()
+        inputs, spec = self.prompt[node_id]["inputs"], self.input_types[class_def]
         method = _optional_method(class_def, "validate_inputs", "VALIDATE_INPUTS")
         takes: set[str] = set()
         takes_all = False
@@ -888,7 +919,7 @@ class _Validator:
         already.
         """
         takes, takes_all = accepts
-        values, _, v3_data = get_input_data(inputs, class_def, node_id)
+        values, _, v3_data = get_input_data(inputs, class_def, node_id, spec=self.input_types[class_def])
         values = {name: value for name, value in values.items() if name in takes or takes_all}
         if broken & (set(values) if takes_all else takes):
             return []
@@ -908,42 +939,67 @@ class _Validator:
         ]
 
     def cycles(self, start: str) -> None:
-        """Note a problem at every node of each cycle that is upstream of `start`."""
+        """Note a problem at every node of each cycle that is upstream of `start`: one cycle for each link that closes
+        one, going through each node once, whatever the start.
+        """
         path: list[str] = []
-        done: set[str] = set()
+        positions: dict[str, int] = {}  # of the nodes on the path
         stack: list[tuple[str, bool]] = [(start, False)]
         while stack:
             node_id, leaving = stack.pop()
             if leaving:
-                path.pop()
-                done.add(node_id)
-            elif node_id in path:
-                self._note_cycle(path[path.index(node_id) :])
-            elif node_id not in done:
+                del positions[path.pop()]
+                self._searched.add(node_id)
+            elif node_id in positions:
+                self._note_cycle(path[positions[node_id] :])
+            elif node_id not in self._searched:
+                positions[node_id] = len(path)
                 path.append(node_id)
                 stack.append((node_id, True))
-                stack += [(source, False) for source in self.links(node_id)]
+                stack += [(source, False) for source in dict.fromkeys(self.links(node_id))]
 
     def _note_cycle(self, cycle: list[str]) -> None:
         shown = " -> ".join(f"{node_id} ({self.prompt[node_id].get('class_type')})" for node_id in [*cycle, cycle[0]])
         for node_id in cycle:
             problem = _problem(
-                "dependency_cycle", "Dependency cycle detected", shown, node_id=node_id, cycle_nodes=list(cycle)
+                "dependency_cycle", "Dependency cycle detected", shown, node_id=node_id, cycle_nodes=cycle
             )
-            known = self.cyclic.setdefault(node_id, [])
-            if all(set(cycle) != set(other["extra_info"]["cycle_nodes"]) for other in known):
-                known.append(problem)
+            self.cyclic.setdefault(node_id, []).append(problem)
 
     def upstream(self, start: str) -> list[str]:
-        """A node and everything it depends on, from the far end."""
+        """A node and everything it depends on, from the far end; without what was given for an earlier start."""
         found: dict[str, None] = {}
         stack = [start]
         while stack:
             node_id = stack.pop()
-            if node_id not in found:
+            if node_id not in self._given:
+                self._given.add(node_id)
                 found[node_id] = None
                 stack += self.links(node_id)
         return list(found)[::-1]
+
+    def dependents(self, outputs: Sequence[str]) -> dict[str, list[str]]:
+        """For each node with problems the outputs that depend on it."""
+        behind = self._outputs_behind(outputs)
+        return {
+            node_id: [output for number, output in enumerate(outputs) if behind[node_id] >> number & 1]
+            for node_id in self.found()
+        }
+
+    def _outputs_behind(self, outputs: Sequence[str]) -> dict[str, int]:
+        """For each node one bit an output that depends on it; one pass says it all unless there are cycles."""
+        behind = dict.fromkeys(self.prompt, 0)
+        behind.update((output, 1 << number) for number, output in enumerate(outputs))
+        targets_first = _ancestors_first(self.prompt)[::-1]
+        changed = True
+        while changed:
+            changed = False
+            for node_id in targets_first:
+                for source in self.links(node_id):
+                    if behind[node_id] & ~behind[source]:
+                        behind[source] |= behind[node_id]
+                        changed = True
+        return behind
 
 
 def _unknown_nodes(prompt: dict[str, dict]) -> list[dict]:
@@ -981,32 +1037,30 @@ async def validate_prompt(
     for node in prompt.values():
         node.setdefault("inputs", {})
     validator = _Validator(prompt_id, prompt)
+    asked = {node_id for node_id in partial_execution_list or () if isinstance(node_id, str)}
     outputs = [
         node_id
         for node_id in prompt
         if getattr(validator.known_class(node_id), "OUTPUT_NODE", False) is True
-        and (partial_execution_list is None or node_id in partial_execution_list)
+        and (partial_execution_list is None or node_id in asked)
     ]
     for problem in unknown:
         validator.problems[problem["extra_info"]["node_id"]] = [problem]
-    starts = list(prompt) if unknown or not outputs else outputs
-    dependents: dict[str, list[str]] = {}
-    for output in starts:
-        validator.cycles(output)
-        for node_id in validator.upstream(output):
+    for start in list(prompt) if unknown or not outputs else outputs:
+        validator.cycles(start)
+        for node_id in validator.upstream(start):
             await validator.visit(node_id)
-            dependents.setdefault(node_id, []).extend([output] if output in outputs else [])
+    dependents = validator.dependents(outputs) if validator.found() else {}
     node_errors = {
         node_id: {
             "errors": problems,
-            "dependent_outputs": dependents.get(node_id, []),
+            "dependent_outputs": dependents[node_id],
             "class_type": prompt[node_id].get("class_type"),
         }
         for node_id, problems in validator.found().items()
     }
-    good = [
-        output for output in outputs if not any(output in found["dependent_outputs"] for found in node_errors.values())
-    ]
+    failed = set(itertools.chain.from_iterable(dependents.values()))
+    good = [output for output in outputs if output not in failed]
     return _verdict(unknown, outputs, good, node_errors)
 
 

@@ -5,7 +5,10 @@ the test says so.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import random
+import sys
 
 import pytest
 import torch
@@ -526,3 +529,344 @@ def test_a_long_chain_is_no_recursion(host):
         str(i): node("TestAdd", a=[str(i - 1), 0], b=1) for i in range(1, 1500)
     }
     assert host.run(prompt, capture={"out": ["1499", 0]})["captured"] == {"out": 1499}
+
+
+# --- what a node costs ------------------------------------------------------------------------------------------------
+
+
+class Gather:
+    """V1: takes as many numbers as the test sets."""
+
+    inputs = 1
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        ASKED.append(cls)
+        return {"required": {f"value{number}": ("INT", {}) for number in range(cls.inputs)}}
+
+    RETURN_TYPES = ()
+    FUNCTION = "gather"
+    CATEGORY = "test"
+    OUTPUT_NODE = True
+
+    def gather(self, **values):
+        return {"ui": {"count": [len(values)]}}
+
+
+class Step:
+    """V1: passes a number on."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        ASKED.append(cls)
+        return {"required": {"a": ("INT", {"default": 0})}, "optional": {"b": ("INT", {"default": 0})}}
+
+    RETURN_TYPES = ("INT",)
+    FUNCTION = "step"
+    CATEGORY = "test"
+
+    def step(self, a, b=0):
+        return (a,)
+
+
+class Show(Step):
+    """V1: an output."""
+
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
+
+    def step(self, a, b=0):
+        return {"ui": {"text": [str(a)]}}
+
+
+ASKED: list[type] = []  # the classes whose INPUT_TYPES was called
+
+
+def chain(count):
+    steps = {str(n): node("TestStep", a=[str(n - 1), 0]) for n in range(1, count)}
+    return {**steps, "0": node("TestStep", a=0), "end": node("TestGather", value0=[str(count - 1), 0])}
+
+
+def fan(count):
+    steps = {str(n): node("TestStep", a=n) for n in range(count)}
+    return {**steps, "end": node("TestGather", **{f"value{n}": [str(n), 0] for n in range(count)})}
+
+
+def grid(count):
+    width = 10
+    links = {n: [[str(n - 1), 0]] * (n % width > 0) + [[str(n - width), 0]] * (n >= width) for n in range(count)}
+    steps = {str(n): node("TestStep", **{"a": n, **dict(zip("ab", links[n], strict=False))}) for n in links}
+    return {**steps, "end": node("TestGather", value0=[str(count - 1), 0])}
+
+
+def outputs_along(count):
+    """A chain that shows each of its numbers."""
+    shows = {f"show {n}": node("TestShowStep", a=[str(n), 0]) for n in range(count)}
+    return {**shows, **chain(count)}
+
+
+def no_outputs(count):
+    return {key: entry for key, entry in chain(count).items() if key != "end"}
+
+
+def invalid(count):
+    """A chain with a mistake in every node."""
+    return {key: {**entry, "inputs": {**entry["inputs"], "b": "many"}} for key, entry in chain(count).items()}
+
+
+def lines_run(work):
+    """How many lines of the host's executor a call runs."""
+    count = 0
+
+    def lines(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return lines
+
+    def calls(frame, event, argument):
+        file = frame.f_code.co_filename
+        return lines if file.endswith("execution.py") or "comfy_execution" in file else None
+
+    previous = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        work()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+@pytest.fixture
+def counted(host, monkeypatch):
+    """Runs a workflow without any page; a function of shape, count and number of inputs of the last node."""
+    extra = {"TestStep": Step, "TestGather": Gather, "TestShowStep": Show}
+    for name, kind in extra.items():
+        monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, name, kind)
+    monkeypatch.setattr(Gather, "inputs", 1)
+    monkeypatch.setattr(logging.getLogger(), "disabled", True)
+
+    def run(shape, count):
+        Gather.inputs = count if shape is fan else 1
+        host.fresh()
+        ASKED.clear()
+        prompt = shape(count)
+        valid = host.validate(prompt)
+        if valid[0] and not valid[3]:
+            host.loop.run_until_complete(host.executor.execute_async(prompt, "id", {"client_id": "test"}, valid[2]))
+            host.server.client_id = None
+            assert host.executor.success and host.executor.history_result["outputs"]
+
+    return run
+
+
+@pytest.mark.slow
+@only_embedded
+@pytest.mark.parametrize("shape", [chain, fan, grid, outputs_along, no_outputs, invalid])
+def test_as_many_nodes_more_cost_as_many_lines_more(counted, shape):
+    few, more, many = (lines_run(lambda count=count: counted(shape, count)) for count in (500, 750, 1000))
+    assert few > 500 and many - more <= more - few
+
+
+@only_embedded
+def test_input_types_are_asked_once_a_class_in_a_validation_and_in_a_run(counted):
+    for count in (500, 1000):
+        counted(chain, count)
+        assert sorted(kind.__name__ for kind in ASKED) == ["Gather", "Gather", "Step", "Step"]
+
+
+class Everyone:
+    """A server with one open page."""
+
+    def __init__(self):
+        self.client_id, self.sockets, self.sent = "page", {"page": object()}, []
+
+    def send_sync(self, event, data, sid=None):
+        self.sent.append((event, data, sid))
+
+
+@only_embedded
+def test_progress_is_sent_as_comfyui_sends_it_and_not_built_for_nobody():
+    from comfy_execution import graph, progress
+
+    server, expected = Everyone(), []
+    registry = progress.ProgressRegistry("p", graph.DynamicPrompt({}))
+    handler = progress.WebUIProgressHandler(server)
+    handler.set_registry(registry)
+    registry.register_handler(handler)
+
+    def all_nodes():
+        """ComfyUI's own way: every node that has started, at every event."""
+        where = {"display_node_id": "{}", "parent_node_id": None, "real_node_id": "{}"}
+        return {
+            key: {
+                "value": state["value"],
+                "max": state["max"],
+                "state": state["state"].value,
+                "node_id": key,
+                "prompt_id": "p",
+                **{name: place and place.format(key) for name, place in where.items()},
+            }
+            for key, state in registry.nodes.items()
+            if state["state"] != progress.NodeState.Pending
+        }
+
+    def change(number):
+        key = str(number % 7)
+        registry.ensure_entry("never started")
+        (registry.start_progress, registry.finish_progress)[number % 2](key)
+        if number % 3 == 0:
+            registry.update_progress(key, number, 90)
+            expected.append(None)  # the state between is checked with the next
+
+    for number in range(40):
+        change(number)
+        expected.append(all_nodes())
+    states = [data["nodes"] for event, data, _ in server.sent]
+    assert len(states) == len(expected)
+    assert all(right is None or state == right for state, right in zip(states, expected, strict=True))
+    assert {sid for _, _, sid in server.sent} == {"page"}
+    server.sent.clear()
+    page = server.sockets.pop("page")
+    for number in range(40, 60):
+        change(number)
+    assert server.sent == []
+    server.sockets["page"] = page  # the page is opened again: it gets what it missed
+    registry.start_progress("new")
+    assert [data["nodes"] for _, data, _ in server.sent] == [all_nodes()]
+
+
+@only_embedded
+def test_an_event_of_progress_costs_the_same_for_many_nodes():
+    from comfy_execution import graph, progress
+
+    def costs(count):
+        server = Everyone()
+        registry = progress.ProgressRegistry("p", graph.DynamicPrompt({}))
+        handler = progress.WebUIProgressHandler(server)
+        handler.set_registry(registry)
+        registry.register_handler(handler)
+        return lines_run(lambda: [registry.start_progress(str(number)) for number in range(count)])
+
+    assert costs(1000) <= 2 * costs(500)
+
+
+class Scanning:
+    """Which node is next by looking through all that wait: the rule that WaitingNodes keeps to."""
+
+    def __init__(self):
+        self.waiting, self.urgent, self.busy = {}, set(), set()
+
+    def add(self, node_id, urgent, sources):
+        self.waiting[node_id] = set(sources)
+        if urgent:
+            self.urgent.add(node_id)
+
+    def wait_for(self, node_id, source):
+        self.waiting[node_id].add(source)
+
+    def take(self):
+        ready = [key for key, blockers in self.waiting.items() if not blockers and key not in self.busy]
+        near = self.urgent & self.waiting.keys()
+        chosen = ready[0] if ready else None
+        for _ in range(3):
+            found = next((key for key in ready if key in near), None)
+            if found is not None:
+                chosen = found
+                break
+            near = {source for key in near & self.waiting.keys() for source in self.waiting[key]}
+        if chosen is not None:
+            self.busy.add(chosen)
+        return chosen
+
+    def give_back(self, node_id):
+        self.busy.discard(node_id)
+
+    def done(self, node_id):
+        self.busy.discard(node_id)
+        del self.waiting[node_id]
+        for blockers in self.waiting.values():
+            blockers.discard(node_id)
+
+
+@only_embedded
+@pytest.mark.parametrize("seed", range(60))
+def test_the_order_is_that_of_looking_through_all_that_wait(seed):
+    """Random graphs with lazy inputs, which are asked for at the first try, and async nodes, which end later."""
+    from comfy_execution.graph import WaitingNodes
+
+    def order(waiting):
+        draw = random.Random(seed)
+        count = draw.randrange(2, 40)
+        sources = {n: draw.sample(range(n), min(n, draw.randrange(4))) for n in range(count)}
+        lazy = {n: [source for source in links if draw.random() < 0.2] for n, links in sources.items()}
+        urgent = {n for n in range(count) if draw.random() < 0.2}
+        takes_long = {n for n in range(count) if draw.random() < 0.3}
+        told, results, running = [], set(), []
+
+        def demand(start):
+            pending = [start]
+            while pending:
+                current = pending.pop()
+                if str(current) in known:
+                    continue
+                eager = [s for s in sources[current] if s not in lazy[current] and s not in results]
+                known.add(str(current))
+                waiting.add(str(current), current in urgent, [str(s) for s in eager])
+                pending += eager
+
+        known: set[str] = set()
+        for start in sorted(urgent | {count - 1}, reverse=seed % 2 == 0):
+            demand(start)
+        while True:
+            taken = waiting.take()
+            if taken is None and not running:
+                return told
+            if taken is None:
+                number = running.pop(draw.randrange(len(running)))
+            else:
+                number = int(taken)
+                told.append(number)
+                missing = [source for source in lazy[number] if source not in results]
+                lazy[number] = []
+                if missing:
+                    for source in missing:
+                        demand(source)
+                        waiting.wait_for(taken, str(source))
+                    waiting.give_back(taken)
+                    continue
+                if number in takes_long:
+                    running.append(number)
+                    continue
+            results.add(number)
+            waiting.done(str(number))
+
+    found = order(WaitingNodes())
+    assert found and found == order(Scanning())
+
+
+@only_embedded
+def test_a_chain_of_5000_is_no_recursion(host, counted):
+    counted(chain, 5000)
+    counted(invalid, 5000)
+
+
+@only_embedded
+def test_a_class_may_take_any_input(host):
+    """Packs have dicts of inputs that hold every name."""
+
+    class Any(dict):
+        def __contains__(self, name):
+            return True
+
+        def __getitem__(self, name):
+            return ("INT", {})
+
+    taking = type(
+        "Taking",
+        (Step,),
+        {"INPUT_TYPES": classmethod(lambda cls: {"required": {}, "optional": Any()}), "FUNCTION": "t"},
+    )
+    taking.t = lambda self, **values: (sum(values.values()),)
+    host.nodes.NODE_CLASS_MAPPINGS["TestTaking"] = taking
+    prompt = {"1": node("TestNumber", value=4), "2": node("TestTaking", x=["1", 0], y=3)}
+    assert host.run(prompt, capture={"sum": ["2", 0]})["captured"] == {"sum": 7}

@@ -1,6 +1,7 @@
 """Editor workflows become the API graphs that ComfyUI's front end itself exports (recorded by record_exports.py)."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,72 @@ def test_a_node_whose_inputs_grow_is_refused():
     cls = type("Growing", (), {"INPUT_TYPES": lambda: growing, "RETURN_TYPES": ()})
     with pytest.raises(WorkflowError, match=r"inputs that grow in the editor.*Export \(API\)"):
         workflow.parse({"nodes": [{"id": 1, "type": "Growing"}]}).graph(catalogue({"Growing": cls}, {}))
+
+
+# --- what a node costs ------------------------------------------------------------------------------------------------
+
+
+def lines_run(work):
+    """How many lines of headless/ a call runs."""
+    count = 0
+
+    def lines(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return lines
+
+    def calls(frame, event, argument):
+        return lines if "headless" in frame.f_code.co_filename else None
+
+    previous = sys.gettrace()
+    sys.settrace(calls)
+    try:
+        work()
+    finally:
+        sys.settrace(previous)
+    return count
+
+
+def reroute(number, link):
+    return {"id": number, "type": "Reroute", "inputs": [{"name": "", "type": "*", "link": link}], "outputs": []}
+
+
+def sink(number, link):
+    slot = {"name": "value", "type": "*", "link": link}
+    return {"id": number, "type": "OddSink", "inputs": [slot], "widgets_values": ["out"]}
+
+
+def reroutes_with_a_sink_each(count):
+    """A chain of reroutes; at each of them hangs an output node."""
+    source = {"id": 1, "type": "OddSource", "outputs": [{"type": "STRING"}], "widgets_values": ["t", 1]}
+    nodes = [source, *(reroute(n, n) for n in range(2, count + 2)), *(sink(-n, -n) for n in range(2, count + 2))]
+    links = [[n, n - 1, 0, n, 0, "*"] for n in range(2, count + 2)]
+    links += [[-n, n, 0, -n, 0, "*"] for n in range(2, count + 2)]
+    return {"nodes": nodes, "links": links}
+
+
+def primitives(count):
+    """Each node's value comes from a primitive, and its text names another node's."""
+    nodes, links = [], []
+    for n in range(1, count + 1):
+        slot = {"name": "number", "type": "INT", "link": n, "widget": {"name": "number"}}
+        nodes.append({"id": n, "type": "OddSource", "inputs": [slot], "widgets_values": ["t", 1]})
+        nodes.append({"id": -n, "type": "PrimitiveNode", "outputs": [{"type": "INT"}], "widgets_values": [n]})
+        nodes[-1]["properties"] = {"Run widget replace on values": True}
+        nodes[-1]["widgets_values"] = [f"%OddSource.number%{n}"]
+        links.append([n, -n, 0, n, 0, "INT"])
+    return {"nodes": nodes, "links": links}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [reroutes_with_a_sink_each, primitives])
+def test_as_many_nodes_more_cost_as_many_lines_more(shape):
+    few, more, many = (
+        lines_run(lambda count=count: workflow.parse(shape(count)).graph(LOOK_UP)) for count in (500, 750, 1000)
+    )
+    assert few > 500 and many - more <= more - few
+
+
+def test_5000_reroutes_in_a_row_are_followed():
+    graph = workflow.parse(reroutes_with_a_sink_each(5000)).graph(LOOK_UP)
+    assert len(graph) == 5001 and all(graph[f"-{n}"]["inputs"]["value"] == ["1", 0] for n in range(2, 5002))

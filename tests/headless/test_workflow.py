@@ -57,6 +57,41 @@ def test_what_is_not_a_workflow_is_refused(tmp_path, text, expected):
     assert expected in str(error.value) and str(path) in str(error.value)
 
 
+class Id(str):
+    """A node id that counts how often it is compared with another: what looking through a list does."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        Id.compared += self is not other
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def chained(count, closed):
+    """A chain of so many nodes and an output; `closed`: the first takes what the last gives."""
+    ids = [Id(f"n{number}") for number in range(count)]
+    graph = {}
+    for number, node_id in enumerate(ids):
+        before = [ids[number - 1], 0] if number or closed else "t"
+        graph[node_id] = {"class_type": "OddSource", "inputs": {"text": before, "number": 1}}
+    graph[Id("end")] = {"class_type": "OddSink", "inputs": {"name": "out", "value": [ids[-1], 0]}}
+    return graph
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_check_of_a_chain_looks_through_no_list(closed):
+    compared = []
+    for count in (500, 1000):
+        Id.compared = 0
+        graph = chained(count, closed)
+        problems = workflow.check(graph, LOOK_UP)
+        assert len(workflow.cycles(graph)) == closed == any("cycle" in problem.message for problem in problems)
+        compared.append(Id.compared)
+    assert compared[1] <= 2 * compared[0] + 2
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "picture.json").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe\x00")
     (tmp_path / "wide.json").write_text("{}", encoding="utf-16")

@@ -51,12 +51,14 @@ class ProgressHandler:
 
 
 class WebUIProgressHandler(ProgressHandler):
-    """Sends the state of all nodes that have started as "progress_state"."""
+    """Sends the state of all nodes that have started as "progress_state"; builds nothing while no page would get it."""
 
     def __init__(self, server_instance: Any):
         super().__init__("webui")
         self.server_instance = server_instance
         self.registry: ProgressRegistry | None = None
+        self.shown: dict[str, dict] = {}  # what clients are told of each node; its entries are never changed in place
+        self.changed: dict[str, None] = {}  # the nodes whose entry is out of date
 
     def set_registry(self, registry: ProgressRegistry) -> None:
         self.registry = registry
@@ -71,32 +73,43 @@ class WebUIProgressHandler(ProgressHandler):
             "real_node_id": prompt.get_real_node_id(node_id),
         }
 
-    def _send(self, prompt_id: str) -> None:
+    def _described(self, node_id: str, prompt_id: str) -> dict:
+        state = self.registry.nodes[node_id]  # type: ignore[union-attr]
+        return {
+            "value": state["value"],
+            "max": state["max"],
+            "state": state["state"].value,
+            "prompt_id": prompt_id,
+            **self._place(node_id),
+        }
+
+    def _listened_to(self) -> bool:
+        """Whether a page is open that would get the state."""
+        sockets = getattr(self.server_instance, "sockets", {})
+        client = self.server_instance.client_id
+        return bool(sockets) if client is None else client in sockets
+
+    def _send(self, node_id: str, prompt_id: str) -> None:
+        """Tell clients that a node changed; only the nodes that changed since the last time are described anew."""
         if self.registry is None or self.server_instance is None:
             return
-        nodes = {
-            node_id: {
-                "value": state["value"],
-                "max": state["max"],
-                "state": state["state"].value,
-                "prompt_id": prompt_id,
-                **self._place(node_id),
-            }
-            for node_id, state in self.registry.nodes.items()
-            if state["state"] != NodeState.Pending
-        }
-        self.server_instance.send_sync(
-            "progress_state", {"prompt_id": prompt_id, "nodes": nodes}, self.server_instance.client_id
-        )
+        self.changed[node_id] = None
+        if not self._listened_to():
+            return
+        for changed_id in self.changed:
+            self.shown[changed_id] = self._described(changed_id, prompt_id)
+        self.changed.clear()
+        data = {"prompt_id": prompt_id, "nodes": dict(self.shown)}
+        self.server_instance.send_sync("progress_state", data, self.server_instance.client_id)
 
     def start_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
-        self._send(prompt_id)
+        self._send(node_id, prompt_id)
 
     def update_handler(
         self, node_id: str, value: float, max_value: float, state: dict, prompt_id: str, image: Any = None
     ) -> None:
         """Send the state, and a preview picture with its node to clients that say they know such messages."""
-        self._send(prompt_id)
+        self._send(node_id, prompt_id)
         server = self.server_instance
         if image is None or self.registry is None or server is None:
             return
@@ -106,7 +119,7 @@ class WebUIProgressHandler(ProgressHandler):
             server.send_sync(BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA, data, server.client_id)
 
     def finish_handler(self, node_id: str, state: dict, prompt_id: str) -> None:
-        self._send(prompt_id)
+        self._send(node_id, prompt_id)
 
 
 class ProgressRegistry:
