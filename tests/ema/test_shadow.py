@@ -15,6 +15,28 @@ def weights(seed=0, dtype=torch.float32):
     return {"a": torch.randn(5, 3, generator=draw).to(dtype), "b": torch.randn(4, generator=draw).to(dtype)}
 
 
+@pytest.mark.parametrize("where", ["same", "host"])
+def test_an_average_beside_weights_is_a_copy_and_goes_on_at_its_step(where):
+    average, live = weights(1), weights(2)
+    kept = Shadow.beside(average, 7, live, torch.device("cpu"), where)
+    assert kept.offload is None and all(torch.equal(kept.tensors[name], average[name]) for name in average)
+    kept.update_(live, EMASettings(decay=0.75), 8, 10)
+    for name, start in weights(1).items():
+        torch.testing.assert_close(kept.tensors[name], 0.75 * start + 0.25 * live[name])
+        assert torch.equal(average[name], start)
+
+
+def test_an_average_beside_weights_of_another_device_is_on_that_or_in_host_memory():
+    """On a device that has shapes and no numbers."""
+    device = torch.device("meta")
+    live = {name: tensor.to(device) for name, tensor in weights().items()}
+    beside = Shadow.beside(weights(), 0, live, device, "same")
+    assert beside.offload is None and {tensor.device for tensor in beside.tensors.values()} == {device}
+    on_host = Shadow.beside(weights(), 0, live, device, "host")
+    assert on_host.offload is not None and {tensor.device.type for tensor in on_host.tensors.values()} == {"cpu"}
+    on_host.close()
+
+
 def test_steps_come_in_order_and_once():
     kept = Shadow.of(weights())
     for step in (2, 0, -1):
