@@ -208,6 +208,14 @@ def test_gaps_between_the_possible_widths_are_named_and_left_out():
     assert evenly_spread([(0.1, 0.1)], 10) == pytest.approx([0.1])
 
 
+def test_the_widths_of_the_snapshots_themselves_are_possible_however_small_the_tolerance():
+    widths = (0.0123, 0.0987)
+    ranges = possible_widths(every(250, 250, widths), 250, tolerance=1e-3)
+    assert len(ranges) == 2
+    for width, (narrowest, widest) in zip(widths, ranges, strict=True):
+        assert narrowest <= width <= widest < 1.01 * narrowest
+
+
 def test_too_few_and_wrong_snapshots():
     with pytest.raises(TooFew, match="no snapshot"):
         reconstruction([], 0.1)

@@ -73,3 +73,10 @@ def test_every_mismatch_is_listed():
         mixture(files, (1.0,))
     with pytest.raises(ValueError, match="a of y"):
         mixture([{"a": torch.zeros(1)}, {"a": torch.tensor([math.nan])}], (0.5, 0.5), ["x", "y"])
+
+
+def test_one_source_and_the_order_of_the_first():
+    first, second = {"b": torch.ones(2), "a": torch.ones(3)}, {"a": torch.zeros(3), "b": torch.zeros(2)}
+    assert list(mixture([first, second], (0.5, 0.5))) == ["b", "a"]
+    (name, tensor), _ = mixture([first], (0.25,)).items()
+    assert name == "b" and torch.equal(tensor, torch.full((2,), 0.25))

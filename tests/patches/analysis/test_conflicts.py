@@ -201,3 +201,79 @@ def test_a_picture_of_any_number_of_pairs_and_blocks():
         rows = [row_of(LoRA(torch.randn(12, 1), torch.randn(1, 8)), name="名" * count) for _ in range(3)]
         picture = draw_cells(conflicts.table(conflicts.compare(rows, SHAPES, pytest.fail)))
         assert picture.shape[0] == 1 and picture.shape[-1] == 3 and picture.std() > 0
+
+
+def unit(size, *places):
+    vector = torch.zeros(size)
+    vector[list(places)] = 1.0
+    return vector
+
+
+def test_report_table_and_panel_of_three_rows():
+    """Of known angles: opposite in M00, the same output and inputs of 45 degrees in BASE; the third row lies apart."""
+    base, middle, apart = list(SHAPES)[0], list(SHAPES)[3], list(SHAPES)[1]
+
+    def layer(up, down):
+        return LoRA(up[:, None], down[None])
+
+    first = {
+        "BASE": {base: [Patch(layer(unit(12, 0), unit(10, 0)), 1.0)]},
+        "M00": {middle: [Patch(layer(unit(12, 0), unit(8, 0)), 1.0)]},
+    }
+    second = {
+        "BASE": {base: [Patch(layer(unit(12, 0), unit(10, 0, 1)), 1.0)]},
+        "M00": {middle: [Patch(layer(unit(12, 0), -3 * unit(8, 0)), 1.0)]},
+    }
+    third = {"IN01": {apart: [Patch(layer(unit(14, 0), unit(9, 0)), 1.0)]}}
+    rows = []
+    for name, blocks in (("cat", first), ("dog", second), ("hen", third)):
+        rows.append(RowPatches(LoraEntry(name, {}, 1.0), blocks, ("BASE", "IN01", "M00", "OUT03"), 0))
+    found = conflicts.compare(rows, SHAPES, pytest.fail)
+    fights = conflicts.fights(found, 0.5)
+    assert [(fight.pair, fight.block, fight.weaker, fight.factor) for fight in fights] == [
+        ((0, 1), "M00", 0, 0.0),
+        ((0, 1), "BASE", 0, 0.29),
+    ]
+    # 1 + (-3) as the inner product; (1 + 1) * (2 + 9) are the energies
+    whole = -2 / 22**0.5
+    suggestion, *unchanged = conflicts.suggested(found, fights)
+    assert unchanged == ["", ""] and suggestion == "BASE=0.29, IN=1, M=0, OUT=1"
+    assert conflicts.report(found, fights, 0.5).splitlines() == [
+        "Cosine of the changes: -1 they cancel, 0 independent, 1 the same. Shared outputs and inputs: 0% to 100%.",
+        f"1. cat at 1 and 2. dog at 1: cosine {whole:+.3f}, shared outputs 100.0%, shared inputs 84.0%",
+        "1. cat at 1 and 3. hen at 1: cosine +0.000",
+        "2. dog at 1 and 3. hen at 1: cosine +0.000",
+        "Blocks with a cosine of 0.5 or more, the strongest first:",
+        "   M00   rows 1 and 2 cancel: cosine -1.000, shared outputs 100.0%, shared inputs 100.0%; row 1 times 0",
+        "   BASE  rows 1 and 2 repeat each other: cosine +0.707, shared outputs 100.0%, shared inputs 50.0%; row 1"
+        " times 0.29",
+        "Layers where that comes from, the largest part first:",
+        f"   {middle}: rows 1 and 2, cosine -1.000, shared outputs 100.0%, shared inputs 100.0%",
+        f"   {base}: rows 1 and 2, cosine +0.707, shared outputs 100.0%, shared inputs 50.0%",
+        f"block weights of 1. cat at 1: {suggestion}",
+    ]
+    table = conflicts.table(found)
+    assert list(table.columns) == ["BASE", "IN01", "M00"]
+    assert list(table.titles) == ["1. cat at 1", "2. dog at 1", "3. hen at 1"]
+    assert [name for name, _ in table.lines] == ["1 and 2", "1 and 3", "2 and 3"]
+    assert table.lines[0][1] == [pytest.approx(0.5**0.5), None, pytest.approx(-1)]
+    assert table.lines[1][1] == table.lines[2][1] == [None, None, None]
+    shown = conflicts.panel(found, fights)
+    assert shown["blocks"] == ["BASE", "IN01", "M00"] and shown["fights"] == 2
+    assert shown["rows"][0] == {"file": "cat", "strength": 1.0, "before": ""} and len(shown["rows"]) == 3
+    pair = shown["pairs"][0]
+    assert pair["rows"] == [0, 1] and pair["cosine"] == pytest.approx(whole)
+    assert [cell[0] for cell in pair["blocks"]] == ["BASE", "M00"]
+    assert pair["blocks"][0][1:] == pytest.approx([0.5**0.5, 1.0, 0.5])
+    assert [worst[:2] for worst in shown["worst"]] == [[[0, 1], "M00"], [[0, 1], "BASE"]]
+    assert shown["after"] == [suggestion, "", ""]
+
+
+def test_long_reports_show_twenty_lines_and_count_the_others():
+    rows = [row_of(LoRA(unit(12, 0)[:, None], unit(8, 0)[None]), name=f"{number}") for number in range(8)]
+    found = conflicts.compare(rows, SHAPES, pytest.fail)
+    fights = conflicts.fights(found, 0.5)
+    report = conflicts.report(found, fights, 0.5)
+    assert len(fights) == 28 and report.count("   M00 ") == 20 and "\n   and 8 more\n" in report
+    assert report.count(f"   {list(SHAPES)[3]}: ") == 20 and "\n   and 8 more layers\n" in report
+    assert len(conflicts.panel(found, fights)["worst"]) == 20

@@ -226,3 +226,67 @@ def test_progress_reaches_its_end_and_the_report_names_what_is_kept():
     shown = effect.panel(effects, LEVELS, 0.6)
     assert [row["after"] for row in shown["rows"]] == [one.block_weights for one in effects]
     assert [chart.title.partition(" at ")[0] for chart in effect.charts(effects)] == ["file 1", "file 2"]
+
+
+def row(blocks, kept, missed=0.25, text_layers=0, name="cat"):
+    whole = tuple(sum(levels) for levels in zip(*blocks.values(), strict=True)) or (0.0, 0.0)
+    return effect.RowEffect(name, 0.5, blocks, whole, kept, missed, text_layers, "IN=0")
+
+
+THREE = {"IN01": (0.1, 0.1), "M00": (0.5, 0.75), "OUT03": (0.25, 0.4)}
+
+
+def test_the_report_ranks_blocks_and_says_what_is_enough():
+    report = effect.report([row(THREE, ("M00", "OUT03"), text_layers=3), row({}, (), name="dog")], [14.6, 0.5], 0.8)
+    assert report.splitlines() == [
+        "How much each block changes the prediction, alone and beside the model without the stack (mean over 14.6, 0.5"
+        " sigma):",
+        "1. cat at 0.5: all blocks together 105.00%",
+        "   M00     62.50%   60% of the sum  (50.00% 75.00%)",
+        "   OUT03   32.50%   31% of the sum  (25.00% 40.00%)",
+        "   IN01    10.00%   10% of the sum  (10.00% 10.00%)",
+        "   for 80% of the effect it needs 2 of 3 blocks (M00, OUT03), 90% of the sum; together they differ from the"
+        " whole row by 25% of its change",
+        "   block weights: IN=0",
+        "   its 3 text encoder layers are not measured, and stay on",
+        "2. dog at 0.5: all blocks together 0.00%",
+        "   it changes nothing: its block weights are 0 for every block that the file has",
+    ]
+
+
+def test_the_report_shows_twelve_blocks_and_counts_the_others():
+    many = {f"IN{number:02}": (0.01 * number,) for number in range(1, 15)}
+    lines = effect.report([row(many, tuple(many))], [1.0], 1.0).splitlines()
+    assert [line.split()[0] for line in lines[2:14]] == [f"IN{number:02}" for number in range(14, 2, -1)]
+    assert lines[14:] == ["   and 2 weaker blocks", "   for 100% of the effect it needs all 14 blocks"]
+    twelve = dict(list(many.items())[:12])
+    assert "weaker" not in effect.report([row(twelve, tuple(twelve))], [1.0], 1.0)
+    silent = {"IN01": (0.0,), "M00": (0.0,)}
+    last = effect.report([row(silent, tuple(silent))], [1.0], 0.9).splitlines()[-1]
+    assert last == "   it changes nothing that this prompt and latent show; every block is kept"
+
+
+def test_the_panel_and_the_charts_have_the_numbers_of_the_report():
+    one = row(THREE, ("M00", "OUT03"))
+    shown = effect.panel([one], [14.6, 0.5], 0.8)
+    (found,) = shown["rows"]
+    assert (shown["levels"], shown["keep"]) == ([14.6, 0.5], 0.8)
+    assert {name: found[name] for name in ("file", "strength", "missed", "after")} == {
+        "file": "cat",
+        "strength": 0.5,
+        "missed": 0.25,
+        "after": "IN=0",
+    }
+    assert found["whole"] == pytest.approx(1.05)
+    assert [block["name"] for block in found["blocks"]] == list(THREE)
+    assert [block["effect"] for block in found["blocks"]] == pytest.approx([0.1, 0.625, 0.325])
+    assert [block["share"] for block in found["blocks"]] == pytest.approx([0.1 / 1.05, 0.625 / 1.05, 0.325 / 1.05])
+    assert [(block["levels"], block["kept"]) for block in found["blocks"]] == [
+        ([0.1, 0.1], False),
+        ([0.5, 0.75], True),
+        ([0.25, 0.4], True),
+    ]
+    (chart,) = effect.charts([one])
+    assert chart.title == "cat at 0.5: 105.00%"
+    assert [(bar.name, bar.strong) for bar in chart.bars] == [("IN01", False), ("M00", True), ("OUT03", True)]
+    assert [bar.value for bar in chart.bars] == pytest.approx([0.1, 0.625, 0.325])

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
+from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, multiplies, patched
+from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, in_order, multiplies, patched
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
 
@@ -236,3 +237,23 @@ def test_a_slow_processor_is_never_asked_for_a_bfloat16_product(monkeypatch):
     monkeypatch.setattr("graft_nodes.patches.patching.fuse.bfloat16_factors", None)
     base, patches = random(96, 160, seed=7).bfloat16(), [Patch(linear(96, 160, 16, 16.0), 0.3)]
     assert torch.equal(patched(base, patches), by_hand(base, patches).bfloat16())
+
+
+@pytest.mark.parametrize("part", [None, (0, 3, 4)])
+def test_what_depends_on_the_weight_finds_what_came_before_it(part):
+    """A LoRA, then half of a DoRA on the whole weight or on four of its rows, then a difference, in float64."""
+    weight, first, inner = random(12, 20, seed=8), linear(seed=1), linear(out=4 if part else 12, seed=3)
+    magnitude = random(4 if part else 12, 1, seed=5).abs() + 0.5
+    last = Patch(Diff(random(12, 20, seed=6)), 2.0)
+    patches = [Patch(first, 0.7), Patch(DoRA(inner, magnitude), 0.5, part), last]
+    before = weight.clone()
+    found = in_order(weight, patches)
+    expected = by_hand(weight, patches[:1])
+    rows = expected.narrow(*(part or (0, 0, 12)))
+    changed = by_hand(rows, [Patch(inner, 1.0)])
+    changed *= magnitude.double() / changed.norm(dim=1, keepdim=True)
+    rows += 0.5 * (changed - rows)
+    torch.testing.assert_close(found.double(), by_hand(expected, [last]), rtol=1e-5, atol=1e-5)
+    assert torch.equal(weight, before)
+    alone = in_order(weight, patches[1:2])
+    assert torch.equal(weight, before) and not torch.equal(alone, weight)
