@@ -211,7 +211,7 @@ def unit(size, *places):
 
 def test_report_table_and_panel_of_three_rows():
     """Of known angles: opposite in M00, the same output and inputs of 45 degrees in BASE; the third row lies apart."""
-    base, middle, apart = list(SHAPES)[0], list(SHAPES)[3], list(SHAPES)[1]
+    base, apart, _, middle, *_ = SHAPES
 
     def layer(up, down):
         return LoRA(up[:, None], down[None])

@@ -80,6 +80,13 @@ def test_gradients_pass_through():
     assert x.grad is not None
 
 
+def test_it_knows_its_schedules():
+    schedule = Schedule.between(0.5, 1.0)
+    patches = [Patch(factors((5, 7)), 1.0), Patch(factors((5, 7)), 1.0, schedule=schedule)]
+    assert Bypass(nn.Linear(7, 5), patches).schedules == {schedule}
+    assert Bypass(nn.Linear(7, 5), patches[:1]).schedules == set()
+
+
 def test_what_is_supported():
     assert supports(nn.Linear(1, 1)) and supports(nn.Conv2d(1, 1, 1))
     assert not supports(nn.LayerNorm(2)) and not supports(nn.Embedding(2, 2))

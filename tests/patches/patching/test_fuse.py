@@ -5,7 +5,16 @@ import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching.fuse import Patch, Stack, bfloat16_factors, fuse, in_order, multiplies, patched
+from graft_nodes.patches.patching.fuse import (
+    Patch,
+    Stack,
+    bfloat16_factors,
+    fuse,
+    in_order,
+    multiplies,
+    patched,
+    shared_out,
+)
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
 
@@ -257,3 +266,14 @@ def test_what_depends_on_the_weight_finds_what_came_before_it(part):
     assert torch.equal(weight, before)
     alone = in_order(weight, patches[1:2])
     assert torch.equal(weight, before) and not torch.equal(alone, weight)
+
+
+def test_what_comes_after_the_activations_goes_there_too_where_the_order_matters():
+    weight = random(12, 20, seed=8)
+    additive, dora = Patch(linear(), 1.0), Patch(DoRA(linear(seed=3), weight.norm(dim=1, keepdim=True)), 1.0)
+    first, bypassed = Stack({"w": [additive]}), Stack({"w": [additive]}, ["w"])
+    last, depending, other = Stack({"w": [additive]}), Stack({"w": [dora]}), Stack({"v": [additive]}, ["w"])
+    assert shared_out([first, bypassed, other, last], "w") == ([first, last], [bypassed])
+    assert shared_out([depending, bypassed], "w") == ([depending], [bypassed])
+    assert shared_out([first, bypassed, depending], "w") == ([first], [bypassed, depending])
+    assert shared_out([first, bypassed], "v") == ([], [])
