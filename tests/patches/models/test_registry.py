@@ -22,7 +22,7 @@ FIELDS = {
     "token_layout": TokenLayout | UNetLayout,
     "training": TrainingTargets,
 }
-OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone"}
+OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone", "expert_boundary"}
 EVERY = pytest.mark.parametrize("family", registry.FAMILIES, ids=lambda family: family.name)
 EXAMPLES = [
     pytest.param(family, example, id=f"{family.name}-{number}")
