@@ -278,7 +278,8 @@ FIRST_NOTE = (
     " continues it.",
     "Then change one of the nine settings and run again. Or drop a folder of your own images with captions onto"
     " *Dataset* in the subgraph, and choose it as *folder*.",
-    "In app mode (the menu of the workflow's tab) this is a form without the graph.",
+    "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the images and"
+    " the curve; the path of the saved file is shown in the graph.",
 )
 FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
