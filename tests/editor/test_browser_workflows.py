@@ -371,6 +371,35 @@ def test_templates_have_pictures(editor):
         assert size and min(size) > 300
 
 
+# Whether a template's title and picture are there; they are drawn as they come into sight, and again as others come.
+PICTURE_OF = """(title) => {
+  const found = (kind) => [...document.querySelectorAll(`[role=dialog] ${kind}`)]
+  found('h3').find((one) => one.textContent.trim() === title)?.scrollIntoView({block: 'center'})
+  return found('img').find((one) => one.alt === title)?.naturalWidth > 300
+}"""
+
+
+def test_templates_are_found_in_the_dialog_by_title_and_picture(editor):
+    """As it opens, and under the pack's own name. These front ends draw no description; they search in it."""
+    editor.clear()
+    page, titles = editor.page, [path.stem for path in EXAMPLES]
+    (pack,) = editor.do("() => fetch('/workflow_templates').then((r) => r.json())")
+    described = editor.do("() => fetch('/templates/index.json').then((r) => r.json())")[0]["templates"]
+    assert {one["title"] for one in described if len(one["description"]) > 40} == set(titles)
+    page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
+    dialog = page.get_by_role("dialog").first
+    for category in (None, pack):
+        if category:
+            dialog.get_by_text(category, exact=True).first.click()
+            dialog.get_by_text(f"Showing {len(titles)} of {len(titles)} templates").wait_for()
+        for title in titles:
+            page.wait_for_function(PICTURE_OF, arg=title, polling=300)
+        assert "0 of 0" not in dialog.inner_text()
+        editor.screenshot(f"templates-{'pack' if category else 'opened'}")
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+
+
 def test_every_help_page_opens(editor):
     ours = "([name, kind]) => kind.nodeData?.category?.startsWith('Graft') ? [name] : []"
     nodes = editor.do(f"() => Object.entries(LiteGraph.registered_node_types).flatMap({ours})")
