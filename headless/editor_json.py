@@ -25,6 +25,7 @@ from .editor_file import (
 from .problem import Problem, WorkflowError
 from .schema import Schema
 
+__all__ = ["class_types", "malformed", "to_api"]
 Catalogue = Callable[[str], Schema | None]
 MUTED, BYPASSED = 2, 4
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
@@ -48,7 +49,7 @@ class PlacedNode:
     inside: EditorGraph | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def type(self) -> str:
         return str(self.node.get("type"))
 
@@ -71,11 +72,8 @@ class PlacedNode:
 def class_types(data: Mapping[str, Any]) -> set[str]:
     """The node types that a host needs, also inside subgraphs: all but muted, bypassed and editor-only nodes.
 
-    Raises WorkflowError if the file is not a valid editor file.
+    The file must not be `malformed`.
     """
-    problems = malformed(data)
-    if problems:
-        raise WorkflowError(problems)
     subgraphs = {str(entry.get("id")) for entry in subgraph_definitions(data)}
     active = set()
     for node in all_nodes(data):
@@ -85,10 +83,9 @@ def class_types(data: Mapping[str, Any]) -> set[str]:
 
 
 def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, Any]]:
-    """The API graph of an editor workflow. Raises WorkflowError that lists everything that cannot be translated."""
-    problems = malformed(data)
-    if problems:
-        raise WorkflowError(problems)
+    """The API graph of an editor workflow that is not `malformed`. Raises WorkflowError that lists everything that
+    cannot be translated.
+    """
     problems = group_nodes(data)
     root, subgraphs = read_graphs(data)
     placed = _Placement(subgraphs, look_up, problems)
@@ -371,7 +368,7 @@ class _Placement:
         if slot.link is None:
             return None
         walk, problems = _Walk(), len(self.problems)
-        step = self._next(_Onward(item, slot, slot.type), walk)
+        step: _Onward | _Source = self._next(_Onward(item, slot, slot.type), walk)
         while isinstance(step, _Onward):
             if step.key in self._ends:
                 step = self._ends[step.key]

@@ -9,6 +9,7 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..storage.bounded_read import MB, read_bounded
@@ -32,6 +33,7 @@ class Document:
     def class_types(self) -> set[str]:
         """The node types that a host needs for this workflow, without editor-only nodes such as Note and Reroute."""
         if self.is_editor:
+            self._refuse_malformed()
             return editor_json.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
 
@@ -39,18 +41,30 @@ class Document:
         """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
         with _no_garbage():
             if self.is_editor:
+                self._refuse_malformed()
                 return editor_json.to_api(self.data, look_up)
             return {str(node_id): _api_node(node) for node_id, node in self.data.items()}
+
+    def _refuse_malformed(self) -> None:
+        if self._malformed:
+            raise WorkflowError(self._malformed)
+
+    @cached_property
+    def _malformed(self) -> list[Problem]:
+        return editor_json.malformed(self.data)
 
 
 @contextlib.contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Do not look for garbage in the block: it makes many objects and drops none, and each look takes longer."""
+    """Do not look for garbage in the block, and later not in what it made: it makes many objects that stay to the end
+    of the run, and going through them takes longer than making them.
+    """
     looks = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if looks:
             gc.enable()
 
