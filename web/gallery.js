@@ -88,7 +88,7 @@ export class Gallery {
       this[name] = isNewest ? null : steps[Number(input.value)]
       this.show()
     })
-    return { element: el('span', { class: 'graft-slider' }, input, said), input, said }
+    return { element: el('span', { class: 'graft-step-slider' }, input, said), input, said }
   }
 
   show() {

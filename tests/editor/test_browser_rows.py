@@ -234,6 +234,9 @@ def test_block_weights_by_sliders_and_their_checks(loader):
     editor.page.locator(".graft-more:visible").click()
     sliders = editor.page.locator(".graft-slider:visible")
     sliders.first.wait_for()
+    widths = sliders.evaluate_all("all => all.map((one) => [...one.children].map((part) => part.offsetWidth))")
+    assert all((name, value) == (46, 28) for name, _, value in widths), widths
+    assert not any(sliders.evaluate_all("all => all.map((one) => one.scrollWidth > one.clientWidth)"))
     shown = dict(text.split("\n") for text in sliders.all_inner_texts())
     assert list(shown)[:3] == ["CLIP", "IN01", "IN02"] and len(shown) == len(BLOCKS)
     assert (shown["CLIP"], shown["IN01"], shown["OUT03"], shown["OUT10"]) == ("1", "0", "1", "1")
