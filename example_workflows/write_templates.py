@@ -1,7 +1,8 @@
 """Writes the templates that are made from one pattern: `python example_workflows/write_templates.py`, after a change of
 the blueprint or of a node's inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
 
-"Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "Train a LoRA for
+"Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "See what your
+LoRAs do" measures and compares the rows of a stack on the demo model. "Train a LoRA for
 …" loads a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its
 training adapter, and Wan 2.2 with both of its models.
 """
@@ -19,6 +20,8 @@ HERE = Path(__file__).resolve().parent
 BLUEPRINT = HERE.parent / "subgraphs" / "Train a LoRA (Graft).json"
 OPTIONAL = 7  # the shape of an optional input's socket
 FIRST = "Train your first LoRA"
+LORAS = "See what your LoRAs do"
+DEMO_LORA = "graft_demo/zorp.safetensors"
 
 
 @dataclass(frozen=True)
@@ -369,6 +372,66 @@ def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> t
     return sampler, decode, save
 
 
+# --- what LoRAs do ----------------------------------------------------------------------------------------------------
+
+LORAS_NOTE = (
+    "# See what your LoRAs do",
+    "Measures a stack of two LoRAs on the demo model, without a GPU. Both rows are the demo's LoRA, which draws a"
+    f" *zorp*, a purple ring: `{DEMO_LORA}`. It is put into the loras folder if it is not there.",
+    "**Press Run.** *LoRA Effect* shows how much each block of each row changes the prediction for *Prompt*, and hands"
+    " on the stack with only the blocks that matter. *LoRA Conflicts* shows where the rows cancel or repeat each other:"
+    " here everywhere, because they are one LoRA.",
+    "The two images are drawn with all blocks and with those that matter. Lower *keep what matters* and run again. A"
+    " click in either panel writes its block weights into the rows.",
+    "**With your own**: take your model's loaders in place of *Demo Model*, your LoRAs in *LoRA Stack* and"
+    " *Load LoRAs*, and their trigger words in *Prompt*.",
+)
+
+
+def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA Effect and LoRA Conflicts on a stack, and images with all of its blocks and with those that matter."""
+    graph = Graph(classes, LORAS)
+    graph.note("\n\n".join(LORAS_NOTE), (-560, 60), (500, 520))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    prompt = graph.add("CLIPTextEncode", (0, 250), (300, 110), "Prompt", text="a zorp left")
+    negative = graph.add("CLIPTextEncode", (0, 420), (300, 110), "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", (0, 590), (300, 130), width=256, height=256, batch_size=1)
+    strengths = (0.7, 0.4)
+    listed = [{"file": DEMO_LORA, "on": True, "model": strength, "clip": strength} for strength in strengths]
+    rows = json.dumps({"version": 1, "rows": listed})
+    stack = graph.add("GraftLoRAStack", (380, 60), (460, 240), rows=rows)
+    effect = graph.add("GraftLoRAEffect", (900, 60), (460, 620))
+    conflicts = graph.add("GraftLoRAConflicts", (380, 420), (460, 560))
+    whole = graph.add("GraftLoadLoRAs", (900, 800), (460, 240), rows=rows)
+    kept = graph.add("LoRAStackPatch", (900, 1100), (460, 240))
+    with_all = _sampled(graph, (1420, 60), "All blocks", "loras/all")
+    with_kept = _sampled(graph, (1420, 640), "The blocks that matter", "loras/kept")
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    for node in (effect, conflicts, whole, kept):
+        graph.link(demo, 0, node, "model")
+    for node in (effect, conflicts):
+        graph.link(stack, 0, node, "lora_stack")
+    graph.link(prompt, 0, effect, "positive")
+    graph.link(latent, 0, effect, "latent")
+    graph.link(effect, 0, kept, "lora_stack")
+    for node in (whole, kept):
+        graph.link(demo, 1, node, "clip")
+    for (sampler, decode, _), model in ((with_all, whole), (with_kept, kept)):
+        graph.link(model, 0, sampler, "model")
+        graph.link(prompt, 0, sampler, "positive")
+        graph.link(negative, 0, sampler, "negative")
+        graph.link(latent, 0, sampler, "latent_image")
+        graph.link(demo, 2, decode, "vae")
+    graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
+    graph.group("The LoRAs, and where they conflict", "#b58b2a", stack, conflicts)
+    graph.group("What each block does", "#b58b2a", effect)
+    graph.group("On the model", "#88A", whole, kept)
+    graph.group("All blocks", "#8A8", *with_all)
+    graph.group("The blocks that matter", "#8A8", *with_kept)
+    return graph.document()
+
+
 # --- real models ------------------------------------------------------------------------------------------------------
 
 NOTE = (
@@ -661,7 +724,7 @@ def _file_lines(family: Family) -> str:
 
 def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every template of this file, by its title, which is its file's name."""
-    made = {FIRST: first(classes)}
+    made = {FIRST: first(classes), LORAS: loras(classes)}
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

@@ -14,6 +14,7 @@ from graft_nodes.headless import schema, workflow
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "example_workflows"
 FIRST = "Train your first LoRA"
+LORAS = "See what your LoRAs do"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -65,7 +66,8 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    assert [FIRST, *REAL] == sorted(written, key=[FIRST, *REAL].index)
+    titles = [FIRST, LORAS, *REAL]
+    assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
         assert committed == json.loads(json.dumps(document)), f"run example_workflows/write_templates.py: {title}"
@@ -195,3 +197,16 @@ def put_in_place(graph, host):
                 node["inputs"][name] = ["demo", OUTPUTS[kind]]
     for loader in loaders:
         del graph[loader]
+
+
+def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, LORAS))
+    rows = [node["rows"] for kind in ("GraftLoRAStack", "GraftLoadLoRAs") for node in nodes_of(graph, kind)]
+    assert rows[0] == rows[1]
+    result = host.run(
+        graph, {"effect": [id_of(graph, "GraftLoRAEffect"), 1], "between": [id_of(graph, "GraftLoRAConflicts"), 1]}
+    )
+    assert result["success"], result["errors"]
+    assert all("zorp" in str(result["captured"][name]) for name in ("effect", "between"))
+    assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()

@@ -188,7 +188,9 @@ def test_comfyui_names_the_missing_file(host, title):
         assert f"no LoRA file '{family.training_only}'" in said
 
 
-@pytest.mark.parametrize("title", ["Train your first LoRA", "A stack of LoRAs, merged or bypassed"])
+@pytest.mark.parametrize(
+    "title", ["Train your first LoRA", "A stack of LoRAs, merged or bypassed", "See what your LoRAs do"]
+)
 def test_a_template_of_the_demo_model_runs_at_the_first_click(host, title):
     fresh(host)
     shutil.rmtree(Path(host.models) / "loras" / "graft_demo", ignore_errors=True)
