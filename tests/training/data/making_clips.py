@@ -11,10 +11,10 @@ def random_frames(count, size=(48, 32), seed=0):
 
 
 def write_clip(path, count=9, size=(48, 32), rate=8, seed=0, codec="ffv1", pixels="bgr0", **options):
-    """Write a clip and give its frames; ffv1 keeps them as they are."""
+    """Write a clip and give its frames; ffv1 keeps them as they are. The same clip has the same bytes."""
     frames = random_frames(count, size, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w", options=options) as container:
+    with av.open(str(path), "w", options={"fflags": "+bitexact", **options}) as container:
         stream = container.add_stream(codec, rate=rate)
         stream.width, stream.height, stream.pix_fmt = *size, pixels
         for frame in frames:
