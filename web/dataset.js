@@ -368,7 +368,7 @@ class Panel {
       return
     }
     this.editing = true // what is shown stays until it is answered
-    this.say([])
+    this.problem.hidden = true // it was about what was dropped before
     const chosen = String(valueOf(this.node, 'folder') ?? '')
     const done = (folder, problems) => {
       this.editing = false
