@@ -184,17 +184,18 @@ class Graph:
         self, kind: str, place: tuple[int, int], size: tuple[int, int], title: str = "", **values: Any
     ) -> dict[str, Any]:
         """A node with its widgets' defaults, but for `values`."""
-        from graft_nodes.headless.widgets import sockets, widgets
+        from graft_nodes.headless.widgets import EditorNode
 
         schema = self.look_up(kind)
+        shown = EditorNode(schema)
         node = self._place(kind, place, size)
-        node["inputs"] = [_slot(item) for item in sockets(schema)]
+        node["inputs"] = [_slot(item) for item in shown.sockets]
         node["outputs"] = [
             {"name": name, "type": kind_, "links": []}
             for name, kind_ in zip(self.output_names(kind), schema.outputs, strict=True)
         ]
         node["properties"] = {"Node name for S&R": kind}
-        node["widgets_values"] = [_value(widget, values) for widget in widgets(schema)]
+        node["widgets_values"] = [_value(widget, values) for widget in shown.widgets]
         if title:
             node["title"] = title
         return node

@@ -21,7 +21,7 @@ from ..training.optimizers import settings as optimizers
 from ..training.store.names import KEEPS, check_run_name
 from ..training.trainable.settings import AdapterSettings
 from .lora import used_entries
-from .refusals import NOT_CONNECTED, connected, refusal
+from .refusals import refusal
 from .schema import (
     EMA,
     Adapter,
@@ -380,12 +380,8 @@ class TrainStep(io.ComfyNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls, preview_every=None, positive=NOT_CONNECTED, latent=NOT_CONNECTED, tensorboard=None, prompts=None
-    ) -> bool | str:
-        check = partial(_check_before_run, connected(positive=positive, latent=latent))
-        settings = {"tensorboard": tensorboard, "prompts": prompts, "preview_every": preview_every}
-        return refusal(cls, check, ("tensorboard",), ("prompts",), **settings)
+    def validate_inputs(cls, tensorboard=None, prompts=None) -> bool | str:
+        return refusal(cls, _check_values, ("tensorboard",), ("prompts",), tensorboard=tensorboard, prompts=prompts)
 
     @classmethod
     def fingerprint_inputs(cls, **_) -> str:
@@ -546,17 +542,6 @@ def _check_values(tensorboard: bool = False, prompts: str = "") -> list[str]:
 
         check()
     return preview_prompts(prompts)
-
-
-def _check_before_run(
-    sockets: Sequence[str], tensorboard: bool = False, prompts: str = "", preview_every: int = 0
-) -> None:
-    """Raises ValueError for what is wrong whatever the state holds; `sockets` of the previews are connected."""
-    read = _check_values(tensorboard, prompts)
-    if preview_every:
-        given: dict[str, Any] = dict.fromkeys(("positive", "latent"))
-        given.update(dict.fromkeys(sockets, ()))
-        host.previews.check(given["positive"], None, given["latent"], vae=(), prompts=read, clip=())
 
 
 def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:

@@ -58,7 +58,7 @@ OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep", "expert", "bou
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
-PREVIEWS = {"prompts", "tensorboard", "preview_every"}
+PREVIEWS = {"prompts", "tensorboard"}
 
 
 def refused(host, node, output=0, **given):
@@ -204,19 +204,6 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
             {"prompts": "\n".join(map(str, range(17)))},
             PREVIEWS,
             "more preview prompts has 17 prompts, at most 16 are allowed",
-        ),
-        ("TrainStep", {"preview_every": 5}, PREVIEWS, "positive prompt is not connected; latent is not connected"),
-        (
-            "TrainStep",
-            {"preview_every": 5, "latent": ["7", 0], "prompts": "a cat"},
-            set(),
-            "",
-        ),
-        (
-            "TrainStep",
-            {"preview_every": 5, "latent": ["7", 0]},
-            {*PREVIEWS, "latent"},
-            "preview every N steps is above 0, and positive prompt is not connected. Connect",
         ),
         ("GraftSaveState", {"name": ".."}, {"name"}, "expected a plain folder name"),
         (
