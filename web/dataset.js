@@ -438,12 +438,7 @@ function bucketTable(found) {
   const heads = found.isRead ? [t('size'), t('trained'), t('held out')] : [t('size'), t('pictures')]
   const cells = (bucket) => (found.isRead ? [bucket.train, bucket.held_out] : [bucket.train])
   const body = found.buckets.map((bucket) =>
-    el(
-      'tr',
-      {},
-      el('td', {}, sizeOf(bucket)),
-      ...cells(bucket).map((count) => el('td', {}, String(count))),
-    ),
+    el('tr', {}, el('td', {}, sizeOf(bucket)), ...cells(bucket).map((count) => el('td', {}, String(count)))),
   )
   return el(
     'table',

@@ -102,12 +102,7 @@ export function askAndUpload(holder, { folder, files, refused }, done) {
     'div',
     { class: 'graft-asking' },
     ...refused.map((line) => el('div', { class: 'graft-problem' }, line)),
-    el(
-      'label',
-      { class: 'graft-line' },
-      el('span', {}, intoWords(files.length, size(total))),
-      target,
-    ),
+    el('label', { class: 'graft-line' }, el('span', {}, intoWords(files.length, size(total))), target),
     said,
     foot,
   )
