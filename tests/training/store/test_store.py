@@ -14,7 +14,15 @@ from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.state import equal, with_settings
 from graft_nodes.training.store import listing
-from graft_nodes.training.store.store import Damaged, NewerFormat, Store, load
+from graft_nodes.training.store.store import (
+    Damaged,
+    NewerFormat,
+    Store,
+    group_tensors,
+    load,
+    read_record,
+    restored,
+)
 
 
 class Bench:
@@ -424,6 +432,23 @@ def _rewritten(folder, **entries):
     del body["sha256"]
     path.write_text(json.dumps({**body, "sha256": sha256_of_json(body)}))
     return path, path.read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_a_record_that_is_no_json_is_damage(bench, content):
+    folder = bench.run(2).folder
+    (folder / "state.json").write_bytes(content)
+    with pytest.raises(Damaged, match=r"state\.json: cannot be read as JSON"):
+        load(folder, bench.state)
+
+
+@pytest.mark.parametrize("group", ["average", "powers"])
+def test_averages_of_tensors_that_are_not_trained_are_damage(bench, group):
+    folder = bench.run(2).folder
+    record, tensors = read_record(folder), group_tensors(load(folder, bench.state)[0])
+    other = {"average": "average/other.weight", "powers": "powers/0.05/other.weight"}[group]
+    with pytest.raises(Damaged, match="averages of other tensors than it trains"):
+        restored(bench.state, record, {**tensors, other: torch.zeros(2)}, bench.state.history)
 
 
 NEWER = {"format": 3, "versions": {"graft": "7.8.9"}, "of a later time": True}
