@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import random
+import types
 from pathlib import Path
 
 import pytest
@@ -871,9 +872,12 @@ def test_differences_that_comfyuis_loaders_ignore_are_said(host, caplog):
 
 
 def test_a_state_is_saved_with_its_metadata(host, small, monkeypatch):
+    from graft_nodes.training.objective.settings import ObjectiveSettings
     from safetensors import safe_open
 
     class State:
+        settings = types.SimpleNamespace(objective=ObjectiveSettings())
+
         def lora_model(self):
             return small.lora(small.unet(), 5)
 
