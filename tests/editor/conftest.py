@@ -54,6 +54,13 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("browsed")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_demo_files(place):
+    """Takes away what a file's workflows have put into place: the next file counts on the LoRAs of `address` alone."""
+    yield
+    shutil.rmtree(place / "models" / "loras" / "graft_demo", ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def address(place):
     """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR

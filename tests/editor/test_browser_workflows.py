@@ -250,16 +250,17 @@ def test_the_way_to_draw_is_the_one_that_is_asked_for_and_offered(editor):
 
 def test_an_error_is_said_on_the_node(editor):
     editor.clear()
-    demo, start = editor.add("GraftDemo", 60, 60), editor.add("GraftTrainStart", 900, 60, run="../out")
+    demo, start = editor.add("GraftDemo", 60, 60), editor.add("GraftTrainStart", 900, 60)
+    adapter = editor.add("GraftAdapter", 400, 400, pattern="no_such_layer")  # only the run knows the model's layers
     data = editor.add("GraftDataset", 400, 60, folder="concept", resolution=128)
     step = editor.add("TrainStep", 1300, 60, steps=1)
     links = ((demo, 2, data, "vae"), (demo, 1, data, "clip"), (demo, 0, start, "model"), (data, 0, start, "dataset"))
-    for source, output, target, name in (*links, (start, 0, step, "state")):
+    for source, output, target, name in (*links, (adapter, 0, start, "adapter"), (start, 0, step, "state")):
         editor.link(source, output, target, name)
     editor.queue()
     editor.page.wait_for_function("() => app.lastExecutionError")
     said = editor.do("() => JSON.stringify([app.lastExecutionError, app.lastNodeErrors])")
-    assert "../out" in said and str(start) in said
+    assert "no_such_layer" in said and str(start) in said
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
