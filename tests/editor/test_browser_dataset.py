@@ -16,9 +16,19 @@ CUT = """() => [...document.querySelectorAll('.graft-dataset, .graft-dataset *, 
   .map((one) => `${one.className} ${one.scrollWidth} > ${one.clientWidth} ${one.textContent.slice(0, 40)}`)"""
 
 
+def resting_box(editor, selector):
+    """Where an element is, once it has stopped moving: a panel follows its node a few frames later."""
+    element = editor.page.locator(selector).first
+    before = None
+    while (box := element.bounding_box()) != before:
+        before = box
+        editor.page.wait_for_timeout(150)
+    return box
+
+
 def drop(editor, *paths):
     """Drag files and folders of this machine onto the panel."""
-    box = editor.page.locator(f"{PANEL} .graft-scroll").first.bounding_box()
+    box = resting_box(editor, f"{PANEL} .graft-scroll")
     session = editor.page.context.new_cdp_session(editor.page)
     place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
     data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
