@@ -34,6 +34,7 @@ DIFFERENT = {
     "execution:PromptQueue.task_done": "0.3.64 has no process_item",
     "execution:PromptQueue.interrupt_if_running": "absent in 0.3.64",
     "server:Route*": "ComfyUI's routes are aiohttp's table",
+    "comfy_execution.graph:WaitingNodes*": "which node runs next; ComfyUI's ExecutionList does it otherwise",
     "comfy_execution.graph:DynamicPrompt.__init__": "no ephemeral nodes",
     "comfy_api.latest._io:_ComfyNodeBaseInternal.*": "internal",
     "comfy_api.latest._io:*.PREPARE_CLASS_CLONE": "0.3.64 takes the hidden inputs, 0.33.0 v3_data; both take None",
