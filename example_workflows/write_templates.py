@@ -318,12 +318,7 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(source, 0, train, name)
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
-    for (sampler, decode, _), model in ((before, demo), (after, train)):
-        graph.link(model, 0, sampler, "model")
-        graph.link(prompt, 0, sampler, "positive")
-        graph.link(negative, 0, sampler, "negative")
-        graph.link(latent, 0, sampler, "latent_image")
-        graph.link(demo, 2, decode, "vae")
+    _link_samplers(graph, ((before, demo), (after, train)), demo, prompt, negative, latent)
     graph.link(train, 2, curve, "images")
     graph.link(train, 3, file, "source")
     graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
@@ -359,6 +354,21 @@ def _blueprint_node(
     node["widgets_values"] = [saved[name] for name in shown]
     node["widgets_values_named"] = saved
     return graph.put(node, place, size)
+
+
+def _link_samplers(
+    graph: Graph,
+    pairs: Sequence[tuple[tuple[dict[str, Any], ...], dict[str, Any]]],
+    demo: dict[str, Any],
+    prompt: dict[str, Any],
+    negative: dict[str, Any],
+    latent: dict[str, Any],
+) -> None:
+    """Link what (`_sampled`, its model) draw from: all of them the same prompts, latent and the demo's VAE."""
+    for (sampler, decode, _), model in pairs:
+        for source, name in ((model, "model"), (prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
+            graph.link(source, 0, sampler, name)
+        graph.link(demo, 2, decode, "vae")
 
 
 def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> tuple[dict[str, Any], ...]:
@@ -418,12 +428,7 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(effect, 0, kept, "lora_stack")
     for node in (whole, kept):
         graph.link(demo, 1, node, "clip")
-    for (sampler, decode, _), model in ((with_all, whole), (with_kept, kept)):
-        graph.link(model, 0, sampler, "model")
-        graph.link(prompt, 0, sampler, "positive")
-        graph.link(negative, 0, sampler, "negative")
-        graph.link(latent, 0, sampler, "latent_image")
-        graph.link(demo, 2, decode, "vae")
+    _link_samplers(graph, ((with_all, whole), (with_kept, kept)), demo, prompt, negative, latent)
     graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
     graph.group("The LoRAs, and where they conflict", "#b58b2a", stack, conflicts)
     graph.group("What each block does", "#b58b2a", effect)

@@ -43,29 +43,48 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
     """Take token downsampling off: (a clone whose patches and wrappers are mappings of its own, its other attn1
     patches).
     """
-    from comfy.patcher_extension import CallbacksMP, WrappersMP
+    from comfy.patcher_extension import CallbacksMP
 
     clone = patcher.clone()
     clone.remove_callbacks_with_key(CallbacksMP.ON_PRE_RUN, TODO_KEY)
-    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
+    options = without_call(clone, TODO_KEY)
     patches = options["patches"] = dict(options.get("patches", {}))
     other_patches = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
     if "attn1_patch" in patches:
         patches["attn1_patch"] = other_patches
-    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(TODO_KEY, None)
     return clone, other_patches
+
+
+def without_call(clone: Any, key: str) -> dict[str, Any]:
+    """Take the wrapper of the model's calls under a key off a clone; its transformer_options, now mappings of its
+    own.
+    """
+    from comfy.patcher_extension import WrappersMP
+
+    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
+    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(key, None)
+    return options
+
+
+def call_of(patcher: Any, key: str) -> Any:
+    """The wrapper of the model's calls that a ModelPatcher carries under a key; None where it carries none."""
+    from comfy.patcher_extension import WrappersMP
+
+    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
+    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(key)
+    if calls:
+        return calls[0]
+    return None
 
 
 def todo_of(patcher: Any) -> ToDo | None:
     """The token downsampling on a ModelPatcher."""
-    from comfy.patcher_extension import WrappersMP
-
-    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
-    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(TODO_KEY)
-    if calls:
-        return calls[0].todo
-    return None
+    call = call_of(patcher, TODO_KEY)
+    if call is None:
+        return None
+    todo: ToDo = call.todo
+    return todo
 
 
 def todo_metadata(patcher: Any) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 from ..patches.token_routing.plan import Routing, plan_routing
 from ..patches.token_routing.route import RoutingCall
 from ..patches.token_routing.settings import RoutingSettings
+from .token_downsampling import call_of, without_call
 
 ROUTING_KEY = "graft_tread"  # of the wrapper
 
@@ -23,23 +24,16 @@ def apply_routing(patcher: Any, settings: RoutingSettings) -> tuple[Any, Routing
     if settings.changes_nothing and earlier is None:
         return patcher, plan, False
     clone = patcher.clone()
-    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
-    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(ROUTING_KEY, None)
+    options = without_call(clone, ROUTING_KEY)
     if not settings.changes_nothing:
-        wrappers.setdefault(WrappersMP.APPLY_MODEL, {})[ROUTING_KEY] = [RoutingCall(settings, plan)]
+        options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[ROUTING_KEY] = [RoutingCall(settings, plan)]
     return clone, plan, earlier is not None
 
 
 def routing_of(patcher: Any) -> RoutingCall | None:
     """The token routing on a ModelPatcher."""
-    from comfy.patcher_extension import WrappersMP
-
-    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
-    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(ROUTING_KEY)
-    if calls:
-        return calls[0]
-    return None
+    call: RoutingCall | None = call_of(patcher, ROUTING_KEY)
+    return call
 
 
 def routing_metadata(patcher: Any) -> dict[str, str]:

@@ -56,10 +56,7 @@ class ToDoSettings:
             problems.append(f"active during: expected one of {', '.join(PHASES)}, got {phase!r}")
         if not 0.0 <= start_percent <= end_percent <= 1.0:
             problems.append(f"start and end: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}")
-        if not (math.isfinite(disable_after) and disable_after >= 0):
-            problems.append(
-                f"disable after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"
-            )
+        problems += wrong_disable_after(disable_after)
         if problems:
             raise ValueError("Apply ToDo:\n" + "\n".join(f"- {problem}" for problem in problems))
         user_text = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
@@ -107,10 +104,25 @@ class ToDoSettings:
         """Whether training step `step` (counted from 0) of `total_steps` is downsampled."""
         if self.phase == "sampling":
             return False
-        limit = (
-            round(self.disable_after * total_steps, 6) if self.disable_after < 1 else self.disable_after
-        )  # 0.55 * 100 is above 55
-        return self.disable_after == 0 or step < limit
+        return not is_disabled(self.disable_after, step, total_steps)
+
+
+def wrong_disable_after(disable_after: float) -> list[str]:
+    """What is wrong with a "disable after"; nothing where it can be used."""
+    if math.isfinite(disable_after) and disable_after >= 0:
+        return []
+    return [f"disable after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"]
+
+
+def is_disabled(disable_after: float, step: int, total_steps: int) -> bool:
+    """Whether training step `step` (counted from 0) of `total_steps` comes after a share of the run (below 1) or after
+    a number of steps; 0 never does.
+    """
+    if disable_after == 0:
+        return False
+    if disable_after < 1:
+        return step >= round(disable_after * total_steps, 6)  # 0.55 * 100 is above 55
+    return step >= disable_after
 
 
 def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: list[str]) -> tuple[float, ...]:

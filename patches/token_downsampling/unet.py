@@ -14,7 +14,7 @@ from .tokens import ToDoSettings, target_grid, thin
 Block = tuple[str, int]  # ("input", "middle" or "output", index)
 
 # Keys of transformer_options
-TRAINING = "graft_training"  # {"step", "total_steps"} while a training step runs, absent otherwise
+TRAINING = "graft_training"  # {"step", "total_steps", and more} while a training step runs, absent otherwise
 EVALUATING = "graft_evaluating"  # True while TrainStep validates or draws previews, absent otherwise
 REPLACED = "graft_replaced"  # the blocks whose attn1 computation another patch replaces
 LEFT = "graft_left"  # {block: why a call left it alone, "" where it did not}, absent when nobody asks

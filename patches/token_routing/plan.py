@@ -80,8 +80,7 @@ def _blocks(model: nn.Module, called: RoutedBlocks) -> list[nn.Module]:
 
 
 def _plan_unet(unet: nn.Module) -> UNetRouting:
-    attention = attention_blocks(unet)
-    widest = max((one.width for one in attention.values()), default=0)
+    widest = max((one.width for one in attention_blocks(unet).values()), default=0)
     transformers, skipped, total = [], 0, 0
     for name, module in unet.named_modules():
         blocks = getattr(module, "transformer_blocks", None)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,6 +125,12 @@ def entered(call: Routed | None) -> AbstractContextManager[None]:
     return call.entered()
 
 
+@functools.cache
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of a block's forward."""
+    return inspect.signature(forward)
+
+
 class _Route:
     """The way of one call's tokens around one span of blocks."""
 
@@ -132,11 +139,12 @@ class _Route:
         self._full: Tensor | None = None  # the image's tokens in front of the span
         self._kept: Tensor | None = None  # the indices among them that stay
         self._start, self._length = 0, 0  # where the image is in the whole sequence, and how long that is
+        self._short: dict[str, tuple[Tensor, Tensor]] = {}  # by name: what blocks are given, and its part for them
 
     def around(self, block: nn.Module, called: RoutedBlocks, first: bool, last: bool) -> Callable[..., Any]:
         """The block's forward with fewer tokens."""
         inner = block.forward
-        signature = inspect.signature(type(block).forward)
+        signature = _signature(type(block).forward)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(block, *args, **kwargs)
@@ -144,10 +152,9 @@ class _Route:
             _check(given, called, type(block).__name__)
             if first:
                 self._begin(given, called, type(block).__name__)
-            for name in called.positions:
-                self._shorten(given, name, all_axes=False)
-            for name in called.masks:
-                self._shorten(given, name, all_axes=True)
+            for name in (*called.positions, *called.masks):
+                if given.get(name) is not None:
+                    given.set(name, self._shortened(name, given.get(name), name in called.masks))
             _, *arguments = bound.args
             out = inner(*arguments, **bound.kwargs)
             if not last:
@@ -190,19 +197,22 @@ class _Route:
             return self._start
         return 0
 
-    def _shorten(self, given: _Arguments, name: str, all_axes: bool) -> None:
-        """Leave the tokens that skip out of an argument that counts the whole sequence."""
-        value = given.get(name)
-        if value is None:
-            return
+    def _shortened(self, name: str, value: Tensor, all_axes: bool) -> Tensor:
+        """An argument that counts the whole sequence, without the tokens that skip. Blocks that share one share what is
+        left of it, or each would keep its own for the backward pass.
+        """
+        if name in self._short and self._short[name][0] is value:
+            return self._short[name][1]
         assert self._full is not None and self._kept is not None
+        short = value
         indices = in_sequence(self._kept, self._start, self._full.shape[1], self._length)
-        if all_axes and value.ndim == 2 and value.shape[0] == self._length:  # one mask for all rows
-            value = value.unsqueeze(0)
-        axes = [axis for axis in range(1, value.ndim) if value.shape[axis] == self._length]
+        if all_axes and short.ndim == 2 and short.shape[0] == self._length:  # one mask for all rows
+            short = short.unsqueeze(0)
+        axes = [axis for axis in range(1, short.ndim) if short.shape[axis] == self._length]
         for axis in axes if all_axes else axes[:1]:
-            value = take(value, indices, axis)
-        given.set(name, value)
+            short = take(short, indices, axis)
+        self._short[name] = value, short
+        return short
 
     def _end(self, out: Any, called: RoutedBlocks) -> Any:
         """What the last block returns, with all tokens."""
@@ -214,6 +224,7 @@ class _Route:
         middle = put_back(self._full, self._kept, image[:, start : start + kept])
         image = torch.cat((image[:, :start], middle, image[:, start + kept :]), dim=1)
         self._full = self._kept = None
+        self._short = {}
         if called.returned is None:
             return image
         return type(out)(image if place == called.returned else part for place, part in enumerate(out))

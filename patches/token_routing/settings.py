@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from ..token_downsampling.tokens import is_disabled, wrong_disable_after
 
 MAX_RATIO = 0.95
 MAX_LAYER = 1000
@@ -35,10 +36,7 @@ class RoutingSettings:
                 problems.append(f"{label}: expected {-MAX_LAYER} to {MAX_LAYER}, got {layer}")
         if (start_layer < 0) == (end_layer < 0) and start_layer > end_layer:
             problems.append(f"start layer {start_layer} comes after end layer {end_layer}: no block would be skipped")
-        if not (math.isfinite(disable_after) and disable_after >= 0):
-            problems.append(
-                f"disable after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"
-            )
+        problems += wrong_disable_after(disable_after)
         if problems:
             raise ValueError("Apply TREAD:\n" + "\n".join(f"- {problem}" for problem in problems))
         return cls(float(ratio), int(start_layer), int(end_layer), float(disable_after))
@@ -63,10 +61,7 @@ class RoutingSettings:
 
     def active_at(self, step: int, total_steps: int) -> bool:
         """Whether tokens skip blocks at training step `step` (counted from 0) of `total_steps`."""
-        limit = self.disable_after
-        if limit < 1:
-            limit = round(limit * total_steps, 6)  # 0.55 * 100 is above 55
-        return self.disable_after == 0 or step < limit
+        return not is_disabled(self.disable_after, step, total_steps)
 
     def blocks(self, count: int) -> range:
         """The blocks that are skipped, of `count`. ValueError if there is none."""

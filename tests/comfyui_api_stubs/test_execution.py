@@ -8,11 +8,11 @@ import asyncio
 import logging
 import os
 import random
-import sys
 
 import pytest
 import torch
 from comfy_api.latest import io
+from graft_nodes.tests.counting_lines import lines_run
 
 REAL = "GRAFT_TEST_COMFYUI" in os.environ
 only_embedded = pytest.mark.skipif(REAL, reason="the embedded host differs here on purpose")
@@ -614,26 +614,9 @@ def invalid(count):
     return {key: {**entry, "inputs": {**entry["inputs"], "b": "many"}} for key, entry in chain(count).items()}
 
 
-def lines_run(work):
-    """How many lines of the host's executor a call runs."""
-    count = 0
-
-    def lines(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return lines
-
-    def calls(frame, event, argument):
-        file = frame.f_code.co_filename
-        return lines if file.endswith("execution.py") or "comfy_execution" in file else None
-
-    previous = sys.gettrace()
-    sys.settrace(calls)
-    try:
-        work()
-    finally:
-        sys.settrace(previous)
-    return count
+def is_counted(file):
+    """Whether a file is of the host's executor."""
+    return file.endswith("execution.py") or "comfy_execution" in file
 
 
 @pytest.fixture
@@ -663,7 +646,7 @@ def counted(host, monkeypatch):
 @only_embedded
 @pytest.mark.parametrize("shape", [chain, fan, grid, outputs_along, no_outputs, invalid])
 def test_as_many_nodes_more_cost_as_many_lines_more(counted, shape):
-    few, more, many = (lines_run(lambda count=count: counted(shape, count)) for count in (500, 750, 1000))
+    few, more, many = (lines_run(lambda count=count: counted(shape, count), is_counted) for count in (500, 750, 1000))
     assert few > 500 and many - more <= more - few
 
 
@@ -745,7 +728,7 @@ def test_an_event_of_progress_costs_the_same_for_many_nodes():
         handler = progress.WebUIProgressHandler(server)
         handler.set_registry(registry)
         registry.register_handler(handler)
-        return lines_run(lambda: [registry.start_progress(str(number)) for number in range(count)])
+        return lines_run(lambda: [registry.start_progress(str(number)) for number in range(count)], is_counted)
 
     assert costs(1000) <= 2 * costs(500)
 

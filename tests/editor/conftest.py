@@ -49,35 +49,41 @@ def browser():
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory):
+def browsed(tmp_path_factory):
     """The folder that the server of `address` works in."""
     return tmp_path_factory.mktemp("browsed")
 
 
+@pytest.fixture
+def place(browsed):
+    """The folder that a test's server works in: that of `address`, where a file has no server of its own."""
+    return browsed
+
+
 @pytest.fixture(scope="module", autouse=True)
-def no_demo_files(place):
+def no_demo_files(browsed):
     """Takes away what a file's workflows have put into place: the next file counts on the LoRAs of `address` alone."""
     yield
-    shutil.rmtree(place / "models" / "loras" / "graft_demo", ignore_errors=True)
+    shutil.rmtree(browsed / "models" / "loras" / "graft_demo", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def address(place):
+def address(browsed):
     """A server with the real front end: the embedded host's, or that of the ComfyUI checkout that GRAFT_TEST_EDITOR
     names. GRAFT_TEST_FRONT_END names the folder of a front end to use in place of the installed one.
     """
     import serving
 
-    (place / "models" / "loras").mkdir(parents=True)
-    (place / "input").mkdir()
+    (browsed / "models" / "loras").mkdir(parents=True)
+    (browsed / "input").mkdir()
     for folder in ("concept", "regular"):
-        shutil.copytree(HERE.parents[1] / "demo" / folder, place / "input" / folder)
-    serving.lora(place / "models" / "loras" / "zorp.safetensors")
+        shutil.copytree(HERE.parents[1] / "demo" / folder, browsed / "input" / folder)
+    serving.lora(browsed / "models" / "loras" / "zorp.safetensors")
     checkout = os.environ.get("GRAFT_TEST_EDITOR")
     if checkout is None:
-        running = serving.Server(place, *serving.named_front_end())
+        running = serving.Server(browsed, *serving.named_front_end())
     else:
-        running = serving.RealServer(place, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
+        running = serving.RealServer(browsed, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
     yield running.address
     running.stop()
 

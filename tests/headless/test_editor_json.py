@@ -1,13 +1,13 @@
 """Editor workflows become the API graphs that ComfyUI's front end itself exports (recorded by record_exports.py)."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from graft_nodes.headless import workflow
 from graft_nodes.headless.problem import WorkflowError
 from graft_nodes.headless.schema import catalogue
+from graft_nodes.tests.counting_lines import lines_run
 
 FOLDER = Path(__file__).parent / "workflows"
 NAMES = sorted(path.name.split(".")[0] for path in FOLDER.glob("*.api.json"))
@@ -114,25 +114,9 @@ def test_a_node_whose_inputs_grow_is_refused():
 # --- what a node costs ------------------------------------------------------------------------------------------------
 
 
-def lines_run(work):
-    """How many lines of headless/ a call runs."""
-    count = 0
-
-    def lines(frame, event, argument):
-        nonlocal count
-        count += event == "line"
-        return lines
-
-    def calls(frame, event, argument):
-        return lines if "headless" in frame.f_code.co_filename else None
-
-    previous = sys.gettrace()
-    sys.settrace(calls)
-    try:
-        work()
-    finally:
-        sys.settrace(previous)
-    return count
+def is_counted(file):
+    """Whether a file is of headless/."""
+    return "headless" in file
 
 
 def reroute(number, link):
@@ -170,7 +154,8 @@ def primitives(count):
 @pytest.mark.parametrize("shape", [reroutes_with_a_sink_each, primitives])
 def test_as_many_nodes_more_cost_as_many_lines_more(shape):
     few, more, many = (
-        lines_run(lambda count=count: workflow.parse(shape(count)).graph(LOOK_UP)) for count in (500, 750, 1000)
+        lines_run(lambda count=count: workflow.parse(shape(count)).graph(LOOK_UP), is_counted)
+        for count in (500, 750, 1000)
     )
     assert few > 500 and many - more <= more - few
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...patches.token_downsampling.unet import TRAINING
+from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
 from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
@@ -71,8 +73,8 @@ def _base_predictions(
     rows = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
-    where = {key: value for key, value in options["graft_training"].items() if key != "routing"}
-    options = {**options, "graft_training": where}  # no token skips a block of the model that teaches
+    where = {key: value for key, value in options[TRAINING].items() if key != ROUTING}
+    options = {**options, TRAINING: where}  # no token skips a block of the model that teaches
     with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
         base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
@@ -129,8 +131,8 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
 def _options(work: Workspace, group: int) -> dict[str, Any]:
     """What a group's forward pass tells patches of the model: where the run is, and the seed of their own draws."""
     draws = seeded_generator(work.start_state.start.seed, work.step, f"routing {work.purpose} {group}")
-    where = {"step": work.step, "total_steps": work.start_state.settings.optimizer.total_steps}
-    return {"graft_training": {**where, "routing": draws.initial_seed()}}
+    total_steps = work.start_state.settings.optimizer.total_steps
+    return {TRAINING: {"step": work.step, "total_steps": total_steps, ROUTING: draws.initial_seed()}}
 
 
 class _ReadAtOnce:

@@ -15,7 +15,7 @@ from comfy.ldm.wan.vae import WanVAE
 from families import build
 from graft_nodes import host as wall
 from graft_nodes.tests.training.data.making_clips import random_frames, write_clip
-from graft_nodes.tests.with_comfyui.checks.test_samples import TinyCLIP, loader_of, node, ran, whole
+from graft_nodes.tests.with_comfyui.checks.test_samples import TinyCLIP, common, loader_of, node, ran, whole
 from PIL import Image
 
 RUN = "clips and stills"
@@ -49,32 +49,14 @@ def folder(host):
 
 def graph(host, *steps, **dataset):
     host.node("GraftDataset")
-    made = {
-        "model": node("UNETLoader"),
-        "clip": node("CLIPLoader"),
-        "vae": node("VAELoader"),
-        "data": node(
-            "GraftDataset",
-            folder=folder(host),
-            vae=["vae", 0],
-            clip=["clip", 0],
-            **{"resolution": 64, "bucket_step": 32, "validation": 0.3, "frames": "6", "flip": 0.5, **dataset},
-        ),
-        "adapter": node("GraftAdapter", rank=2, targets="all"),
-        "optimizer": node("GraftOptimizer", learning_rate=1e-2, batch_size=2, precision="float32"),
-        "start": node(
-            "GraftTrainStart",
-            model=["model", 0],
-            dataset=["data", 0],
-            adapter=["adapter", 0],
-            optimizer=["optimizer", 0],
-            run=RUN,
-        ),
-    }
-    at = ["start", 0]
-    for number, count in enumerate(steps):
-        made[f"step{number}"] = node("TrainStep", state=at, steps=count, validate_every=2)
-        at = [f"step{number}", 0]
+    made = common(*steps, run=RUN, dataset="data", validate_every=2)
+    made["data"] = node(
+        "GraftDataset",
+        folder=folder(host),
+        vae=["vae", 0],
+        clip=["clip", 0],
+        **{"resolution": 64, "bucket_step": 32, "validation": 0.3, "frames": "6", "flip": 0.5, **dataset},
+    )
     return made
 
 

@@ -85,8 +85,8 @@ def node(class_type, **inputs):
     return {"class_type": class_type, "inputs": inputs}
 
 
-def common(*steps, run):
-    """Samples from nodes "latents" and "conditioning", Start Training and Train Steps in a row."""
+def common(*steps, run, dataset="samples", validate_every=1):
+    """Loaders, Start Training on the dataset of a node that is still to be added, and Train Steps in a row."""
     graph = {
         "model": node("UNETLoader"),
         "clip": node("CLIPLoader"),
@@ -96,7 +96,7 @@ def common(*steps, run):
         "start": node(
             "GraftTrainStart",
             model=["model", 0],
-            dataset=["samples", 0],
+            dataset=[dataset, 0],
             adapter=["adapter", 0],
             optimizer=["optimizer", 0],
             run=run,
@@ -104,7 +104,7 @@ def common(*steps, run):
     }
     at = ["start", 0]
     for number, count in enumerate(steps):
-        graph[f"step{number}"] = node("TrainStep", state=at, steps=count, validate_every=1)
+        graph[f"step{number}"] = node("TrainStep", state=at, steps=count, validate_every=validate_every)
         at = [f"step{number}", 0]
     return graph
 
