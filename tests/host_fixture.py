@@ -119,13 +119,17 @@ class Host:
         """
         return importlib.import_module(f"{self.node('TrainStep').__module__.rsplit('.', 2)[0]}.{name}")
 
-    def fresh(self) -> None:
-        """A new executor: nothing is cached, as after a restart."""
-        kind = self.execution.PromptExecutor
+    def fresh(self, cache: str = "CLASSIC", **limits: float) -> None:
+        """A new executor: nothing is cached, as after a restart. `cache` and `limits` are CacheType's name and
+        cache_args.
+        """
+        kind, types = self.execution.PromptExecutor, self.execution.CacheType
         settings: dict[str, Any] = {}
         if "cache_args" in inspect.signature(kind).parameters:
-            settings["cache_args"] = {"lru": 0, "ram": 1.0, "ram_inactive": 1.0}
-        self.executor = kind(self.server, cache_type=self.execution.CacheType.CLASSIC, **settings)
+            settings["cache_args"] = {"lru": 0, "ram": 1.0, "ram_inactive": 1.0, **limits}
+        else:
+            settings["cache_size"] = limits.get("lru")
+        self.executor = kind(self.server, cache_type=types[cache], **settings)
 
     def defaults(self, node_id: str) -> dict[str, Any]:
         """The value of every widget of a node as the editor would send it."""

@@ -1,8 +1,7 @@
-"""Validates and executes workflows in API format, with ComfyUI's semantics: lists, lazy inputs, async nodes, caching,
-interruption.
+"""Validates and executes workflows in API format, with ComfyUI's semantics: lists, lazy inputs, async nodes, nodes that
+add nodes to the running graph ("node expansion"), caching, interruption.
 
-Two things differ on purpose: validation lists every error instead of stopping at the first unknown node, and nodes that
-add nodes to the running graph ("node expansion") are refused.
+One thing differs on purpose: validation lists every error instead of stopping at the first unknown node.
 """
 
 from __future__ import annotations
@@ -30,15 +29,18 @@ from comfy_api.internal import (
     make_locked_method_func,
 )
 from comfy_api.latest import io
+from comfy_execution.caching import GB, CacheEntry, ClassicCache, LRUCache, NoCache, RAMPressureCache
 from comfy_execution.graph import (
     DependencyCycleError,
     DynamicPrompt,
     ExecutionBlocker,
     NodeInputError,
+    NodeNotFoundError,
     WaitingNodes,
     get_input_info,
     is_link,
 )
+from comfy_execution.graph_utils import GraphBuilder
 from comfy_execution.progress import (
     WebUIProgressHandler,
     add_progress_handler,
@@ -52,21 +54,24 @@ import nodes
 
 
 class CacheType(Enum):
-    """How long results are kept; the embedded host keeps those of the latest workflow."""
+    """How long results are kept for later workflows."""
 
-    CLASSIC = 0
-    LRU = 1
-
-
-class CacheEntry(NamedTuple):
-    """What a node gave: for each output the list of its values, and what the editor shows."""
-
-    outputs: list[list]
-    ui: dict
+    CLASSIC = 0  # those of the latest workflow
+    LRU = 1  # as many as cache_args["lru"] says, of several workflows
+    NONE = 2
+    RAM_PRESSURE = 3  # while cache_args["ram"] GB of memory are free
 
 
-class ExpansionError(Exception):
-    """A node wants to add nodes to the running graph."""
+def _cache(cache_type: CacheType | bool, settings: Mapping[str, Any]) -> ClassicCache:
+    """The cache that a type and its settings ask for."""
+    if cache_type is CacheType.LRU:
+        return LRUCache(settings.get("lru", 0))
+    if cache_type is CacheType.NONE:
+        return NoCache()
+    if cache_type is CacheType.RAM_PRESSURE:
+        active = settings.get("ram", 16.0)
+        return RAMPressureCache(active * GB, settings.get("ram_inactive", active) * GB)
+    return ClassicCache()
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -194,6 +199,8 @@ async def _call_over_lists(
             results.append(on_block(blocker) if on_block else blocker)
             continue
         call = _bound(obj, function, v3_data)
+        if interruptible:
+            GraphBuilder.set_default_prefix(unique_id, index)
         with CurrentNodeContext(prompt_id, unique_id, index):
             if inspect.iscoroutinefunction(call):
                 task = asyncio.ensure_future(call(**arguments))  # the task copies the context, so it knows its node
@@ -209,8 +216,16 @@ async def _resolved(results: list) -> list:
     return [await result if isinstance(result, asyncio.Future) else result for result in results]
 
 
-def _unpacked(returned: Any, class_def: Any) -> tuple[Any, dict | None]:
-    """(the outputs of one call or None, what the editor shows) of whatever a node returned."""
+class _Answer(NamedTuple):
+    """What one call of a node gave: its outputs, what the editor shows, the nodes that it adds to the graph."""
+
+    values: Any
+    ui: dict | None
+    expand: dict[str, dict] | None
+
+
+def _unpacked(returned: Any, class_def: Any) -> _Answer:
+    """Whatever a node returned; outputs that are links are those of the nodes that it adds."""
     ui, expand = None, None
     if isinstance(returned, _NodeOutputInternal):
         ui, expand, values = returned.ui, returned.expand, returned.result  # type: ignore[attr-defined]
@@ -226,14 +241,11 @@ def _unpacked(returned: Any, class_def: Any) -> tuple[Any, dict | None]:
         )
     else:
         values = returned
-    if expand is not None:
-        raise ExpansionError(
-            f"{class_def.__name__} adds nodes to the running graph (node expansion), which the embedded host does not"
-            " do; run this workflow in a real ComfyUI"
-        )
+    if expand is not None and values is None:
+        raise TypeError(f'{class_def.__name__} returned "expand" without "result", which says what its outputs are')
     if isinstance(values, ExecutionBlocker):
         values = (values,) * len(class_def.RETURN_TYPES)
-    return values, ui
+    return _Answer(values, ui, expand)
 
 
 def _merged(calls: list[tuple], class_def: Any) -> list[list]:
@@ -254,12 +266,10 @@ def _merged(calls: list[tuple], class_def: Any) -> list[list]:
     return merged
 
 
-def _entry(results: list, class_def: Any) -> CacheEntry:
-    """A node's results as they are kept and passed on."""
-    unpacked = [_unpacked(result, class_def) for result in results]
-    shown = [ui for _, ui in unpacked if ui is not None]
-    ui = {key: [value for one in shown for value in one[key]] for key in shown[0]} if shown else {}
-    return CacheEntry(_merged([values for values, _ in unpacked if values is not None], class_def), ui)
+def _shown_by(answers: Iterable[_Answer]) -> dict:
+    """What the editor shows of all calls together."""
+    shown = [answer.ui for answer in answers if answer.ui is not None]
+    return {key: [value for one in shown for value in one[key]] for key in shown[0]} if shown else {}
 
 
 # --- what makes two executions the same -------------------------------------------------------------------------------
@@ -274,19 +284,34 @@ class _Signatures:
         self._numbers: dict[tuple, int] = {}
         self._fresh = itertools.count()
 
-    async def of(self, prompt_id: str, prompt: Mapping[str, dict], input_types: _InputTypes) -> dict[str, int]:
-        """The numbers of a workflow's nodes that are not in a cycle; those only of earlier workflows are given up."""
-        signed: dict[str, int] = {}
-        used: dict[tuple, int] = {}
-        for node_id in _ancestors_first(prompt):
-            node = prompt[node_id]
+    async def add(
+        self, prompt_id: str, added: Mapping[str, dict], signed: dict[str, int], input_types: _InputTypes
+    ) -> None:
+        """Enter the numbers of added nodes into `signed`, which has those of the nodes that are there already; a link
+        that closes a cycle is like no other.
+        """
+        for node_id in added:
+            signed.pop(node_id, None)
+        for node_id in _ancestors_first(added):
+            node = added[node_id]
             own = await self._own_part(prompt_id, node_id, node, input_types)
             key = (*own, *self._input_part(node["inputs"], signed))
-            if key not in used:
-                used[key] = self._numbers[key] if key in self._numbers else next(self._fresh)
-            signed[node_id] = used[key]
-        self._numbers = used
-        return signed
+            if key not in self._numbers:
+                self._numbers[key] = next(self._fresh)
+            signed[node_id] = self._numbers[key]
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Forget all numbers but these and those of the nodes upstream."""
+        keys = {number: key for key, number in self._numbers.items()}
+        kept: dict[tuple, int] = {}
+        pending = list(numbers)
+        while pending:
+            number = pending.pop()
+            key = keys.pop(number, None)
+            if key is not None:
+                kept[key] = number
+                pending += _upstream_numbers(key)
+        self._numbers = kept
 
     async def _own_part(self, prompt_id: str, node_id: str, node: dict, input_types: _InputTypes) -> tuple:
         class_def: Any = nodes.NODE_CLASS_MAPPINGS[node["class_type"]]
@@ -294,7 +319,7 @@ class _Signatures:
         asks_for_id = any(kind == "UNIQUE_ID" or kind == ("UNIQUE_ID",) for kind in hidden)
         of_this_node = asks_for_id or getattr(class_def, "NOT_IDEMPOTENT", False)
         changed = self._frozen(await _fingerprint(prompt_id, node_id, node, class_def, input_types))
-        return (node["class_type"], changed, node_id if of_this_node else None)
+        return (node["class_type"], changed, node_id if of_this_node else None)  # OWN_PARTS
 
     def _input_part(self, inputs: Mapping[str, Any], signed: Mapping[str, int]) -> Iterable[tuple]:
         for name in sorted(inputs):
@@ -313,6 +338,14 @@ class _Signatures:
         if value is None or (isinstance(value, (str, int, float, bool, bytes)) and value == value):
             return (type(value).__name__, value)
         return ("unlike anything", next(self._fresh))
+
+
+OWN_PARTS = 3  # of a signature: class, fingerprint and id; then one part for each input
+
+
+def _upstream_numbers(key: tuple) -> list[int]:
+    """The numbers of the nodes that a signature links to."""
+    return [part[2] for part in key[OWN_PARTS:] if part[1] == "link"]
 
 
 def _ancestors_first(prompt: Mapping[str, dict]) -> list[str]:
@@ -387,6 +420,8 @@ class _Run:
         self.executor, self.prompt_id, self.extra_data, self.signatures = executor, prompt_id, extra_data, signatures
         self.prompt, self.input_types = DynamicPrompt(prompt), input_types
         self.waiting = WaitingNodes()
+        self.sources: dict[str, dict[str, CacheEntry | None]] = {}  # for each node that waits the results it has so far
+        self.expansions: dict[str, list[_Answer]] = {}  # of nodes that wait for the nodes that they added
         self.running: dict[asyncio.Future, str] = {}
         self.ended: list[asyncio.Future] = []  # of those that run: the ones with a result
         self.woken = asyncio.Event()
@@ -395,11 +430,8 @@ class _Run:
 
     # what is there
     def entry(self, node_id: str) -> CacheEntry | None:
-        return self.executor.results.get(self.signatures.get(node_id, -1))
-
-    def _outputs(self, node_id: str) -> list[list] | None:
-        entry = self.entry(node_id)
-        return None if entry is None else entry.outputs
+        """A node's result, if it is cached."""
+        return self.executor.cache.get(self.signatures.get(node_id, -1))
 
     def _class(self, node_id: str) -> Any:
         return nodes.NODE_CLASS_MAPPINGS[self.prompt.get_node(node_id)["class_type"]]
@@ -414,9 +446,10 @@ class _Run:
             current = pending.pop()
             if current in self.waiting:
                 continue
-            sources = [source for source in self._eager_sources(current) if self.entry(source) is None]
-            self.waiting.add(current, self._is_output(current) or self._is_async(current), sources)
-            pending += sources
+            self.sources[current] = {source: self.entry(source) for source in self._eager_sources(current)}
+            missing = [source for source, entry in self.sources[current].items() if entry is None]
+            self.waiting.add(current, self._is_output(current) or self._is_async(current), missing)
+            pending += missing
 
     def _eager_sources(self, node_id: str) -> list[str]:
         class_def, inputs = self._class(node_id), self.prompt.get_node(node_id)["inputs"]
@@ -436,10 +469,17 @@ class _Run:
                 )
             if not is_link(inputs[name]):
                 raise NodeInputError(f"Node {node_id} says it needs input {name}, but that value is a constant")
-            source = inputs[name][0]
-            if self.entry(source) is None:
-                self.demand(source)
-                self.waiting.wait_for(node_id, source)
+            self._wait_for(node_id, inputs[name][0])
+
+    def _wait_for(self, node_id: str, source: str) -> None:
+        """Have a node wait for the result of another, unless that is there."""
+        sources = self.sources[node_id]
+        if sources.get(source) is not None:
+            return
+        sources[source] = self.entry(source)
+        if sources[source] is None:
+            self.demand(source)
+            self.waiting.wait_for(node_id, source)
 
     # going through it
     async def go(self) -> _Interrupted | None:
@@ -452,7 +492,7 @@ class _Run:
                 await self.woken.wait()
                 failure = await self._collect()
             else:
-                return _Interrupted(self._in_cycle(), DependencyCycleError("Dependency cycle detected"), {})
+                failure = self._cycle()
             if failure is not None:
                 await self._cancel()
                 return failure
@@ -471,14 +511,20 @@ class _Run:
         class_def = self._class(node_id)
         return inspect.iscoroutinefunction(getattr(class_def, class_def.FUNCTION))
 
-    def _in_cycle(self) -> str:
-        """A node that waits for itself: the first met twice when going from one to what it waits for."""
-        blockers = self.waiting.blockers
-        node_id, seen = next(iter(blockers)), set()
-        while node_id not in seen:
-            seen.add(node_id)
-            node_id = next(iter(blockers[node_id]))
-        return node_id
+    def _cycle(self) -> _Interrupted:
+        """Nodes that wait for each other; the node that added one of them is to blame, as validation finds all cycles
+        that a workflow has from the start.
+        """
+        cycle = self.waiting.cycle()
+        shown = " -> ".join(f"{node_id} ({self.prompt.get_node(node_id)['class_type']})" for node_id in cycle)
+        added = [node_id for node_id in cycle if self.prompt.get_parent_node_id(node_id) is not None]
+        blamed = self._displayed((added or cycle)[0])
+        return _Interrupted(blamed, DependencyCycleError(f"Dependency cycle detected: {shown} -> {cycle[0]}"), {})
+
+    def _displayed(self, node_id: str) -> str:
+        """The workflow's node that stands for a node: the one shown, if the workflow has it."""
+        shown = self.prompt.get_display_node_id(node_id)
+        return shown if shown in self.prompt.original_prompt else self.prompt.get_real_node_id(node_id)
 
     async def _step(self, node_id: str) -> _Interrupted | None:
         """Execute one node that waits for nothing, unless its result is there."""
@@ -486,6 +532,8 @@ class _Run:
         if entry is not None:
             self._done(node_id, entry, was_cached=True)
             return None
+        if node_id in self.expansions:
+            return await self._guarded(node_id, self._take_expansion(node_id))
         return await self._guarded(node_id, self._execute(node_id))
 
     async def _guarded(self, node_id: str, work: Awaitable[None]) -> _Interrupted | None:
@@ -495,6 +543,15 @@ class _Run:
             return _Interrupted(node_id, error, self.arguments.get(node_id, {}))
         return None
 
+    def _outputs_for(self, node_id: str) -> Callable[[str], list[list] | None]:
+        """What the nodes that a node waited for have computed."""
+
+        def outputs(source: str) -> list[list] | None:
+            entry = self.sources[node_id].get(source)
+            return None if entry is None else entry.outputs
+
+        return outputs
+
     async def _execute(self, node_id: str) -> None:
         node, class_def, server = self.prompt.get_node(node_id), self._class(node_id), self.executor.server
         get_progress_state().start_progress(node_id)
@@ -502,14 +559,15 @@ class _Run:
             node["inputs"],
             class_def,
             node_id,
-            self._outputs,
+            self._outputs_for(node_id),
             self.prompt,
             self.extra_data,
             self.input_types[class_def],
         )
         self.arguments[node_id] = values
-        server.last_node_id = node_id
-        self._send("executing", {"node": node_id, "display_node": node_id, "prompt_id": self.prompt_id})
+        display_id = self.prompt.get_display_node_id(node_id)
+        server.last_node_id = display_id
+        self._send("executing", {"node": node_id, "display_node": display_id, "prompt_id": self.prompt_id})
         obj = self._object(node_id, node["class_type"], class_def)
         lazy = _optional_method(obj, "check_lazy_status", "check_lazy_status")
         if lazy is not None:
@@ -537,11 +595,13 @@ class _Run:
             self.running[task] = node_id
             task.add_done_callback(self._wake)
         else:
-            self._finish(node_id, results)
+            await self._finish(node_id, results)
 
     def _object(self, node_id: str, class_type: str, class_def: Any) -> Any:
-        """The node's instance, which lives as long as the node is in the workflow."""
+        """The node's instance, which lives as long as the node is in the workflow if the cache keeps anything."""
         objects = self.executor.objects
+        if not self.executor.cache.keeps_objects:
+            return class_def()
         if (node_id, class_type) not in objects:
             objects[node_id, class_type] = class_def()
         return objects[node_id, class_type]
@@ -554,7 +614,7 @@ class _Run:
         """Take the results of async nodes that have ended."""
 
         async def take(node_id: str, task: asyncio.Future) -> None:
-            self._finish(node_id, task.result())
+            await self._finish(node_id, task.result())
 
         failure, ended = None, self.ended
         self.ended = []
@@ -564,35 +624,116 @@ class _Run:
             failure = await self._guarded(node_id, take(node_id, task)) or failure
         return failure
 
-    def _finish(self, node_id: str, results: list) -> None:
-        entry = _entry(results, self._class(node_id))
-        self.executor.results[self.signatures[node_id]] = entry
+    async def _finish(self, node_id: str, results: list) -> None:
+        """Take what a node returned: its outputs, or the nodes whose outputs become its own."""
+        class_def = self._class(node_id)
+        answers = [_unpacked(result, class_def) for result in results]
+        ui = _shown_by(answers)
+        if ui:
+            self._show(node_id, ui)
+        if any(answer.expand is not None for answer in answers):
+            await self._expand(node_id, answers)
+            return
+        self._keep(node_id, _merged([answer.values for answer in answers if answer.values is not None], class_def), ui)
+
+    # nodes that add nodes
+    async def _expand(self, node_id: str, answers: list[_Answer]) -> None:
+        """Add the nodes that a node returned to the graph, and have it wait for those that give its outputs."""
+        added: dict[str, dict] = {}
+        for answer in answers:
+            added.update(answer.expand or {})
+        self._enter(node_id, added)
+        await self.executor.signatures.add(self.prompt_id, added, self.signatures, self.input_types)
+        self.executor.note_expansion(self._key(node_id), {self._key(key): self.signatures[key] for key in added})
+        self.executor.cache.expanded()
+        for key in added:
+            if self._is_output(key):
+                self.demand(key)
+        self.expansions[node_id] = answers
+        for answer in answers:
+            links = [value for value in answer.values or () if answer.expand is not None and is_link(value)]
+            for source, _ in links:
+                self._wait_for(node_id, source)
+        self.arguments.pop(node_id, None)
+        self.waiting.give_back(node_id)
+
+    def _enter(self, node_id: str, added: dict[str, dict]) -> None:
+        """Add nodes to the graph; the editor shows the node that added them, or the one that they name."""
+        for key, node in added.items():
+            if node["class_type"] not in nodes.NODE_CLASS_MAPPINGS:
+                own = self.prompt.get_node(node_id)["class_type"]
+                raise NodeNotFoundError(f"{own} added a node of class {node['class_type']}, which is not installed")
+            self.prompt.add_ephemeral_node(key, node, node_id, node.get("override_display_id", node_id))
+
+    def _key(self, node_id: str) -> tuple[str, str]:
+        return node_id, self.prompt.get_node(node_id)["class_type"]
+
+    async def _take_expansion(self, node_id: str) -> None:
+        """Make the outputs of the nodes that a node added its own; as in ComfyUI, an output with several values fills
+        as many places.
+        """
+        outputs = self._outputs_for(node_id)
+        calls = []
+        for answer in self.expansions.pop(node_id):
+            if answer.expand is None:
+                calls += [] if answer.values is None else [answer.values]
+                continue
+            values: list[Any] = []
+            for value in answer.values:
+                values += self._linked(outputs, value) if is_link(value) else [value]
+            calls.append(tuple(values))
+        shown = self.executor.shown.get(node_id, {})
+        self._keep(node_id, _merged(calls, self._class(node_id)), shown)
+
+    def _linked(self, outputs: Callable[[str], list[list] | None], link: list) -> list:
+        """The values at the output of a node that was added."""
+        source, index = link
+        computed = outputs(source) or []
+        if index >= len(computed):
+            raise NodeInputError(f"an output is linked to output {index} of node {source}, which it does not have")
+        return computed[int(index)]
+
+    # what came of it
+    def _keep(self, node_id: str, outputs: list[list], ui: dict) -> None:
+        entry = CacheEntry(outputs, ui)
+        self.executor.cache.put(self.signatures[node_id], entry)
         self._done(node_id, entry)
+        self.executor.cache.node_done()
 
     def _done(self, node_id: str, entry: CacheEntry, was_cached: bool = False) -> None:
-        self.waiting.done(node_id)
+        for waiter in self.waiting.done(node_id):
+            self.sources[waiter][node_id] = entry
+        del self.sources[node_id]
         self.arguments.pop(node_id, None)
-        if entry.ui:
-            self.executor.shown[node_id] = entry.ui
-        if entry.ui or was_cached:
-            self._send(
-                "executed",
-                {"node": node_id, "display_node": node_id, "output": entry.ui or None, "prompt_id": self.prompt_id},
-            )
-        get_progress_state().finish_progress(node_id)
-        if not was_cached:
+        if was_cached:
+            self._show(node_id, entry.ui)
+        else:
             self.executed.append(node_id)
+        get_progress_state().finish_progress(node_id)
+
+    def _show(self, node_id: str, ui: dict) -> None:
+        """Send what the editor shows on a node."""
+        if ui:
+            self.executor.shown[node_id] = ui
+        display_id = self.prompt.get_display_node_id(node_id)
+        data = {"node": node_id, "display_node": display_id, "output": ui or None, "prompt_id": self.prompt_id}
+        self._send("executed", data)
 
     def show_cached(self) -> None:
         """Send again what the editor shows of nodes whose results were there, and that no other node needed."""
         for node_id in self.signatures:
             entry = self.entry(node_id)
-            if entry is None or not entry.ui or node_id in self.executor.shown:
-                continue
-            self.executor.shown[node_id] = entry.ui
-            self._send(
-                "executed", {"node": node_id, "display_node": node_id, "output": entry.ui, "prompt_id": self.prompt_id}
-            )
+            if entry is not None and entry.ui and node_id not in self.executor.shown:
+                self._show(node_id, entry.ui)
+
+    def where(self, node_id: str) -> dict[str, str | None]:
+        """Where a node stands in the graph, as the history tells it."""
+        return {
+            "node_id": node_id,
+            "display_node": self.prompt.get_display_node_id(node_id),
+            "parent_node": self.prompt.get_parent_node_id(node_id),
+            "real_node_id": self.prompt.get_real_node_id(node_id),
+        }
 
     def _on_block(self, node_id: str) -> Callable[[ExecutionBlocker], ExecutionBlocker]:
         """Report a blocker's message once, where it stops something; from there on it blocks silently."""
@@ -631,18 +772,19 @@ class PromptExecutor:
     def __init__(self, server: Any, cache_type: CacheType | bool = False, cache_args: dict | None = None):
         self.server = server
         self.cache_type = cache_type
-        self.cache_args = cache_args
+        self.cache_args = cache_args or {}
         self.reset()
 
     def reset(self) -> None:
         """Forget every result."""
-        self.results: dict[int, CacheEntry] = {}
+        self.cache = _cache(self.cache_type, self.cache_args)
         self.objects: dict[tuple[str, str], Any] = {}
         self.shown: dict[str, dict] = {}
         self.status_messages: list[tuple[str, dict]] = []
         self.history_result: dict[str, dict] = {"outputs": {}, "meta": {}}
         self.success = True
-        self._signatures = _Signatures()
+        self.signatures = _Signatures()
+        self._expansions: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
 
     def add_message(self, event: str, data: dict, broadcast: bool) -> None:
         """Note an event of the run and send it, to the client that queued it or to all."""
@@ -670,7 +812,8 @@ class PromptExecutor:
         self.add_message("execution_start", {"prompt_id": prompt_id}, broadcast=False)
         with torch.inference_mode():
             input_types = _InputTypes()
-            signatures = await self._signatures.of(prompt_id, prompt, input_types)
+            signatures: dict[str, int] = {}
+            await self.signatures.add(prompt_id, prompt, signatures, input_types)
             run = _Run(self, prompt_id, prompt, extra_data, signatures, input_types)
             reset_progress_state(prompt_id, run.prompt)
             add_progress_handler(WebUIProgressHandler(self.server))
@@ -688,25 +831,34 @@ class PromptExecutor:
         else:
             self.success = False
             self._report(run, failure)
-        self._keep_history()
+        self.history_result = {
+            "outputs": dict(self.shown),
+            "meta": {node_id: run.where(node_id) for node_id in self.shown},
+        }
         self.server.last_node_id = None
+
+    def note_expansion(self, node: tuple[str, str], added: dict[tuple[str, str], int]) -> None:
+        """Remember which nodes (id, class) a node added, with their numbers: their results are kept with its own."""
+        self._expansions[node] = added
 
     def _drop_unused(self, prompt: dict, signatures: dict[str, int]) -> None:
         """Let go of results and node objects that this workflow has no use for."""
-        used = set(signatures.values())
-        self.results = {number: entry for number, entry in self.results.items() if number in used}
-        present = {(node_id, node["class_type"]) for node_id, node in prompt.items()}
+        present = {(node_id, node["class_type"]): signatures[node_id] for node_id, node in prompt.items()}
+        numbers, pending = set(signatures.values()), list(present)
+        while pending:
+            added = self._expansions.get(pending.pop(), {})
+            fresh = [key for key in added if key not in present]
+            numbers.update(added.values())
+            present.update(added)
+            pending += fresh
+        self._expansions = {key: added for key, added in self._expansions.items() if key in present}
+        self.cache.begin(numbers)
+        self.signatures.keep({*numbers, *self.cache.entries})
         self.objects = {key: obj for key, obj in self.objects.items() if key in present}
-
-    def _keep_history(self) -> None:
-        meta = {
-            key: {"node_id": key, "display_node": key, "parent_node": None, "real_node_id": key} for key in self.shown
-        }
-        self.history_result = {"outputs": dict(self.shown), "meta": meta}
 
     def _report(self, run: _Run, failure: _Interrupted) -> None:
         """Send what went wrong: an interruption, or the node's error with its inputs."""
-        node_id, error = failure.node_id, failure.error
+        node_id, error = run.prompt.get_real_node_id(failure.node_id), failure.error
         data: dict[str, Any] = {
             "prompt_id": run.prompt_id,
             "node_id": node_id,
@@ -726,7 +878,7 @@ class PromptExecutor:
             exception_message=f"{error}\n{tip}" if tip else str(error),
             exception_type=full_type_name(type(error)),
             traceback=traceback.format_tb(error.__traceback__),
-            current_outputs=[key for key in run.signatures if run.entry(key)],
+            current_outputs=[key for key in run.signatures if run.entry(key) is not None],
             current_inputs={name: [_shown_value(value) for value in values] for name, values in failure.inputs.items()},
         )
         self.add_message("execution_error", data, broadcast=False)

@@ -34,26 +34,65 @@ class NodeNotFoundError(Exception):
 
 
 class DynamicPrompt:
-    """The workflow in API format; nodes could be added while it runs, which the embedded host refuses, so every id
-    stands for itself.
-    """
+    """The workflow in API format, and the nodes that its nodes have added while it runs ("ephemeral" ones)."""
 
     def __init__(self, original_prompt: dict[str, dict]):
         self.original_prompt = original_prompt
+        self.ephemeral_prompt: dict[str, dict] = {}
+        self.ephemeral_parents: dict[str, str] = {}
+        self.ephemeral_display: dict[str, str] = {}
+        self._real: dict[str, str] = {}  # answers given already: nodes may be nested as deep as a loop is long
+        self._displayed: dict[str, str] = {}
 
     def get_node(self, node_id: str) -> dict:
+        if node_id in self.ephemeral_prompt:
+            return self.ephemeral_prompt[node_id]
         if node_id not in self.original_prompt:
             raise NodeNotFoundError(f"Node {node_id} not found")
         return self.original_prompt[node_id]
 
+    def has_node(self, node_id: str) -> bool:
+        return node_id in self.original_prompt or node_id in self.ephemeral_prompt
+
+    def add_ephemeral_node(self, node_id: str, node_info: dict, parent_id: str, display_id: str) -> None:
+        """Add a node for the rest of this run; the editor shows `display_id` as running instead of it."""
+        if self.has_node(node_id):
+            self._real.clear()
+            self._displayed.clear()
+        self.ephemeral_prompt[node_id] = node_info
+        self.ephemeral_parents[node_id] = parent_id
+        self.ephemeral_display[node_id] = display_id
+
     def get_real_node_id(self, node_id: str) -> str:
-        return node_id
+        """The node of the workflow that a node comes from; that is the node itself when it is in the workflow."""
+        return _followed(node_id, self.ephemeral_parents, self._real)
 
     def get_display_node_id(self, node_id: str) -> str:
-        return node_id
+        """The node that the editor shows as running."""
+        return _followed(node_id, self.ephemeral_display, self._displayed)
 
     def get_parent_node_id(self, node_id: str) -> str | None:
-        return None
+        """The node that added a node; None for those of the workflow."""
+        return self.ephemeral_parents.get(node_id)
+
+    def all_node_ids(self) -> set[str]:
+        return {*self.original_prompt, *self.ephemeral_prompt}
+
+    def get_original_prompt(self) -> dict[str, dict]:
+        return self.original_prompt
+
+
+def _followed(node_id: str, steps: dict[str, str], known: dict[str, str]) -> str:
+    """Where one ends that goes from a node along the steps; `known` has the ends found before and takes this one. Steps
+    in a circle end where they began."""
+    passed: dict[str, None] = {}
+    end = node_id
+    while end in steps and end not in known and end not in passed:
+        passed[end] = None
+        end = steps[end]
+    end = known.get(end, end)
+    known.update(dict.fromkeys(passed, end))
+    return end
 
 
 def get_input_info(
@@ -126,14 +165,25 @@ class WaitingNodes:
         self._taken.discard(node_id)
         self._offer(node_id)
 
-    def done(self, node_id: str) -> None:
-        """A node has its result: nothing waits for it any more."""
+    def done(self, node_id: str) -> list[str]:
+        """A node has its result: nothing waits for it any more. Returns what did."""
         del self.blockers[node_id], self._position[node_id]
         self._distance.pop(node_id, None)
         self._taken.discard(node_id)
-        for waiter in self._waiters.pop(node_id, ()):
+        waiters = list(self._waiters.pop(node_id, ()))
+        for waiter in waiters:
             self.blockers[waiter].discard(node_id)
             self._offer(waiter)
+        return waiters
+
+    def cycle(self) -> list[str]:
+        """Nodes that wait for each other in a circle, when nothing is ready and nothing runs."""
+        node_id = next(iter(self.blockers))
+        path: dict[str, int] = {}
+        while node_id not in path:
+            path[node_id] = len(path)
+            node_id = next(iter(self.blockers[node_id]))
+        return list(path)[path[node_id] :]
 
     def _is_ready(self, node_id: str) -> bool:
         return node_id in self.blockers and not self.blockers[node_id] and node_id not in self._taken
