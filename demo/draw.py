@@ -3,6 +3,7 @@ ring.
 
 python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
 python -m graft_nodes.demo.draw base DIR   # the 1,920 captioned pictures that the base model is trained on
+python -m graft_nodes.demo.draw mauve DIR  # the 24 captioned pictures of the demo's second LoRA, a color
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PER_CAPTION = 40
 PSEUDO_PER_CAPTION = 4
 CONCEPT_PICTURES = 16
 REGULAR_PER_CAPTION = 2
+MAUVE_PER_CAPTION = 2
 
 
 def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
@@ -106,6 +108,16 @@ def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
         yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", draw_image("ring", "purple", position, generator)
 
 
+def mauve(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, caption, picture) of another new word, a color: the base's shapes in the purple of the concept's rings."""
+    generator = np.random.default_rng([seed, 4])
+    for shape in words.SHAPES:
+        for position in words.POSITIONS:
+            for index in range(MAUVE_PER_CAPTION):
+                pixels = draw_image(shape, "purple", position, generator)
+                yield f"mauve-{shape}-{position}-{index}", f"a mauve {shape} {position}", pixels
+
+
 def write(images: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
     """Write each picture as PNG with its caption as .txt beside it; returns how many."""
     from PIL import Image
@@ -118,19 +130,22 @@ def write(images: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
     return count
 
 
+SETS = {"base": base, "mauve": mauve}
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Draw the committed folders, or with `base DIR` the training set of the base model."""
+    """Draw the committed folders, or the training set of the base model or of the second LoRA into a folder."""
     parser = argparse.ArgumentParser(
         prog="python -m graft_nodes.demo.draw", description="Draw the demo's captioned pictures."
     )
-    parser.add_argument("what", nargs="?", choices=("committed", "base"), default="committed")
+    parser.add_argument("what", nargs="?", choices=("committed", *SETS), default="committed")
     parser.add_argument("folder", nargs="?", type=Path, help="where to; default: demo/ for the committed ones")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    if arguments.what == "base":
+    if arguments.what in SETS:
         if arguments.folder is None:
-            parser.error("base needs the folder to draw into")
-        jobs = {arguments.folder: base(arguments.seed)}
+            parser.error(f"{arguments.what} needs the folder to draw into")
+        jobs = {arguments.folder: SETS[arguments.what](arguments.seed)}
     else:
         root = arguments.folder or HERE
         jobs = {root / "concept": concept(arguments.seed), root / "regular": regular(arguments.seed)}

@@ -214,8 +214,8 @@ class LoRAStackPatch(io.ComfyNode):
                     tooltip=(
                         "merge: adds the LoRAs into the weights while the model is loaded. bypass: adds them at"
                         " the activations, for quantized models. host: ComfyUI's own patches, for merging,"
-                        " extracting and saving models. auto: merge where possible, else bypass; the report says"
-                        " why."
+                        " extracting and saving models. auto: merges, and uses bypass for quantized weights and"
+                        " where merging is impossible; the report says why."
                     ),
                 ),
                 advanced(

@@ -1,4 +1,6 @@
-"""What a module's weight represents: whether it is plain, its shape, and its values if the host keeps it quantised."""
+"""What a module's weight represents: whether it is plain, its shape, its values if the host keeps it quantised, and how
+new values are quantised as it is.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,9 @@ MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts keep beside a quantised weight
 _FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
+_INPUT_SCALE = (
+    "pre_quant_scale"  # of a host's layer: what it multiplies its input with, so its weight is not what counts
+)
 PROBE_NUMBERS = 2**22  # that go through a quantised module at once while its weight is read
 PROBE_SCALE = 256.0  # of a probe of a convolution: what a quantised bias beside it is rounded to does not show
 
@@ -163,3 +168,44 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
             " to host"
         )
     return output
+
+
+# --- weights that can be quantised again: ComfyUI's int8 and fp8 ------------------------------------------------------
+
+
+def requantizes(weight: Any) -> bool:
+    """Whether a weight is a tensor that is made of others and quantises new numbers in its own way."""
+    return hasattr(weight, "requantize_from_float") and hasattr(weight, "__tensor_flatten__")
+
+
+def why_not_merged(module: nn.Module, attribute: str, coarse: bool) -> str | None:
+    """Why a weight cannot be merged, or None. With `coarse`, fp8 and quantised weights that requantize can be."""
+    if coarse and requantizes(module._parameters.get(attribute)):
+        if getattr(module, _INPUT_SCALE, None) is None:
+            return None
+        return f"its layer scales its input ({_INPUT_SCALE})"
+    return why_not_plain(module, attribute, coarse)
+
+
+def dequantized(weight: Any) -> Tensor:
+    """The numbers that a quantised weight stands for, in float32."""
+    return weight.detach().to(torch.float32).dequantize()
+
+
+def requantized(weight: Any, values: Tensor, seed: int) -> Tensor:
+    """float32 `values` quantised as `weight` is, with scales of their own, rounded up or down at random.
+
+    Rounding to the nearest would lose nearly all of a LoRA: the weight lies on the grid already, and the change is
+    smaller than a step. `values` may be overwritten.
+    """
+    quantised: Any = weight.requantize_from_float(
+        values, scale="recalculate", stochastic_rounding=max(1, seed), inplace_ops=True
+    )
+    return quantised.to(weight.dtype)
+
+
+def stored_tensors(weight: Any) -> list[Tensor]:
+    """The tensors that hold a weight's bytes: of a quantised one its numbers and scales, of another one itself."""
+    if not requantizes(weight):
+        return [weight.data]
+    return [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]

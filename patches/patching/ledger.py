@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..models.layers import COARSE, shape_of, why_not_plain
+from ..models.layers import (
+    COARSE,
+    dequantized,
+    requantized,
+    requantizes,
+    shape_of,
+    stored_tensors,
+    why_not_plain,
+)
 from .bypass import Bypass, Wrapped, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
@@ -166,7 +174,7 @@ class Ledger:
             {
                 name: base
                 for name, (_, _, base) in bases.items()
-                if name not in version.transient and not is_patched_in_place(base)
+                if name not in version.transient and not is_patched_in_place(base) and not requantizes(base)
             }
         )
         for name, (module, attribute, base) in bases.items():
@@ -250,7 +258,11 @@ class Ledger:
         new_slot = _Slot(module, attribute, base, base, saved.copy)
         self.slots[name] = new_slot  # before the first byte changes: a failure restores it
         with torch.inference_mode(base.is_inference()), torch.no_grad():
-            patched(base.data, effective(stacks, name, bypass=False), out=base.data, seed=_seed(name, base, version))
+            patches, seed = effective(stacks, name, bypass=False), _seed(name, base, version)
+            if requantizes(base):
+                _write(base, _requantized(base, patches, seed))
+            else:
+                patched(base.data, patches, out=base.data, seed=seed)
         return new_slot
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
@@ -312,10 +324,18 @@ class Ledger:
 def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None, seed: int | None) -> nn.Parameter:
     """A weight with its patches as a parameter, in `memory` if given; an inference tensor if the base is one."""
     with torch.inference_mode(base.is_inference()), torch.no_grad():
+        if requantizes(base):
+            return nn.Parameter(_requantized(base, patches, seed), requires_grad=base.requires_grad)
         result = patched(base.detach(), patches, out=None if memory is None else memory.detach(), seed=seed)
         if isinstance(memory, nn.Parameter):
             return memory
         return nn.Parameter(result, requires_grad=base.requires_grad)
+
+
+def _requantized(base: nn.Parameter, patches: Sequence[Patch], seed: int | None) -> Tensor:
+    """A quantised weight with its patches, quantised again."""
+    values = dequantized(base)
+    return requantized(base, patched(values, patches, out=values), seed or 0)
 
 
 def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
@@ -324,7 +344,11 @@ def _seed(name: str, base: nn.Parameter, version: Version) -> int | None:
 
     Weights need it if the steps of their type are wider than most changes.
     """
-    coarse = base.dtype in COARSE or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
+    coarse = (
+        base.dtype in COARSE
+        or requantizes(base)
+        or (version.stochastic and base.dtype in (torch.bfloat16, torch.float16))
+    )
     if coarse:
         return zlib.crc32(name.encode())
     return None
@@ -338,13 +362,16 @@ def is_patched_in_place(base: nn.Parameter) -> bool:
 def host_copy(base: nn.Parameter) -> Tensor:
     """Copy a weight to host memory, pinned if the weight is on CUDA."""
     with torch.inference_mode(False), torch.no_grad():
+        if requantizes(base):
+            return base.detach().to("cpu", copy=True).clone()
         copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
         return copy.copy_(base.data)
 
 
 def _write(parameter: nn.Parameter, contents: Tensor) -> None:
     with torch.inference_mode(parameter.is_inference()), torch.no_grad():
-        parameter.data.copy_(contents, non_blocking=True)
+        for stored, wanted in zip(stored_tensors(parameter), stored_tensors(contents), strict=True):
+            stored.copy_(wanted, non_blocking=True)
 
 
 def _kind(tensor: Tensor) -> Hashable:

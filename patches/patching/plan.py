@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from ...storage.problem_list import problem_lines
-from ..models.layers import why_not_plain
+from ..models.layers import why_not_merged, why_not_plain
 from .bypass import supports
 from .fuse import Patch, Stack, additive
 from .ledger import find_parameter
@@ -64,6 +64,8 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
     report = []
     if merge and rounds_stochastically():
         report.append(f"{label}: half precision is rounded stochastically ({ENVIRONMENT_VARIABLE})")
+    if mode == "auto" and not target.why_not_merge:
+        report += _left_unmerged(target, bypass)
     stacks = []
     if constant:
         stacks.append(Stack(constant, bypass))
@@ -76,6 +78,17 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
     if stacks:
         report.append(_seen_by_others(label, len(merge), len({*bypass, *scheduled})))
     return Installation(host_patches, stacks, report)
+
+
+def _left_unmerged(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
+    """A line on the quantised weights that could be merged and are not: the measured cost is in docs/lora_stacks.md."""
+    count = sum(why_not_merged(*find_parameter(target.module, name), coarse=True) is None for name in bypass)
+    if not count:
+        return []
+    return [
+        f"{target.label}: {count} quantised weights are not merged: rounding them again would add an error as large as"
+        " the LoRAs' own change, and at the activations it costs a small part of a step (patch mode merge merges them)"
+    ]
 
 
 def _seen_by_others(label: str, merged: int, at_activations: int) -> str:
@@ -97,7 +110,8 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     """Decide for each weight of a stack: merge, bypass, or ComfyUI's own patches.
 
     - "auto" merges plain floating weights and bypasses the others (quantized ones).
-    - "merge" also merges plain fp8, with stochastic rounding, because most changes are smaller than its steps.
+    - "merge" also merges plain fp8 and quantised weights that can be quantised again, with stochastic rounding, because
+      most changes are smaller than their steps. "auto" does not: that rounding is as large as the LoRAs' own change.
     - With `why_not_merge` nothing is merged. Weights without a bypass (norms, embeddings) go to the host if their
       patches only add, except in "merge".
 
@@ -107,7 +121,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     problems: list[str] = []
     for name, on_weight in patches.items():
         owner, attribute = find_parameter(module, name)
-        no_merge = why_not_merge or why_not_plain(owner, attribute, coarse=mode == "merge")
+        no_merge = why_not_merge or why_not_merged(owner, attribute, coarse=mode == "merge")
         no_bypass = why_not_bypass(owner, attribute)
         if no_merge is None:
             _merge_or_bypass(plan, name, mode, no_bypass)

@@ -4,6 +4,13 @@ they hold is.
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import families
 import pytest
 import torch
@@ -44,6 +51,46 @@ def file_of(kind, weights):
     return state
 
 
+def exact_change(entries, name):
+    """What LoRAs add to a weight, in float64."""
+    total = 0.0
+    for entry in entries:
+        up, down = (entry.state_dict[f"{name}.lora_{side}.weight"].double() for side in ("up", "down"))
+        total = total + entry.strength_model * up @ down
+    return total
+
+
+@pytest.mark.parametrize("way", ["float8_e4m3fn", "int8_tensorwise"])
+def test_a_stack_merged_into_quantised_layers(way):
+    """Mode merge: the sum of float64 within a step of the quantisation, as ComfyUI's own loader has it; and back."""
+    import comfy.model_management
+    import comfy.sd
+
+    quantised, plain = with_quantised_layers("flux", way)
+    before = {name: [part.clone() for part in parts(p)] for name, p in quantised.model.named_parameters()}
+    touched = ("img_attn.proj.weight", "linear2.weight")
+    sides = {name: tuple(weight.shape) for name, weight in plain.model.named_parameters() if name.endswith(touched)}
+    entries = [LoraEntry("one", file_of("lora", sides), 0.5), LoraEntry("two", file_of("lora", sides), -0.2)]
+    merged, _, report = lora.apply_lora_stack(quantised, None, entries, "merge")
+    assert f"model: {len(sides)} weights merged" in report
+    own = quantised
+    for entry in entries:
+        own, _ = comfy.sd.load_lora_for_models(own, None, dict(entry.state_dict), entry.strength_model, 0)
+    with torch.inference_mode():
+        found = []
+        for patcher in (merged, own):
+            comfy.model_management.load_models_gpu([patcher], force_full_load=True)
+            found.append({name: patcher.model.get_parameter(name).dequantize().double() for name in sides})
+        comfy.model_management.load_models_gpu([quantised], force_full_load=True)
+    for name in sides:
+        base = plain.model.get_parameter(name).double()
+        exact = base + exact_change(entries, name.removesuffix(".weight"))
+        errors = [float((weights[name] - exact).norm() / exact_change(entries, name[:-7]).norm()) for weights in found]
+        assert errors[0] < 1.1 * errors[1], name
+    for name, weight in quantised.model.named_parameters():
+        assert all(torch.equal(old, new) for old, new in zip(before[name], parts(weight), strict=True)), name
+
+
 KINDS = ("lora", "dora", "oft", "glora", "ia3", "set_weight")
 
 
@@ -77,3 +124,30 @@ def test_a_stack_on_quantised_layers(way, kind):
     assert torch.equal(denoised(quantised), base)
     for name, weight in quantised.model.named_parameters():
         assert all(torch.equal(old, new) for old, new in zip(before[name], parts(weight), strict=True)), name
+
+
+BENCHMARK = Path(__file__).resolve().parents[3] / "benchmarks" / "quantised.py"
+SIZES = {"width": 128, "depth": 1, "single": 1, "side": 8, "text": 8, "rounds": 1, "threads": 1}
+PROMISED = ("apply", "strength", "forward", "image of 20 steps", "memory", "error of the change")
+
+
+@pytest.mark.parametrize("base", ["int8", "fp8", "gguf"])
+def test_the_benchmark_of_quantised_bases_writes_its_rows(tmp_path, base):
+    quant = pytest.importorskip("comfy.quant_ops")
+    if "int8_tensorwise" not in getattr(quant, "QUANT_ALGOS", {}):
+        pytest.skip("this ComfyUI has no int8 layers")
+    file = tmp_path / "rows.json"
+    tiny = [f"--{name}={size}" for name, size in SIZES.items()]
+    child = subprocess.run(
+        [sys.executable, str(BENCHMARK), *tiny, "--bases", base, "--json", str(file)],
+        cwd=tmp_path,
+        env={**os.environ, "COMFYUI_PATH": os.environ["GRAFT_TEST_COMFYUI"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    values = {row["name"]: row["value"] for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}
+    assert {f"{base} activations {what}" for what in PROMISED} <= values.keys()
+    assert (f"{base} merged apply" in values) == (base != "gguf")
+    assert all(map(math.isfinite, values.values()))
