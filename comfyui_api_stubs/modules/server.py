@@ -85,6 +85,7 @@ class PromptServer:
         self.number = 0
         self.on_prompt_handlers: list[Callable] = []
         self.supports: list[str] = ["custom_nodes_from_web"]
+        self.node_replacements: list[Any] = []  # what packs announced; nothing is replaced in a workflow
         self._app: Any = None
 
     @property

@@ -129,10 +129,14 @@ def test_ids_are_unique(inputs, outputs):
         schema.validate()
 
 
-@pytest.mark.skipif(REAL, reason="0.33.0 allows it; the embedded host is as strict as 0.3.64")
-def test_an_id_of_both_an_input_and_an_output_is_refused():
-    with pytest.raises(ValueError, match="between inputs and outputs"):
-        io.Schema(node_id="X", inputs=[io.Int.Input("a")], outputs=[io.Int.Output("a")]).validate()
+def test_an_id_of_both_an_input_and_an_output():
+    schema = io.Schema(node_id="X", inputs=[io.Int.Input("a")], outputs=[io.Int.Output("a")])
+    if "price_badge" in {field.name for field in dataclasses.fields(io.Schema)}:
+        schema.validate()
+    else:
+        assert REAL, "0.3.64 refuses it"
+        with pytest.raises(ValueError, match="between inputs and outputs"):
+            schema.validate()
 
 
 def test_outputs_get_ids():

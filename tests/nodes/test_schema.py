@@ -62,3 +62,11 @@ def test_an_advanced_setting_keeps_what_else_is_said_of_it(host):
     options = settings_of(host, "GraftOptimizer")["clip_norm"]
     assert (options["default"], options["min"], options["max"], options["step"]) == (1.0, 0.0, 1000.0, 0.1)
     assert "kohya's max_grad_norm" in options["tooltip"]
+
+
+@pytest.mark.parametrize("node", NODES, ids=IDS)
+def test_no_id_is_one_of_an_input_and_of_an_output(node):
+    """ComfyUI 0.3.64 refuses such a node; newer ones do not."""
+    schema = node.define_schema()
+    schema.finalize()
+    assert not {entry.id for entry in schema.inputs} & {entry.id for entry in schema.outputs}

@@ -11,7 +11,18 @@ from graft_nodes.dev import ONE_THREAD, cores, parallel
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The embedded host's tests that hold for a real ComfyUI too.
-SHARED = ("execution", "schema", "folder_paths", "nodes", "unet", "model_patcher", "sampling", "lora", "loading")
+SHARED = (
+    "execution",
+    "schema",
+    "comfy_api",
+    "folder_paths",
+    "nodes",
+    "unet",
+    "model_patcher",
+    "sampling",
+    "lora",
+    "loading",
+)
 HOW = (
     "set COMFYUI_PATH to a ComfyUI checkout whose requirements are installed, and run: python -m pytest"
     " tests/with_comfyui"

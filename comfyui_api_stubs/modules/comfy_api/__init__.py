@@ -1,1 +1,1 @@
-"""The public node API of ComfyUI, as far as Graft's nodes use it."""
+"""The public node API of ComfyUI 0.33.0."""

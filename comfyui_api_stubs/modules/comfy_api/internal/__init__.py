@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
+
+from comfy_api.internal.api_registry import ComfyAPIBase, ComfyAPIWithVersion, get_all_versions, register_versions
 
 
 class _ComfyNodeInternal:
@@ -40,6 +43,11 @@ def is_class(obj: object) -> bool:
 def prune_dict(d: dict) -> dict:
     """The entries whose value is not None."""
     return {key: value for key, value in d.items() if value is not None}
+
+
+def as_pruned_dict(dataclass_obj: Any) -> dict:
+    """A dataclass's fields that are not None."""
+    return prune_dict(asdict(dataclass_obj))
 
 
 def first_real_override(cls: type, name: str, *, base: type | None = None) -> Callable | None:
@@ -105,3 +113,20 @@ def make_locked_method_func(type_obj: type, func: str, class_clone: type) -> Cal
         return method(locked, **inputs)
 
     return call
+
+
+__all__ = [
+    "ComfyAPIBase",
+    "ComfyAPIWithVersion",
+    "as_pruned_dict",
+    "classproperty",
+    "copy_class",
+    "first_real_override",
+    "get_all_versions",
+    "is_class",
+    "lock_class",
+    "make_locked_method_func",
+    "prune_dict",
+    "register_versions",
+    "shallow_clone_class",
+]
