@@ -4,7 +4,7 @@ python dev.py demo                      train, average, apply and sample with th
 python dev.py test                      run the tests (12 minutes on two cores)
 python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
-python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (5 minutes)
+python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (10 minutes)
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU

@@ -22,6 +22,8 @@ from .files import served
 from .paths import inside, single
 
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
+# What front ends of 1.49 open with: the essential templates of this title.
+MODULE = {"category": "Examples", "title": "Getting Started", "type": "image", "isEssential": True}
 LOCALE_FILES = ("nodeDefs", "commands", "settings")
 
 
@@ -99,11 +101,10 @@ class Packs:
 
     # examples
     async def templates(self, request: web.Request) -> web.Response:
-        """GET /workflow_templates: the names of the example workflows, by pack."""
-        names: dict[str, list[str]] = {}
-        for pack, path in self._examples():
-            names.setdefault(pack, []).append(path.stem)
-        return answer(names)
+        """GET /workflow_templates: the names, by pack, of the examples that index.json does not list. It lists all of
+        them, with titles and descriptions; the front end would show those in both lists twice.
+        """
+        return answer({})
 
     async def template(self, request: web.Request) -> web.StreamResponse:
         """GET /workflow_templates/PACK/NAME.json or .jpg: an example or its picture."""
@@ -140,30 +141,13 @@ class Packs:
         ]
 
     def _index(self) -> list[dict[str, Any]]:
-        """The examples, in the format of the front end's list of templates."""
-        entries = [
-            {
-                "name": path.stem,
-                "title": _title(path.stem),
-                "description": _first_note(path),
-                "mediaType": "image",
-                "mediaSubtype": "jpg",
-                "tags": [pack],
-                "models": [],
-                "openSource": True,
-            }
-            for pack, path in self._examples()
-        ]
-        module = {
-            "moduleName": "default",
-            "category": "Examples",
-            "title": "Getting Started",  # what front ends of 1.49 open with
-            "type": "image",
-            "isEssential": True,
-        }
-        if entries:
-            return [{**module, "templates": entries}]
-        return []
+        """The examples of each pack, in the format of the front end's list of templates. The front end asks
+        /workflow_templates/PACK for them, and has an entry with the pack's name.
+        """
+        modules: dict[str, list[dict[str, Any]]] = {}
+        for pack, path in self._examples():
+            modules.setdefault(pack, []).append(_template(pack, path))
+        return [{**MODULE, "moduleName": pack, "templates": entries} for pack, entries in modules.items()]
 
     async def no_style(self, request: web.Request) -> web.Response:
         """GET /user.css: always empty; the user's style sheet is /userdata/user.css."""
@@ -197,6 +181,20 @@ class Packs:
 def _below(folder: str, pattern: str) -> list[str]:
     """The files that match the pattern, as URLs relative to the folder."""
     return sorted(quote(path.relative_to(folder).as_posix()) for path in Path(folder).glob(pattern) if path.is_file())
+
+
+def _template(pack: str, path: Path) -> dict[str, Any]:
+    """An example in the front end's list of templates."""
+    return {
+        "name": path.stem,
+        "title": _title(path.stem),
+        "description": _first_note(path),
+        "mediaType": "image",
+        "mediaSubtype": "jpg",
+        "tags": [pack],
+        "models": [],
+        "openSource": True,
+    }
 
 
 def _json(path: Path) -> dict[str, Any]:

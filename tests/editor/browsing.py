@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,23 @@ def browser_path() -> str | None:
     return named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
+# Resolves once nothing on the page has changed for some frames, or after so many milliseconds.
+STILL = """([frames, most]) => new Promise((done) => {
+  let left = frames
+  const watcher = new MutationObserver(() => { left = frames })
+  watcher.observe(document.body, {subtree: true, childList: true, attributes: true, characterData: true})
+  const end = performance.now() + most
+  const look = () => {
+    left -= 1
+    if (left > 0 && performance.now() < end) return requestAnimationFrame(look)
+    watcher.disconnect()
+    done()
+  }
+  requestAnimationFrame(look)
+})"""
+FRAMES = 10
+
+
 class Editor:
     """One page with the editor open. `errors` are what the console and the page complained about."""
 
@@ -49,6 +67,10 @@ class Editor:
             "console", lambda message: self._note(message.text, message.location) if message.type == "error" else None
         )
         self.page.on("pageerror", lambda error: self._note(error.stack or str(error), {}))
+        self._asked: set[Any] = set()  # requests without an answer so far
+        self.page.on("request", lambda asked: self._asked.add(asked))
+        self.page.on("requestfinished", lambda asked: self._asked.discard(asked))
+        self.page.on("requestfailed", lambda asked: self._asked.discard(asked))
         self.open()
 
     def _note(self, text: str, location: dict[str, Any]) -> None:
@@ -58,17 +80,29 @@ class Editor:
 
     def open(self) -> None:
         """Load the page (again) and wait until the graph is there."""
+        self._asked.clear()
         self.page.goto(self.address)
         self.page.wait_for_function(
             "window.app?.extensionManager && window.app.canvas && window.app.extensions?.length"
         )
         self.page.wait_for_function("() => window.LiteGraph?.registered_node_types['GraftLoRAStack']")
         self.page.wait_for_function("app.extensionManager.workflow.activeWorkflow?.changeTracker")
-        self.page.wait_for_timeout(1500)
+        self.settle()
         self.page.keyboard.press("Escape")
         self.page.evaluate("on => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.modern)
         self.page.evaluate("() => app.extensionManager.setting.set('Comfy.TutorialCompleted', true)")
-        self.page.wait_for_timeout(500)
+        self.settle()
+
+    def settle(self, most: float = 2000) -> None:
+        """Return once the page rests: every request answered and nothing drawn anew for a few frames; or after `most`
+        milliseconds.
+        """
+        end = time.monotonic() + most / 1000
+        while (left := end - time.monotonic()) > 0:
+            self.do(STILL, [FRAMES, left * 1000])
+            if not self._asked:
+                return
+            self.page.wait_for_timeout(30)
 
     def do(self, script: str, argument: Any = None) -> Any:
         """The value of a JavaScript function or expression in the page."""
@@ -123,9 +157,9 @@ class Editor:
     def load(self, workflow: dict[str, Any]) -> None:
         """Open a saved workflow."""
         self.do("(workflow) => app.loadGraphData(workflow)", workflow)
-        self.page.wait_for_timeout(1000)
+        self.settle()
         self.do("() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) }")
-        self.page.wait_for_timeout(200)
+        self.settle()
 
     def queue(self) -> None:
         """Press Run."""
@@ -139,7 +173,7 @@ class Editor:
             timeout=timeout,
             polling=300,
         )
-        self.page.wait_for_timeout(500)
+        self.settle()
 
     def enter(self, title: str) -> None:
         """Go into the subgraph whose node in the graph that is shown has this title."""
@@ -152,7 +186,7 @@ class Editor:
             }""",
             title,
         )
-        self.page.wait_for_timeout(800)
+        self.settle()
 
     def wrap(self, nodes: list[int], title: str) -> None:
         """Make a subgraph of nodes of the graph that is shown."""
@@ -164,7 +198,7 @@ class Editor:
             }""",
             [nodes, title],
         )
-        self.page.wait_for_timeout(300)
+        self.settle()
 
     def titled(self, title: str) -> int:
         """The id of the node with this title in the graph that is shown."""
@@ -173,9 +207,9 @@ class Editor:
     def undo(self) -> None:
         """Ctrl+Z with the focus on the canvas."""
         self.page.mouse.click(800, 880)
-        self.page.wait_for_timeout(200)
+        self.settle()
         self.page.keyboard.press("Control+z")
-        self.page.wait_for_timeout(1000)
+        self.settle()
 
     def rows(self, node: int) -> list[dict[str, Any]]:
         """The rows of a LoRA stack, from the widget's value."""

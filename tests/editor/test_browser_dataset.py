@@ -4,7 +4,6 @@ caption, takes it back, and finds all of it again after a reload.
 
 import pytest
 from serving import picture
-from test_browser_panels import CONTRAST
 
 PANEL = ".graft-dataset:visible"
 SETTING = "([id, value]) => app.extensionManager.setting.set(id, value)"
@@ -163,39 +162,3 @@ def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor
     editor.do("(id) => { app.graph.getNodeById(id).widgets[0].value = '../input' }", node)
     editor.page.get_by_text("is outside ComfyUI's input folder").wait_for()
     editor.errors[:] = [error for error in editor.errors if "400" not in error]
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "palette", "language"),
-    [
-        (1280, 720, "dark", "en"),
-        (1280, 720, "light", "zh"),
-        (1600, 1000, "dark", "zh"),
-        (1600, 1000, "light", "en"),
-    ],
-)
-def test_nothing_is_cut_and_all_is_legible(editor, width, height, palette, language):
-    editor.page.set_viewport_size({"width": width, "height": height})
-    editor.do(SETTING, ["Comfy.ColorPalette", palette])
-    editor.do(SETTING, ["Comfy.Locale", language])
-    try:
-        editor.page.wait_for_timeout(1000)
-        editor.clear()
-        for x, folder in ((56, "concept"), (462, "a folder with quite a long name that is not there"), (868, "")):
-            editor.add("GraftDataset", x, 100, folder=folder)
-        figures = editor.page.locator(f"{PANEL} figure")
-        figures.first.wait_for()
-        figures.first.locator("button").click()
-        editor.page.locator(f"{PANEL} textarea").wait_for()
-        editor.page.wait_for_timeout(600)
-        editor.screenshot(f"dataset-{width}-{palette}-{language}")
-        found = editor.do(CONTRAST, editor.modern)
-        assert len(found) > 15 and not [one for one in found if one[0] < 4.5]
-        assert not editor.do(CUT)
-    finally:
-        editor.do(SETTING, ["Comfy.ColorPalette", "dark"])
-        editor.do(SETTING, ["Comfy.Locale", "en"])
-        editor.page.set_viewport_size({"width": 1600, "height": 1000})
-        editor.clear()  # so that nobody looks at the missing folder any more
-        editor.page.wait_for_timeout(1000)
-    editor.errors[:] = [error for error in editor.errors if "404" not in error]

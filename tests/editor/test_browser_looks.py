@@ -1,6 +1,7 @@
 """What Graft's panels and dialogs look like, measured in the page (measure.js): contrast of every text and of the
-lines of charts, and nothing cut, laid over something else or scrolled sideways; in both themes, both languages and two
-windows. Chinese is as wide as it is for people only where a font with its characters is installed.
+lines of charts, and nothing cut, laid over something else or scrolled sideways; in two windows, both themes, both
+languages and both ways to draw nodes: each of these with each of the others once. Chinese is as wide as it is for
+people only where a font with its characters is installed.
 """
 
 import base64
@@ -18,6 +19,7 @@ LOAD = """(source) => import(`data:text/javascript,${encodeURIComponent(source)}
   window.graftMeasure = found.measure
   found.watch()
 })"""
+LANGUAGES = {("dark", False): "en", ("light", False): "zh", ("dark", True): "zh", ("light", True): "en"}
 SIZES = ((1280, 720), (1600, 1000))
 MISSING = "a folder with quite a long name that is not there"
 ENDLESS = "an_error_without_any_place_to_break_it_" * 4
@@ -28,7 +30,7 @@ DEPTH = {"depth": 1, "factor": 2, "before": [128, 96], "after": [64, 48], "frame
 
 def looked_at(editor):
     """What is wrong with what is on the page."""
-    editor.page.wait_for_timeout(500)  # nodes are fitted and charts drawn in the next frames
+    editor.settle()  # nodes are fitted and charts drawn in the next frames
     found = editor.do("() => window.graftMeasure()")
     faint = [f"{ratio:.2f} of {least}: {what}" for ratio, least, what in found["contrasts"] if ratio < least]
     assert found["texts"], "there is nothing to look at"
@@ -50,22 +52,22 @@ def look(editor, request):
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
-@pytest.fixture(params=[(one, other) for one in ("dark", "light") for other in ("en", "zh")], ids="-".join)
+@pytest.fixture(params=("dark", "light"))
 def themed(editor, request):
     """The editor in a theme and a language, and afterwards as it was."""
-    palette, language = request.param
-    editor.do(SETTING, ["Comfy.ColorPalette", palette])
+    language = LANGUAGES[(request.param, editor.modern)]
+    editor.do(SETTING, ["Comfy.ColorPalette", request.param])
     editor.do(SETTING, ["Comfy.Locale", language])
-    editor.page.wait_for_timeout(1000)
+    editor.settle()
     yield editor
     # In another language the page loads its graph again, and asks for the missing folder: late, and said as an error.
     editor.page.route("**/graft/dataset/glance", lambda route: route.fulfill(json={"folders": [], "notes": []}))
     editor.do(SETTING, ["Comfy.ColorPalette", "dark"])
     editor.do(SETTING, ["Comfy.Locale", "en"])
     editor.page.set_viewport_size({"width": 1600, "height": 1000})
-    editor.page.wait_for_timeout(1000)
+    editor.settle()
     editor.clear()
-    editor.page.wait_for_timeout(1000)
+    editor.settle()
     editor.page.unroute("**/graft/dataset/glance")
     expected = ("404", "400", "/graft/runs/", "/graft/lora_upload", "/view?")
     editor.errors[:] = [error for error in editor.errors if not any(words in error for words in expected)]
@@ -75,7 +77,7 @@ def sized(editor):
     """Each window in turn, with its name."""
     for width, height in SIZES:
         editor.page.set_viewport_size({"width": width, "height": height})
-        editor.page.wait_for_timeout(300)
+        editor.settle()
         yield str(width)
 
 
@@ -84,18 +86,19 @@ def bring(editor, selector, place=0):
     found = editor.page.locator(f"{selector}:visible").nth(place)
     below = found.bounding_box()["y"] - 250
     editor.do("(by) => { app.canvas.ds.offset[1] -= by; app.canvas.setDirty(true, true) }", below)
-    editor.page.wait_for_timeout(300)
+    editor.settle()
     return found
 
 
 def test_datasets(themed, look, place, tmp_path):
     editor, page = themed, themed.page
     mixed = fill(place / "input" / "mixed", "a rather long name of a picture_0001.png", "b.png", "b.txt", "c.txt")
+    fill(mixed / "a clip of mine.frames", *(f"{number}.png" for number in range(1, 10)))
     (mixed / "bad.png").write_bytes(b"no picture")
     fresh = fill(tmp_path / "fresh", "zorp-00.png", "d.png", "notes of mine.docx")
     editor.clear()
     for x, folder in ((66, "concept"), (470, MISSING), (874, "mixed")):
-        editor.add("GraftDataset", x, 90, folder=folder)
+        editor.add("GraftDataset", x, 90, folder=folder, **({"frames": "5"} if folder == "mixed" else {}))
     first, third = page.locator(".graft-dataset:visible").first, page.locator(".graft-dataset:visible").last
     first.locator("figure").first.wait_for()
     third.locator("[data-name=Problems]").wait_for()
@@ -111,6 +114,7 @@ def test_datasets(themed, look, place, tmp_path):
         first.locator("textarea").press("Control+Enter")
         first.locator(".graft-tabs > .graft-button:not([role=tab])").wait_for()
         third.locator("[data-name=Images]").click()
+        third.locator(".graft-frames").first.wait_for()
         look(f"dataset-undo-{size}")
         bring(editor, ".graft-chooser", 1).click()
         page.locator(".graft-picker-option").first.wait_for()
@@ -120,7 +124,6 @@ def test_datasets(themed, look, place, tmp_path):
 
 
 def ask_about_uploads(editor, look, panel, folder):
-    page = editor.page
     files = sorted(folder.iterdir())
     for size in sized(editor):
         bring(editor, ".graft-folder")
@@ -128,7 +131,6 @@ def ask_about_uploads(editor, look, panel, folder):
         panel.locator(".graft-asking").wait_for()
         look(f"upload-{size}")
         panel.locator(".graft-asking .graft-button").first.click()
-        page.wait_for_timeout(500)
         look(f"upload-taken-{size}")
         panel.locator(".graft-asking .graft-button").last.click()
 
@@ -190,7 +192,7 @@ def train(editor, node):
         one = {"filename": f"zorp-0{number // 20}.png", "subfolder": "concept", "type": "input"}
         pictures = [{**one, "label": label, "prompt": prompt} for prompt in (0, 1) for label in ("weights", "average")]
         editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": number, "pictures": pictures}])
-    editor.page.wait_for_timeout(500)
+    editor.settle()
 
 
 def test_training(themed, look):
@@ -236,24 +238,59 @@ def test_averages_tokens_and_errors(themed, look):
     editor.clear()
     upper = ("EMAMerge", "ApplyToDo", "EMAMerge")
     average, todo, empty = (editor.add(kind, 66 + 404 * at, 90) for at, kind in enumerate(upper))
-    lower = ("GraftDataset", "GraftLoRAStack", "GraftLoRAEffect")
-    data, stack, effect = (editor.add(kind, 66 + 404 * at, 560) for at, kind in enumerate(lower))
+    lower = ("GraftDataset", "GraftLoRAStack")
+    data, stack = (editor.add(kind, 66 + 404 * at, 560) for at, kind in enumerate(lower))
     steps = list(range(1, 100))
     rising = [step / 100 for step in steps]
     curves = [{"name": f"width 0.{name}", "steps": steps, "values": rising} for name in range(1, 6)]
     ran(editor, average, {"graft_profile": [{"version": 1, "curves": curves, "lines": ["an average of 99 steps"]}]})
     ran(editor, todo, {"graft_todo": [{"version": 1, "depths": [{**DEPTH, "skipped": 2}, {**DEPTH, "depth": 2}]}]})
-    for blocks in (BLOCKS[12:], BLOCKS):
-        ran(
-            editor, effect, {"graft_effect": [{"version": 1, "stack": str(stack), "rows": [{**ROW, "blocks": blocks}]}]}
-        )
-        for size in sized(editor):
-            look(f"panels-{len(blocks)}-{size}")
-    for node in (average, todo, empty, data, stack, effect):
+    for size in sized(editor):
+        look(f"panels-{size}")
+    for node in (average, todo, empty, data, stack):
         words = f"row 1 (zorp.safetensors): no block of this file is called Q.\n{ENDLESS}"
         editor.do(SEND, ["execution_error", {"node_id": str(node), "exception_message": words, "traceback": []}])
     for size in sized(editor):
         look(f"errors-{size}")
+
+
+def conflicts_of(names):
+    """What LoRA Conflicts says of three rows, by block, with more conflicts than it writes out."""
+    cosines = [(name, (-1) ** at * (0.2 + 0.8 * at / len(names))) for at, name in enumerate(names)]
+    pairs = [{"rows": pair, "cosine": -0.9, "blocks": cosines} for pair in ([0, 1], [0, 2], [1, 2])]
+    return {
+        "stack": "a/b.safetensors",
+        "rows": [{"file": LONG, "strength": 0.8, "before": ""} for _ in range(3)],
+        "blocks": names,
+        "pairs": pairs,
+        "fights": 12,
+        "worst": [[pair["rows"], name, cosine] for pair in pairs for name, cosine in cosines],
+        "after": ["", ", ".join(f"{name}=0" for name in names), "OUT=0"],
+    }
+
+
+@pytest.mark.parametrize("most", (8, 20))
+def test_what_loras_do(themed, look, most):
+    """The panels of LoRA Effect and LoRA Conflicts: new, with blocks that have room for their names or have none, after
+    their button was pressed, and with an error.
+    """
+    editor = themed
+    editor.clear()
+    kinds = ("GraftLoRAEffect", "GraftLoRAConflicts", "GraftLoRAEffect")
+    effect, conflicts, new = (editor.add(kind, 66 + 404 * at, 90) for at, kind in enumerate(kinds))
+    still = {**ROW, "whole": 0, "blocks": []}
+    rows = [{**ROW, "blocks": BLOCKS[-most:]}, still, {**ROW, "blocks": [{**one, "kept": True} for one in BLOCKS]}]
+    ran(editor, effect, {"graft_effect": [{"version": 1, "stack": ["a.safetensors"], "rows": rows}]})
+    ran(editor, conflicts, {"graft_conflicts": [conflicts_of([one["name"] for one in BLOCKS[-most:]])]})
+    editor.page.locator(".graft-conflicts [role=img]").nth(2).wait_for()
+    for size in sized(editor):
+        look(f"loras-{most}-{size}")
+    for panel in ("effect", "conflicts"):
+        editor.page.locator(f".graft-{panel} .graft-button:visible").click()
+    words = f"row 1 (zorp.safetensors): no block of this file is called Q.\n{ENDLESS}"
+    editor.do(SEND, ["execution_error", {"node_id": str(new), "exception_message": words, "traceback": []}])
+    for size in sized(editor):
+        look(f"loras-said-{most}-{size}")
 
 
 PLANTED = """() => {

@@ -5,17 +5,8 @@ the rows with one click.
 import json
 
 import pytest
-from test_browser_panels import CONTRAST
 
 DEMO = "graft_demo/zorp.safetensors"
-CUT = """(selector) => [...document.querySelectorAll(selector)].flatMap((panel) => {
-  const around = panel.getBoundingClientRect()
-  return [...panel.querySelectorAll('*')].filter((one) => {
-    const box = one.getBoundingClientRect()
-    const cut = one.scrollWidth > one.clientWidth + 1 && one.clientWidth && !one.closest('.graft-bars')
-    return box.height && (cut || box.right > around.right + 1 || box.bottom > around.bottom + 1)
-  }).map((one) => `${one.className} ${one.textContent.slice(0, 30)}`)
-})"""
 
 
 def give(editor, node, *rows):
@@ -31,10 +22,7 @@ def stacks(editor):
     editor.link(first, 0, second, "lora_stack")
     give(editor, first, {"file": DEMO, "model": 0.7, "blocks": "OUT=0.5"}, {"file": "zorp.safetensors", "on": False})
     give(editor, second, {"file": DEMO, "model": 0.3})
-    yield editor, first, second
-    for setting, value in {"Comfy.ColorPalette": "dark", "Comfy.Locale": "en"}.items():
-        editor.do("([id, value]) => app.extensionManager.setting.set(id, value)", [setting, value])
-    editor.page.wait_for_timeout(1500)  # another language opens the workflow again
+    return editor, first, second
 
 
 def measured(editor, second, kind, values, *links):
@@ -51,18 +39,6 @@ def measured(editor, second, kind, values, *links):
     editor.page.locator(".graft-panel [role=img]:visible").first.wait_for()
     editor.wait_until_idle()
     return node
-
-
-def looked_at(editor, name, selector):
-    """Both themes and both languages: nothing is cut, and every text has contrast."""
-    for palette, language in (("dark", "en"), ("light", "zh")):
-        for setting, value in {"Comfy.ColorPalette": palette, "Comfy.Locale": language}.items():
-            editor.do("([id, value]) => app.extensionManager.setting.set(id, value)", [setting, value])
-        editor.page.wait_for_timeout(1500)
-        editor.screenshot(f"{name}-{palette}-{language}")
-        assert not editor.do(CUT, selector)
-        low = [found for found in editor.do(CONTRAST, editor.modern) if found[0] < 4.5]
-        assert not low
 
 
 def test_the_effect_is_shown_and_what_matters_is_kept_with_one_click(stacks):
@@ -89,7 +65,6 @@ def test_the_effect_is_shown_and_what_matters_is_kept_with_one_click(stacks):
     give(editor, second, {"file": "zorp.safetensors"})
     panel.locator(".graft-button").click()
     assert "The rows have changed" in panel.inner_text() and editor.rows(second)[0].get("blocks", "") == ""
-    looked_at(editor, "lora-effect", ".graft-effect")
 
 
 def test_conflicts_are_shown_and_the_suggestion_is_taken_with_one_click(stacks):
@@ -105,7 +80,6 @@ def test_conflicts_are_shown_and_the_suggestion_is_taken_with_one_click(stacks):
     assert strong["blocks"] == "" and "OUT=0" in weak["blocks"] and "OUT=0" in other["blocks"]
     assert "written into 2 rows" in panel.inner_text()
     editor.load(editor.saved())
-    looked_at(editor, "lora-conflicts", ".graft-conflicts")
     editor.queue()
     editor.wait_until_idle()
     panel.locator(".graft-button").wait_for(state="hidden")

@@ -4,41 +4,9 @@ points, legible.
 
 import re
 
-import pytest
 from serving import picture
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
-# Contrast of every visible text of the panels with what lies behind it (WCAG 2: relative luminance).
-CONTRAST = """(modern) => {
-  const channel = (c) => { c /= 255; return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4 }
-  const parse = (text) => {
-    if (text.startsWith('#')) {
-      const hex = text.length < 6 ? [...text.slice(1)].map((one) => one + one).join('') : text.slice(1)
-      return [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)).concat(1)
-    }
-    const n = text.match(/[\\d.]+/g).map(Number)
-    const unit = text.startsWith('color(srgb') ? 255 : 1
-    return [n[0] * unit, n[1] * unit, n[2] * unit, n[3] ?? 1]
-  }
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b)
-  const behind = (element) => {
-    for (let at = element; at && (modern || at.closest('.graft')); at = at.parentElement) {
-      const c = parse(getComputedStyle(at).backgroundColor)
-      if (c[3] > 0.5) return c
-    }
-    return modern ? null : parse(LiteGraph.NODE_DEFAULT_BGCOLOR) // the classic canvas has drawn the node there
-  }
-  const out = []
-  for (const element of document.querySelectorAll('.graft *')) {
-    const hasText = [...element.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim())
-    if (!element.offsetParent || !hasText) continue
-    const back = behind(element)
-    if (!back) continue
-    const [a, b] = [light(parse(getComputedStyle(element).color)), light(back)]
-    out.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.className, element.textContent.slice(0, 30)])
-  }
-  return out
-}"""
 
 
 def step(editor, node, number, loss=0.1, until=1000, run="r", validation=None, average=None):
@@ -457,41 +425,6 @@ def test_an_average_shows_its_profile(editor):
     editor.load(saved)
     editor.page.locator(".graft-average canvas:visible").wait_for()
     assert "an average of 99 steps" in editor.page.locator(".graft-average:visible").inner_text(), "it comes back"
-
-
-@pytest.mark.parametrize("palette", ["dark", "light"])
-def test_texts_are_legible_in_both_themes(editor, palette):
-    editor.do("(name) => app.extensionManager.setting.set('Comfy.ColorPalette', name)", palette)
-    editor.page.wait_for_timeout(500)
-    editor.clear()
-    training, todo, stack = (
-        editor.add("TrainStep", 60, 60),
-        editor.add("ApplyToDo", 480, 60),
-        editor.add("GraftLoRAStack", 900, 60),
-    )
-    for number in range(1, 30):
-        step(editor, training, number, 1 / number)
-    depths = [
-        {
-            "depth": 1,
-            "factor": 2,
-            "before": [64, 64],
-            "after": [32, 32],
-            "frames": 1,
-            "own": 10,
-            "patched": 10,
-            "skipped": 0,
-        }
-    ]
-    ran(editor, todo, {"graft_todo": [{"version": 1, "depths": depths}]})
-    rows = '{"version": 1, "rows": [{"file": "nowhere.safetensors"}]}'
-    editor.do("([id, rows]) => { app.graph.getNodeById(id).widgets[0].value = rows }", [stack, rows])
-    editor.page.wait_for_timeout(800)
-    editor.screenshot(f"theme-{palette}")
-    found = editor.do(CONTRAST, editor.modern)
-    editor.do("() => app.extensionManager.setting.set('Comfy.ColorPalette', 'dark')")
-    assert len(found) > 15
-    assert not [one for one in found if one[0] < 4.5]
 
 
 SETTINGS = "([id, value]) => app.extensionManager.setting.set(id, value)"

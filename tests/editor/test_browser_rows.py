@@ -8,7 +8,6 @@ import pytest
 import serving
 import torch
 from safetensors.torch import save_file
-from test_browser_panels import CONTRAST, SETTINGS
 
 BLOCKS = (
     "lora_te_text_model_encoder_layers_0_mlp_fc1",
@@ -269,42 +268,3 @@ def test_block_weights_by_sliders_and_their_checks(loader):
 
 
 LONG = "a folder of mine/another one/a rather long name of a LoRA file_with_underscores-and-numbers-0001.safetensors"
-
-
-@pytest.mark.parametrize("locale", ["en", "zh"])
-@pytest.mark.parametrize("palette", ["dark", "light"])
-def test_rows_fit_and_are_legible(loader, palette, locale):
-    editor, node, loras = loader
-    (loras / LONG).parent.mkdir(parents=True, exist_ok=True)
-    serving.lora(loras / LONG)
-    editor.do(SETTINGS, ["Comfy.ColorPalette", palette])
-    editor.do(SETTINGS, ["Comfy.Locale", locale])
-    try:
-        editor.page.wait_for_timeout(800)
-        editor.clear()
-        editor.do("() => app.refreshComboInNodes()")
-        node = editor.add("GraftLoadLoRAs", 100, 40)
-        wrong = {"file": "gone/ink_2.safetensors", "blocks": "D=0"}
-        off = {"file": "zorp.safetensors", "on": False}
-        give(editor, node, LONG, {"file": "ink.safetensors", "blocks": "IN=0.5"}, off, wrong)
-        editor.page.locator(".graft-more:visible").nth(1).click()
-        editor.page.locator(".graft-info-button:visible").first.click()
-        editor.page.locator(".graft-slider:visible").first.wait_for()
-        for width, height in ((1600, 1000), (1280, 720)):
-            editor.page.set_viewport_size({"width": width, "height": height})
-            editor.page.wait_for_timeout(700)
-            editor.screenshot(f"lora-rows-{palette}-{locale}-{width}")
-            assert editor.do(MISLAID) == []
-            assert not [one for one in editor.do(CONTRAST, editor.modern) if one[0] < 4.5]
-        editor.page.locator(".graft-file:visible").first.click(button="right")
-        editor.page.wait_for_timeout(200)
-        editor.screenshot(f"lora-menu-{palette}-{locale}")
-        assert editor.do(MISLAID) == []
-        menu_box = editor.page.locator(".graft-menu").bounding_box()
-        assert menu_box["y"] + menu_box["height"] <= 720
-        editor.page.keyboard.press("Escape")
-    finally:
-        editor.page.set_viewport_size({"width": 1600, "height": 1000})
-        editor.do(SETTINGS, ["Comfy.ColorPalette", "dark"])
-        editor.do(SETTINGS, ["Comfy.Locale", "en"])
-        editor.page.wait_for_timeout(500)

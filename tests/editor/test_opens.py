@@ -2,7 +2,6 @@
 lost server.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -75,16 +74,6 @@ def test_it_opens_without_a_complaint_and_has_every_node(tab):
     known = set(tab.do("() => Object.keys(LiteGraph.registered_node_types)"))
     pages = {path.stem for path in (ROOT / "web" / "docs").glob("*.md")}
     assert pages and pages <= known and {"KSampler", "SaveImage", "LoadImage"} <= known
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "example_workflows").glob("*.json")))
-def test_examples_open_with_nothing_missing(tab, name):
-    workflow = json.loads((ROOT / "example_workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    tab.do("async (workflow) => { await app.loadGraphData(workflow) }", workflow)
-    unknown = tab.do(
-        "() => app.graph._nodes.filter((node) => !LiteGraph.registered_node_types[node.type]).map((node) => node.type)"
-    )
-    assert unknown == [] and len(nodes(tab)) == len(workflow["nodes"]) and tab.errors == []
 
 
 def test_a_workflow_runs_and_its_picture_arrives(tab, place):
