@@ -22,6 +22,7 @@ OPTIONAL = 7  # the shape of an optional input's socket
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
 DEMO_LORA = "graft_demo/zorp.safetensors"
+SECOND_LORA = "graft_demo/mauve.safetensors"
 
 
 @dataclass(frozen=True)
@@ -387,11 +388,12 @@ def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> t
 
 LORAS_NOTE = (
     "# See what your LoRAs do",
-    "Measures a stack of two LoRAs on the demo model, without a GPU. Both rows are the demo's LoRA, which draws a"
-    f" *zorp*, a purple ring: `{DEMO_LORA}`. It is put into the loras folder if it is not there.",
+    "Measures a stack of two LoRAs on the demo model, without a GPU. One draws a *zorp*, a purple ring"
+    f" (`{DEMO_LORA}`), the other one paints circles, squares, triangles and crosses *mauve*, in the same purple"
+    f" (`{SECOND_LORA}`). They are put into the loras folder if they are not there.",
     "**Press Run.** *LoRA Effect* shows how much each block of each row changes the prediction for *Prompt*, and hands"
     " on the stack with only the blocks that matter. *LoRA Conflicts* shows where the rows cancel or repeat each other:"
-    " here everywhere, because they are one LoRA.",
+    " here they repeat each other in the last output blocks, as both have learned the purple.",
     "The two images are drawn with all blocks and with those that matter. Lower *keep what matters* and run again. A"
     " click in either panel writes its block weights into the rows.",
     "**With your own**: take your model's loaders in place of *Demo Model*, your LoRAs in *LoRA Stack* and"
@@ -407,8 +409,8 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     prompt = graph.add("CLIPTextEncode", (0, 250), (300, 110), "Prompt", text="a zorp left")
     negative = graph.add("CLIPTextEncode", (0, 420), (300, 110), "Negative: nothing", text="")
     latent = graph.add("EmptyLatentImage", (0, 590), (300, 130), width=256, height=256, batch_size=1)
-    strengths = (0.7, 0.4)
-    listed = [{"file": DEMO_LORA, "on": True, "model": strength, "clip": strength} for strength in strengths]
+    strengths = {DEMO_LORA: 0.7, SECOND_LORA: 0.6}
+    listed = [{"file": file, "on": True, "model": given, "clip": given} for file, given in strengths.items()]
     rows = json.dumps({"version": 1, "rows": listed})
     stack = graph.add("GraftLoRAStack", (380, 60), (460, 240), rows=rows)
     effect = graph.add("GraftLoRAEffect", (900, 60), (460, 620))

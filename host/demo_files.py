@@ -1,4 +1,4 @@
-"""The demo's pictures and its LoRA, which workflows may name before they are in ComfyUI's folders.
+"""The demo's pictures and its LoRAs, which workflows may name before they are in ComfyUI's folders.
 
 Until they are there, Graft's own copies are read. A node that needs them puts copies into ComfyUI's folders and says
 so; what a user has there is never replaced.
@@ -14,7 +14,7 @@ from ..storage.atomic import copy_whole
 SOURCE = Path(__file__).resolve().parents[1] / "demo"
 PICTURES = {"graft_demo/concept": SOURCE / "concept", "graft_demo/regular": SOURCE / "regular"}
 LORA = "graft_demo/zorp.safetensors"
-LORA_SOURCE = SOURCE / "zorp.safetensors"
+LORAS = {LORA: SOURCE / "zorp.safetensors", "graft_demo/mauve.safetensors": SOURCE / "mauve.safetensors"}
 
 
 def pictures(name: str) -> str | None:
@@ -26,10 +26,11 @@ def pictures(name: str) -> str | None:
 
 
 def lora(name: str) -> str | None:
-    """Graft's own copy of the demo's LoRA, if this is its name."""
-    if _plain(name) != LORA or not LORA_SOURCE.is_file():
+    """Graft's own copy of the demo's LoRA with this name, if there is one."""
+    source = LORAS.get(_plain(name))
+    if source is None or not source.is_file():
         return None
-    return str(LORA_SOURCE)
+    return str(source)
 
 
 def place_pictures(name: str) -> str:
@@ -45,16 +46,20 @@ def place_pictures(name: str) -> str:
     return _placed(PICTURES[plain], target, f"the demo's images into ComfyUI's input folder, as {plain}")
 
 
-def place_lora() -> str:
-    """Put the demo's LoRA into ComfyUI's loras folder. Returns what to tell the user; nothing when it is there
-    already.
+def place_loras() -> list[str]:
+    """Put the demo's LoRAs into ComfyUI's loras folder. Returns what to tell the user of each; nothing of those that
+    are there already.
     """
+    return [said for name in LORAS if (said := _place_lora(name))]
+
+
+def _place_lora(name: str) -> str:
     import folder_paths
 
-    if lora(LORA) is None or folder_paths.get_full_path("loras", LORA) is not None:
+    if lora(name) is None or folder_paths.get_full_path("loras", name) is not None:
         return ""
-    target = os.path.join(folder_paths.get_folder_paths("loras")[0], *LORA.split("/"))
-    return _placed(LORA_SOURCE, target, f"the demo's LoRA into ComfyUI's loras folder, as {LORA}")
+    target = os.path.join(folder_paths.get_folder_paths("loras")[0], *name.split("/"))
+    return _placed(LORAS[name], target, f"the demo's LoRA into ComfyUI's loras folder, as {name}")
 
 
 def _placed(source: Path, target: str, what: str) -> str:

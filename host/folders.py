@@ -22,8 +22,8 @@ def lora_names() -> list[str]:
     ]
     names = sorted(name.replace(os.sep, "/") for name in paths if name.endswith(".safetensors"))
     listed_names = list(folder_paths.get_filename_list("loras"))
-    if demo_files.lora(demo_files.LORA) and demo_files.LORA not in map(_plain, listed_names):
-        listed_names.append(demo_files.LORA)
+    in_folders = set(map(_plain, listed_names))
+    listed_names += [name for name in demo_files.LORAS if name not in in_folders and demo_files.lora(name)]
     return [*listed_names, *(OUTPUT_LORAS + name for name in names)]
 
 

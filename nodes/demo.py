@@ -28,7 +28,8 @@ class GraftDemo(io.ComfyNode):
             description=(
                 "A tiny diffusion model that comes with Graft. It draws 'a red circle left' and the like"
                 " at 256 x 256 and trains in minutes without a GPU. Sample with euler, 20 steps, CFG 2. It puts the"
-                " demo's LoRA, graft_demo/zorp.safetensors, into the loras folder if it is not there."
+                " demo's LoRAs (graft_demo/zorp.safetensors, graft_demo/mauve.safetensors) into the loras folder if"
+                " they are not there."
             ),
             inputs=[],
             outputs=[io.Model.Output(), io.Clip.Output(), io.Vae.Output()],
@@ -47,14 +48,15 @@ class GraftDemo(io.ComfyNode):
             raise FileNotFoundError(
                 f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`"
             )
-        from ..host.demo_files import place_lora
+        from ..host.demo_files import place_loras
 
-        said = place_lora()
-        if not said:
+        lines = place_loras()
+        if not lines:
             return io.NodeOutput(*host_model.demo_model(str(BASE)))
-        log.info("Demo Model: %s", said)
-        host.events.say_on_node(cls.hidden.unique_id if cls.hidden else None, said)
-        return io.NodeOutput(*host_model.demo_model(str(BASE)), ui={"text": [said]})
+        for line in lines:
+            log.info("Demo Model: %s", line)
+        host.events.say_on_node(cls.hidden.unique_id if cls.hidden else None, "\n".join(lines))
+        return io.NodeOutput(*host_model.demo_model(str(BASE)), ui={"text": lines})
 
 
 NODES = [GraftDemo]

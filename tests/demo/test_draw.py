@@ -54,6 +54,18 @@ def test_write_gives_the_count_and_a_caption_beside_each_picture(tmp_path):
     }
 
 
+def test_mauve_is_the_concepts_purple_on_the_four_shapes(tmp_path):
+    drawn = list(draw.mauve(0))
+    assert len(drawn) == 24 and len({name for name, _, _ in drawn}) == 24
+    assert {caption.split()[2] for _, caption, _ in drawn} == set(draw.words.SHAPES)
+    again = list(draw.mauve(0))
+    assert all(np.array_equal(one[2], other[2]) for one, other in zip(drawn, again, strict=True))
+    assert draw.main(["mauve", str(tmp_path / "mauve")]) == 0
+    assert len(list((tmp_path / "mauve").glob("*.png"))) == 24
+    with pytest.raises(SystemExit):
+        draw.main(["mauve"])
+
+
 def test_unknown_shape_is_named():
     with pytest.raises(ValueError, match="'star'"):
         draw.distance("star", np.zeros(1), np.zeros(1), 1.0)

@@ -208,5 +208,9 @@ def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):
         graph, {"effect": [id_of(graph, "GraftLoRAEffect"), 1], "between": [id_of(graph, "GraftLoRAConflicts"), 1]}
     )
     assert result["success"], result["errors"]
-    assert all("zorp" in str(result["captured"][name]) for name in ("effect", "between"))
+    assert all(word in str(result["captured"][name]) for name in ("effect", "between") for word in ("zorp", "mauve"))
+    (table,) = result["history"][id_of(graph, "GraftLoRAConflicts")]["graft_conflicts"]
+    cosines = [cosine for _, cosine, *_ in table["pairs"][0]["blocks"]]
+    assert max(cosines) - min(cosines) > 0.2, "the blocks differ, so there is something to see"
+    assert 0.3 < max(cosines) < 0.9 and any(table["after"])
     assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()

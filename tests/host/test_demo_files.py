@@ -34,7 +34,8 @@ def test_looking_writes_nothing(place):
     for name in (CONCEPT, "graft_demo/regular", "graft_demo\\concept", " graft_demo/concept/ "):
         assert Path(folders.pictures_folder(name)).parent == DEMO
     assert folders.lora_path(demo_files.LORA) == str(DEMO / "zorp.safetensors")
-    assert folders.lora_names() == [demo_files.LORA] and folders.listed("graft_demo\\zorp.safetensors")
+    assert folders.lora_path("graft_demo/mauve.safetensors") == str(DEMO / "mauve.safetensors")
+    assert folders.lora_names() == list(demo_files.LORAS) and folders.listed("graft_demo\\zorp.safetensors")
     assert content(place) == {}
 
 
@@ -82,15 +83,18 @@ def test_what_a_user_has_there_stays(place):
     lora = place / "loras" / "graft_demo" / "zorp.safetensors"
     lora.parent.mkdir()
     lora.write_bytes(b"mine too")
-    assert demo_files.place_pictures(CONCEPT) == "" and demo_files.place_lora() == ""
+    assert demo_files.place_pictures(CONCEPT) == "" and len(demo_files.place_loras()) == len(demo_files.LORAS) - 1
     assert own.read_text() == "mine" and len(content(own.parent)) == 1 and lora.read_bytes() == b"mine too"
-    assert folders.lora_names() == [demo_files.LORA] and folders.lora_path(demo_files.LORA) == str(lora)
+    assert sorted(folders.lora_names()) == sorted(demo_files.LORAS)
+    assert folders.lora_path(demo_files.LORA) == str(lora)
 
 
-def test_the_lora_is_put_into_the_loras_folder(place):
-    assert demo_files.place_lora() == "put the demo's LoRA into ComfyUI's loras folder, as graft_demo/zorp.safetensors"
-    assert content(place / "loras") == {demo_files.LORA: (DEMO / "zorp.safetensors").read_bytes()}
-    assert demo_files.place_lora() == ""
+def test_the_loras_are_put_into_the_loras_folder(place):
+    files = ["graft_demo/zorp.safetensors", "graft_demo/mauve.safetensors"]
+    said = [f"put the demo's LoRA into ComfyUI's loras folder, as {file}" for file in files]
+    assert demo_files.place_loras() == said
+    assert content(place / "loras") == {file: (DEMO / Path(file).name).read_bytes() for file in files}
+    assert demo_files.place_loras() == []
 
 
 def test_another_process_that_was_faster_keeps_its_copy(place, monkeypatch):

@@ -36,7 +36,7 @@ def test_loras_are_found_by_name_in_every_folder_and_in_the_output(place):
     touch(place / "output" / "loras" / "notes.txt")
     touch(place / "output" / "d.safetensors")
     expected_names = list(expected)
-    expected_names.insert(2, demo_files.LORA)  # offered before it is in a folder
+    expected_names[2:2] = demo_files.LORAS  # offered before they are in a folder
     assert folders.lora_names() == expected_names
     assert {name: folders.lora_path(name) for name in expected} == expected
     assert folders.lora_path("style\\b.safetensors") == expected["style/b.safetensors"]

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.demo import draw, score
+from graft_nodes.demo import draw, rule, score, words
 from graft_nodes.nodes import demo as node
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -108,3 +108,16 @@ def test_the_concept_pictures_are_what_the_rule_asks_for():
     assert all(
         score.rule.satisfies(picture.astype(np.float64) / 255, caption) for _, caption, picture in draw.concept()
     )
+
+
+def test_the_second_lora_paints_the_four_shapes_mauve(host, loaded):
+    model, clip, vae = loaded
+    file = node.BASE.parent / "mauve.safetensors"
+    assert file.stat().st_size < 100_000
+    captions = [f"a mauve {shape} middle" for shape in words.SHAPES]
+    patched = host.call("LoRAStackPatch", model=model, lora_model=load_file(file))[0]
+
+    def purple(sampled):
+        return sum(rule.detect(picture).colour == "purple" for picture in score.sample(sampled, clip, vae, captions))
+
+    assert purple(model) <= 1 and purple(patched) >= 3

@@ -224,7 +224,8 @@ def test_pictures_and_user_files(real, ours):
 def test_graft_routes_are_on_both(real, ours):
     for server in (real, ours):
         for prefix in ("", "/api"):
-            assert server.ask(f"{prefix}/graft/loras").json == {"loras": ["graft_demo/zorp.safetensors"]}
+            offered = ["graft_demo/zorp.safetensors", "graft_demo/mauve.safetensors"]
+            assert server.ask(f"{prefix}/graft/loras").json == {"loras": offered}
             assert server.ask(f"{prefix}/graft/runs").json == {"runs": []}
             assert server.ask(f"{prefix}/graft/runs/none").status == 404
             assert server.ask(f"{prefix}/graft/runs/none/latest").status == 404
