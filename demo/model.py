@@ -102,7 +102,15 @@ class TextEncoder(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """(B, 8) int64 rows -> (B, 8, 64)."""
-        x = self.words(rows) + self.positions(torch.arange(rows.shape[1], device=rows.device))
+        return self.encode(self.words(rows))
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of word vectors, under the name that ComfyUI's text encoders have for it."""
+        return self.words
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        """(B, 8, 64) word vectors -> (B, 8, 64)."""
+        x = vectors + self.positions(torch.arange(vectors.shape[1], device=vectors.device))
         layer = self.options.get("layer")
         if layer not in (None, -1, -2):
             raise ValueError(
@@ -121,9 +129,13 @@ class TextEncoder(nn.Module):
         """
         pairs = tokens["words"]
         device = self.options.get("execution_device") or next(self.parameters()).device
-        rows = torch.tensor([[pair[0] for pair in chunk] for chunk in pairs], device=device)
+        rows, embeddings = _split_tokens(pairs)
         weights = torch.tensor([[pair[1] for pair in chunk] for chunk in pairs], device=device)[..., None]
-        encoded = self(rows)
+        rows = rows.to(device)
+        vectors = self.words(rows)
+        for place, vector in embeddings.items():
+            vectors = vectors.index_put(place, vector.to(vectors))
+        encoded = self.encode(vectors)
         if (weights != 1.0).any():
             empty = self(torch.full_like(rows[:1], words.EMPTY))
             encoded = empty + weights * (encoded - empty)
@@ -139,6 +151,19 @@ class TextEncoder(nn.Module):
 
     def load_sd(self, state_dict: Mapping[str, Tensor]) -> Any:
         return self.load_state_dict(state_dict, strict=False)
+
+
+def _split_tokens(pairs: list[list[tuple]]) -> tuple[Tensor, dict[tuple[Tensor, Tensor], Tensor]]:
+    """The rows of tokens (B, 8), EMPTY where a token is a vector, and these vectors by (chunk, place in it)."""
+    rows = torch.full((len(pairs), words.LENGTH), words.EMPTY)
+    embeddings = {}
+    for number, chunk in enumerate(pairs):
+        for place, (token, *_) in enumerate(chunk):
+            if words.is_row(token):
+                rows[number, place] = token
+            else:
+                embeddings[torch.tensor(number), torch.tensor(place)] = token
+    return rows, embeddings
 
 
 def initialise_text_(encoder: nn.Module, seed: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class Denoiser:
     def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
         from .conditions import Conditions
 
-        self.encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None = encode
+        self.encode: LiveEncoder | None = encode
         self.text_encoder: torch.nn.Module | None = None
         self.text_encoder_device: torch.device = patcher.load_device
         if encode is not None:

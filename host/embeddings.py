@@ -30,8 +30,8 @@ class CarriedEmbeddings:
 def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
     """The text encoders of a CLIP whose tokenizers read `embedding:NAME`."""
     parts = []
-    for name, part in _parts(clip.tokenizer):
-        width = _width(getattr(clip.cond_stage_model, name, None)) or part.embedding_size
+    for name, part in parts_of(clip.tokenizer):
+        width = getattr(table_of(clip, name, part), "embedding_dim", None) or part.embedding_size
         parts.append(TokenizerPart(part.embedding_key, width))
     return tuple(parts)
 
@@ -44,9 +44,15 @@ def carried_files(clip: Any) -> dict[str, str]:
 def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
     """A clone of a CLIP that knows these embeddings too. The CLIP and its tokenizer do not change."""
     clone = clip.clone()
-    clone.tokenizer = tokenizer = copy.copy(clip.tokenizer)
-    tokenizer.graft_embeddings = CarriedEmbeddings((*_carried(clip), *embeddings))
-    for name, part in list(_parts(clip.tokenizer)):
+    clone.tokenizer = tokenizer_with(clip.tokenizer, embeddings)
+    clone.tokenizer.graft_embeddings = CarriedEmbeddings((*_carried(clip), *embeddings))
+    return clone
+
+
+def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Any:
+    """A copy of a tokenizer that knows these embeddings too; their vectors may be of any length, and change later."""
+    tokenizer = copy.copy(original)
+    for name, part in list(parts_of(original)):
         if name:
             part = copy.copy(part)
             setattr(tokenizer, name, part)
@@ -55,7 +61,7 @@ def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
         if part.embedding_directory is None:  # ComfyUI would not look for embeddings at all
             part.embedding_directory = []
         setattr(part, _LOOKUP, _Lookup(part, embeddings))
-    return clone
+    return tokenizer
 
 
 def _carried(clip: Any) -> tuple[Embedding, ...]:
@@ -66,20 +72,22 @@ def _carried(clip: Any) -> tuple[Embedding, ...]:
     return embeddings
 
 
-def _parts(tokenizer: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     """(attribute, tokenizer) of each text encoder; the attribute is "" for the tokenizer itself."""
     for name, part in (("", tokenizer), *vars(tokenizer).items()):
         if hasattr(part, _LOOKUP) and hasattr(part, "embedding_key"):
             yield name, part
 
 
-def _width(encoder: Any) -> int | None:
-    """The width of a text encoder's table of tokens, if it has one."""
-    transformer = getattr(encoder, "transformer", None)
-    if transformer is None:
+def table_of(clip: Any, name: str, part: Any) -> Any:
+    """The table of vectors by token of a text encoder whose tokenizer is `part`, under this name; None without one."""
+    encoder = clip.cond_stage_model
+    if name:  # Wan's tokenizer is clip_umt5xxl, its text encoder umt5xxl
+        encoder = getattr(encoder, name, None) or getattr(encoder, part.embedding_key, None)
+    encoder = getattr(encoder, "transformer", encoder)
+    if not hasattr(encoder, "get_input_embeddings"):
         return None
-    width: int | None = getattr(transformer.get_input_embeddings(), "embedding_dim", None)
-    return width
+    return encoder.get_input_embeddings()
 
 
 class _Lookup:

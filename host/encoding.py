@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..training.data.dataset import Conditioning
+
+if TYPE_CHECKING:
+    from ..training.objective.denoiser import Words
 
 _BARE_BRACKET = re.compile(r"(?<!\\)[()]")
 
@@ -94,8 +98,8 @@ def encode_prompts(clip: Any, prompts: Sequence[str], clip_skip: int = 0) -> lis
 
 
 class LiveEncoder:
-    """A loaded CLIP's text encoder that is being trained: its conditionings carry gradients. With `weighted`, brackets
-    weigh what is in them.
+    """A loaded CLIP's text encoder that is being trained, or whose words are: its conditionings carry gradients. With
+    `weighted`, brackets weigh what is in them.
     """
 
     def __init__(self, clip: Any, clip_skip: int = 0, weighted: bool = False) -> None:
@@ -104,19 +108,39 @@ class LiveEncoder:
         # Already loaded: loading it again would move the weights that are being trained.
         self.clip.load_model = lambda *_, **__: self.clip.patcher
         self.module: torch.nn.Module = self.clip.cond_stage_model
+        self._tokenizer = clip.tokenizer
+        self._written: Callable[[str], str] = str
 
-    def __call__(self, captions: Sequence[str], known: Sequence[Conditioning]) -> list[Conditioning]:
-        """Encodes the captions with the current weights. `known` are the dataset's conditionings; their other entries
-        (sizes) are kept.
+    def use_words(self, words: Words) -> None:
+        """Reads these words in captions and prompts as their vectors from now on."""
+        from ..patches.lora_files.embeddings import Embedding
+        from ..training.trainable.words import CaptionWords
+        from .embeddings import tokenizer_with
+
+        embeddings = [Embedding(word, "", vectors) for word, vectors in words.items()]
+        self.clip.tokenizer = tokenizer_with(self._tokenizer, embeddings)
+        self._written = CaptionWords(tuple(words)).written
+
+    def __call__(
+        self, captions: Sequence[str], known: Sequence[Conditioning], words: Words = MappingProxyType({})
+    ) -> list[Conditioning]:
+        """Encodes the captions with the current weights and these words. `known` are the dataset's conditionings; their
+        other entries (sizes) are kept.
         """
+        if words:
+            self.use_words(words)
         encoded: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
         for caption in dict.fromkeys(captions):
-            encoded[caption] = _encode(self.clip, prompt_of(caption, self.weighted))
+            encoded[caption] = _encode(self.clip, self._written(prompt_of(caption, self.weighted)))
         conditionings = []
         for caption, old in zip(captions, known, strict=True):
             context, extras = encoded[caption]
             conditionings.append(Conditioning(context, {**old.extras, **extras}))
         return conditionings
+
+    def encode_prompts(self, prompts: Sequence[str]) -> list[Any]:
+        """Encode each prompt for sampling with the current weights and words."""
+        return encode_prompts(self.clip, [self._written(prompt) for prompt in prompts])
 
 
 def _float_on_cpu(value: Any) -> Any:

@@ -40,6 +40,7 @@ SOCKETS = {
     "state": "training state",
     "training_only": "training-only LoRA",
     "vae": "VAE",
+    "words": "words",
 }
 
 # Display names of the outputs whose names in the declarations are ids: workflows store those, so they stay.
@@ -50,6 +51,7 @@ OUTPUTS = {
     "GRAFT_OBJECTIVE": "objective settings",
     "GRAFT_OPTIMIZER": "optimizer settings",
     "GRAFT_SNAPSHOTS": "snapshots",
+    "GRAFT_WORDS": "words",
     "LORA_MODEL": "LoRA",
     "LORA_STACK": "LoRA stack",
     "LOSS_MAP": "losses",

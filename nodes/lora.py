@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from comfy_api.latest import io
@@ -19,6 +20,7 @@ from ..patches.lora_files import metadata, open_file, save
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from ..storage.atomic import make_folders
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from ..storage.safetensors import write_safetensors
@@ -27,6 +29,7 @@ from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
 
 log = logging.getLogger(__name__)
 
+_WORDS_OF_GRAFT = "graft_word"  # in the metadata of an embedding that Save Words wrote
 MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")
 
@@ -387,6 +390,52 @@ class GraftSaveLoRA(io.ComfyNode):
         return io.NodeOutput(path, ui=shown)
 
 
+class GraftSaveWords(io.ComfyNode):
+    """Saves trained words as embeddings."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSaveWords",
+            display_name="Save Words",
+            category="Graft/training",
+            description=(
+                "Saves trained words into ComfyUI's embeddings folder, for prompts with embedding:NAME. Save LoRA puts"
+                " the words into the LoRA file as well; this node is for words without a LoRA."
+            ),
+            **aliases("save embedding", "textual inversion", "export embedding"),
+            is_output_node=True,
+            inputs=[
+                LoraModel.Input("lora_model", tooltip="From Train Step or EMA Merge, with words of Train Words."),
+            ],
+            outputs=[io.String.Output(display_name="path")],
+        )
+
+    @classmethod
+    def execute(cls, lora_model) -> io.NodeOutput:
+        from ..host.words import file_of
+        from ..patches.lora_files import embeddings
+        from ..storage.safetensors import read_header
+
+        _, words = embeddings.split(lora_model)
+        if not words:
+            raise ValueError(
+                "Save Words: this LoRA has no words. Connect Train Words to Start Training and train them."
+            )
+        paths = {name: file_of(name) for name in words}
+        for path in paths.values():
+            if os.path.exists(path) and _WORDS_OF_GRAFT not in read_header(path)[1]:
+                raise ValueError(
+                    f"Save Words: {path} is there already, and Graft did not save it. Move it away, or train the word"
+                    " under another name."
+                )
+        for name, path in paths.items():
+            make_folders(Path(path).parent)
+            write_safetensors(path, words[name], {"format": "pt", _WORDS_OF_GRAFT: name})
+        said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
+        return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
+
+
 def _check_saved(sockets: list[str], prefix: str) -> None:
     """Raises ValueError for a prefix that leaves the output folder, and unless one of Save LoRA's sockets is used."""
     host.folders.check_prefix(prefix)
@@ -587,4 +636,12 @@ class GraftLoRAConflicts(io.ComfyNode):
         )
 
 
-NODES = [GraftLoRAStack, LoRAStackPatch, GraftLoadLoRAs, GraftSaveLoRA, GraftLoRAEffect, GraftLoRAConflicts]
+NODES = [
+    GraftLoRAStack,
+    LoRAStackPatch,
+    GraftLoadLoRAs,
+    GraftSaveLoRA,
+    GraftSaveWords,
+    GraftLoRAEffect,
+    GraftLoRAConflicts,
+]

@@ -18,6 +18,7 @@ Objective = io.Custom("GRAFT_OBJECTIVE")
 Optimizer = io.Custom("GRAFT_OPTIMIZER")
 Snapshots = io.Custom("GRAFT_SNAPSHOTS")
 TrainState = io.Custom("TRAIN_STATE")
+Words = io.Custom("GRAFT_WORDS")
 
 _HAS_ALIASES = any(field.name == "search_aliases" for field in dataclasses.fields(io.Schema))  # newer than 0.3.64
 

@@ -115,7 +115,9 @@ class GraftLoadState(io.ComfyNode):
                 io.Clip.Input(
                     "clip",
                     optional=True,
-                    tooltip="Passed on to Train Step's CLIP output. Needed if the state trains the text encoder.",
+                    tooltip=(
+                        "Passed on to Train Step's CLIP output. Needed if the state trains the text encoder or words."
+                    ),
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
                 LoraStack.Input(
@@ -157,9 +159,11 @@ class GraftLoadState(io.ComfyNode):
             pictures = None
         else:
             pictures = dataset.digest
-        needs_clip = saved_states.trains_text_encoder(_root(), name)
+        needs_clip = saved_states.needs_clip(_root(), name)
         if needs_clip and clip is None:
-            raise ValueError(f"Load State: {name} trains the text encoder too, and no CLIP is connected. Connect one.")
+            raise ValueError(
+                f"Load State: {name} trains the text encoder or words, and no CLIP is connected. Connect one."
+            )
         if needs_clip:
             trained_clip = clip
         else:

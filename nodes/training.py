@@ -32,6 +32,7 @@ from .schema import (
     Objective,
     Optimizer,
     TrainState,
+    Words,
     advanced,
     aliases,
 )
@@ -156,6 +157,14 @@ class GraftTrainStart(io.ComfyNode):
                         " while the loss is computed, and off in previews, in MODEL and in what is saved."
                     ),
                 ),
+                Words.Input(
+                    "words",
+                    optional=True,
+                    tooltip=(
+                        "Words to train beside the adapter or alone, from Train Words (textual inversion). Connect CLIP"
+                        " too."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
@@ -178,6 +187,7 @@ class GraftTrainStart(io.ComfyNode):
         seed=0,
         run="run",
         training_only=None,
+        words=None,
     ) -> io.NodeOutput:
         from ..training import state as states
         from ..training.objective import experts
@@ -185,6 +195,7 @@ class GraftTrainStart(io.ComfyNode):
         from ..training.store.store import Store
 
         Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
+        _check_words(words, adapter, clip)
         adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         objective = experts.with_own_boundary(objective or objectives.ObjectiveSettings(), model.model.diffusion_model)
@@ -204,27 +215,53 @@ class GraftTrainStart(io.ComfyNode):
                 f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
                 " on it. Take them off first."
             )
-        identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder else None)
+        identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
         unhashed += dataset.unhashed
         switched = training_only_lora(model, training_only, adapter.full_weights)
-        start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "")
-        if adapter.text_encoder:
-            text_encoder = clip.cond_stage_model
-        else:
-            text_encoder = None
+        words, vectors = _begun_words(words, clip, model, dataset)
+        start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "", words)
         base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
-        adapted = adapter.text_encoder and not adapter.full_weights
-        if adapted:
-            encoder_parts = host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
-        else:
-            encoder_parts = None
-        state = states.begin(model.model.diffusion_model, start, settings, run, base, text_encoder, encoder_parts)
+        encoder, parts = _trained_encoder(adapter, clip, model, dataset)
+        state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
         state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
         sigma = None
         if prediction == "flow":
             sigma = partial(host.model_sampling.sigma_at, sampling)
         report = text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
         return io.NodeOutput(state, report)
+
+
+def _check_words(words: Any, adapter: Any, clip: Any) -> None:
+    """Raises ValueError where words cannot be trained with what is connected."""
+    if words is None:
+        return
+    if clip is None:
+        raise ValueError("Start Training: Train Words is connected, and no CLIP is. Connect the model's CLIP.")
+    if words.alone and adapter is not None:
+        raise ValueError(
+            "Start Training: words only is on in Train Words, and Adapter Settings is connected. Disconnect it, or"
+            " switch words only off."
+        )
+
+
+def _begun_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any]:
+    """Words with their bounds, and the vectors that they start from; (None, None) without words."""
+    if words is None:
+        return None, None
+    from ..host import words as words_of_host
+
+    return words_of_host.begin(words, clip, model, dataset)
+
+
+def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any]:
+    """The text encoder that an adapter trains, and the paths of its parts that can learn something; None where all or
+    nothing can.
+    """
+    if not adapter.text_encoder:
+        return None, None
+    if adapter.full_weights:
+        return clip.cond_stage_model, None
+    return clip.cond_stage_model, host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
 
 
 class TrainStep(io.ComfyNode):
@@ -420,10 +457,10 @@ class TrainStep(io.ComfyNode):
         if objective is not None:
             objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
         state = states.with_settings(state, optimizer, objective)
-        if state.start.adapter.text_encoder and subject.clip is None:
+        if state.start.encodes_captions and subject.clip is None:
             raise ValueError(
-                "Train Step: this state trains the text encoder, but was loaded without one. Connect CLIP to Load"
-                " State."
+                "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
+                " Connect CLIP to Load State."
             )
         sampled = Sampled(positive, negative, latent, _check_values(tensorboard, prompts))
         _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
@@ -505,7 +542,8 @@ def _noted(state: Any) -> Any:
 
 @contextmanager
 def opened(state: Any, layers: bool = False) -> Iterator[Any]:
-    """The denoiser of a state's own model, with its text encoder where that is trained and with its training-only LoRA.
+    """The denoiser of a state's own model, with its text encoder where that or words are trained and with its
+    training-only LoRA.
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
@@ -517,7 +555,7 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
             "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
             " training-only LoRA of Load State."
         )
-    if state.start.adapter.text_encoder:
+    if state.start.encodes_captions:
         clip = subject.clip
     else:
         clip = None
@@ -563,7 +601,7 @@ class _Call:
         from ..training.reports.throughput import Throughput
 
         self.state, self.told, self.sampled = state, told, sampled
-        self.encoded: list[Any] = []  # the prompts of previews, unless their text encoder is trained
+        self.encoded: list[Any] = []  # the prompts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress(told.until - state.step), Throughput(told.until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
@@ -628,7 +666,7 @@ class _Call:
     def begun(self, history: Any, previewing: bool) -> None:
         """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
         self.told.begun(history)
-        if previewing and not self.state.start.adapter.text_encoder:
+        if previewing and not self.state.start.encodes_captions:
             subject = self.state.subject
             skip = 0
             if subject.dataset is not None:
@@ -639,7 +677,7 @@ class _Call:
         """The prompts of previews, encoded with the text encoder as it is now."""
         encoded = self.encoded
         if denoiser.encode is not None:
-            encoded = host.encoding.encode_prompts(denoiser.encode.clip, self.sampled.prompts)
+            encoded = denoiser.encode.encode_prompts(self.sampled.prompts)
         prompts = []
         if self.sampled.positive is not None:
             prompts.append(PreviewPrompt(0, "", self.sampled.positive))

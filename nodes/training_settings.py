@@ -11,7 +11,7 @@ from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
 from ..training.trainable.settings import TARGETS, AdapterSettings
 from .refusals import refusal
-from .schema import EMA, Adapter, LoraModel, Objective, Optimizer, advanced, aliases
+from .schema import EMA, Adapter, LoraModel, Objective, Optimizer, Words, advanced, aliases
 
 
 class GraftAdapter(io.ComfyNode):
@@ -203,6 +203,137 @@ class GraftAdapter(io.ComfyNode):
                 network_dropout=network_dropout,
                 max_norm=max_norm,
                 initial=initial,
+            )
+        )
+
+
+class GraftWords(io.ComfyNode):
+    """Settings: words that are trained."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftWords",
+            display_name="Train Words",
+            category="Graft/training",
+            description=(
+                "Trains words (textual inversion): where a caption has the word, the text encoder reads a few trained"
+                " vectors. With an adapter beside it, it is pivotal tuning."
+            ),
+            **aliases("textual inversion", "embedding", "pivotal tuning", "new token", "trigger word"),
+            inputs=[
+                io.String.Input(
+                    "words",
+                    display_name="words",
+                    default="",
+                    multiline=True,
+                    tooltip=(
+                        "The words to train, one per line or separated by commas, as your captions have them: sks_cat."
+                        " Take words that mean nothing yet."
+                    ),
+                ),
+                io.String.Input(
+                    "initial",
+                    display_name="initial words",
+                    default="",
+                    multiline=True,
+                    tooltip=(
+                        "What each word starts from: cat. One entry for each word, in the same order, or one for all."
+                        " The nearer it is, the fewer steps it takes."
+                    ),
+                ),
+                io.Int.Input(
+                    "count",
+                    display_name="vectors per word",
+                    default=0,
+                    min=0,
+                    max=64,
+                    tooltip=(
+                        "How many vectors a word has. 0: as many as the initial words have tokens. Write more initial"
+                        " words for more vectors, such as orange cat; 2 to 8 hold more detail."
+                    ),
+                ),
+                io.Float.Input(
+                    "learning_rate",
+                    display_name="learning rate",
+                    default=0.001,
+                    min=0.0,
+                    max=10.0,
+                    step=1e-6,
+                    tooltip=(
+                        "How fast the words move, with the schedule of Optimizer Settings. Words need more than a LoRA:"
+                        " 0.0005 to 0.005. 0 uses the learning rate of Optimizer Settings."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "stop_after",
+                    display_name="stop after (share of steps)",
+                    default=1.0,
+                    min=0.01,
+                    max=1.0,
+                    step=0.05,
+                    tooltip=(
+                        "Freezes the words after this share of the total steps; the adapter goes on. Try 0.5 if the"
+                        " words take over. 1 never freezes them."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "max_norm",
+                    display_name="maximum norm",
+                    default=2.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip=(
+                        "No vector grows longer than this many times the mean of the text encoder's own. Lower it to 1"
+                        " if the word drowns the rest of the prompt; 0 is off."
+                    ),
+                ),
+                io.Boolean.Input(
+                    "alone",
+                    display_name="words only",
+                    default=False,
+                    tooltip="Trains the words and nothing else. Disconnect Adapter Settings then.",
+                ),
+            ],
+            outputs=[Words.Output(display_name="GRAFT_WORDS")],
+        )
+
+    @classmethod
+    def validate_inputs(
+        cls, words=None, initial=None, count=None, learning_rate=None, stop_after=None, max_norm=None, alone=None
+    ) -> bool | str:
+        from ..training.trainable.words import WordSettings
+
+        return refusal(
+            cls,
+            WordSettings.read,
+            words=words,
+            initial=initial,
+            count=count,
+            learning_rate=learning_rate,
+            stop_after=stop_after,
+            max_norm=max_norm,
+            alone=alone,
+        )
+
+    @classmethod
+    def execute(
+        cls, words="", initial="", count=0, learning_rate=0.001, stop_after=1.0, max_norm=2.0, alone=False
+    ) -> io.NodeOutput:
+        from ..training.trainable.words import WordSettings
+
+        return io.NodeOutput(
+            WordSettings.read(
+                words,
+                initial,
+                count=count,
+                learning_rate=learning_rate,
+                stop_after=stop_after,
+                max_norm=max_norm,
+                alone=alone,
             )
         )
 
@@ -956,4 +1087,4 @@ def _ema_settings(widths="0.05 0.10", **settings) -> averages.EMASettings:
     return averages.EMASettings(widths=averages.parse_widths(widths), **settings)
 
 
-NODES = [GraftAdapter, GraftOptimizer, GraftObjective, GraftEMA]
+NODES = [GraftAdapter, GraftWords, GraftOptimizer, GraftObjective, GraftEMA]

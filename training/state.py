@@ -18,6 +18,7 @@ from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
 from .trainable.install import as_lora, init_trainable
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
+from .trainable.words import WordSettings, without_words
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Settings:
 @dataclass(frozen=True)
 class Start:
     """What a run starts from. Its digest is the run's identity. `model`, `dataset` and `training_only` (the LoRA that
-    is on while the loss is computed; "" without one) are fingerprints.
+    is on while the loss is computed; "" without one) are fingerprints. `words` are trained too, or alone.
     """
 
     model: str
@@ -46,6 +47,12 @@ class Start:
     ema: EMASettings | None = None
     seed: int = 0
     training_only: str = ""
+    words: WordSettings | None = None
+
+    @property
+    def encodes_captions(self) -> bool:
+        """Whether what is trained changes the conditionings of captions, so that each step encodes them."""
+        return self.adapter.text_encoder or self.words is not None
 
     @property
     def digest(self) -> str:
@@ -59,6 +66,8 @@ class Start:
         identity["seed"] = self.seed
         if self.training_only:
             identity["training_only"] = self.training_only
+        if self.words is not None:
+            identity["words"] = asdict(self.words)
         return sha256_of_json(identity)
 
 
@@ -179,12 +188,14 @@ def begin(
     base: Callable[[], Mapping[str, Tensor]] | None = None,
     text_encoder: nn.Module | None = None,
     read: Collection[str] | None = None,
+    words: Mapping[str, Tensor] | None = None,
 ) -> TrainState:
     """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
 
     `base` gives the module's own weights by parameter name, when what is in the module now may be patched.
     `text_encoder` is given when it is trained too; its names begin with `text_encoders.`, in `base` as well. `read` are
-    the paths of its parts that the model sees something of, when that is known; others are not trained.
+    the paths of its parts that the model sees something of, when that is known; others are not trained. `words` are
+    the first vectors of `start.words`, by trained name.
     """
 
     def own() -> Mapping[str, Tensor]:
@@ -197,8 +208,10 @@ def begin(
     settings, ema = settings or Settings(), start.ema
     if ema is not None and settings.optimizer.total_steps:
         check_horizon(ema, settings.optimizer.total_steps)
-    trained = init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read)
-    check_run(settings.optimizer, RunFacts(trained, start.adapter.kind, start.adapter.max_norm, ema is not None))
+    trained = dict(words or {})
+    if start.words is None or not start.words.alone:
+        trained = {**init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read), **trained}
+    _check_run(settings, start, trained)
     if ema is not None:
         average = {name: tensor.clone() for name, tensor in trained.items()}
     else:
@@ -209,6 +222,16 @@ def begin(
         widths = ()
     powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
+
+
+def _check_run(settings: Settings, start: Start, trained: Mapping[str, Tensor]) -> None:
+    words_rate = 0.0
+    if start.words is not None:
+        words_rate = start.words.learning_rate
+    adapter = start.adapter
+    is_averaged = start.ema is not None
+    facts = RunFacts(without_words(trained), adapter.kind, adapter.max_norm, is_averaged, words_rate)
+    check_run(settings.optimizer, facts)
 
 
 def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple[str, int], ...]:
@@ -234,8 +257,7 @@ def with_settings(
     open_schedule = state.open_schedule and optimizer is None
     if settings == state.settings and open_schedule == state.open_schedule:
         return state
-    adapter = state.start.adapter
-    check_run(settings.optimizer, RunFacts(state.trained, adapter.kind, adapter.max_norm, state.start.ema is not None))
+    _check_run(settings, state.start, state.trained)
     keeps_state = same_state(settings.optimizer, state.settings.optimizer)
     history = state.history
     if settings.objective != state.settings.objective:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..adapters.lora import LoRA
+from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
 from .parse import grouped
@@ -67,6 +68,8 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
     files, errors = [], []
     for state, name in zip(states, names, strict=True):
         groups, strangers, problems = grouped(state, plain)
+        if not plain:
+            strangers = _take_words_(groups, state, strangers)
         errors += [f"{name}: {problem}" for problem in problems]
         errors += [f"{name}: {key} is no LoRA tensor" for key in strangers]
         errors += [f"{name}: it holds no layer"] if not groups else []
@@ -78,6 +81,17 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
         files.append(groups)
     _raise(errors)
     return files
+
+
+def _take_words_(groups: dict[str, Group], state: Mapping[str, Tensor], strangers: Sequence[str]) -> list[str]:
+    """Puts trained words among the layers, each tensor as one; returns the keys that are none."""
+    others = []
+    for key in strangers:
+        if key_formats.embedding_key(key) is None:
+            others.append(key)
+        else:
+            groups[key] = {"vectors": (key, state[key])}
+    return others
 
 
 def _check(files: Sequence[Mapping[str, Group]], names: Sequence[str], same_rank: bool) -> None:

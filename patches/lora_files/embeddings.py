@@ -20,6 +20,7 @@ from .key_formats import registry as key_formats
 _NOT_IN_PROMPTS = re.compile(r'[\s<>\[\]():"|?*\\/,]+')  # what a prompt or a file name cannot hold
 _ANY_ENCODER = ("", "emb_params", "string_to_param")  # keys that say no text encoder: the width tells
 _OUTPUT = "_out"  # OneTrainer's embeddings behind the text encoder
+_SINGLE, _ANY_KEY = ("clip_l", "clip_h"), "string_to_param.*"  # of files for models with one CLIP
 _OTHER_NAMES = {"clip_l": "clip_h"}  # SD 2 has one text encoder, which OneTrainer calls clip_l
 
 
@@ -76,6 +77,35 @@ def names(keys: Iterable[str], file: str) -> list[str]:
     """The names by which prompts call the embeddings in a LoRA file, from its keys."""
     found = [key_formats.embedding_key(key) for key in keys]
     return sorted({_prompt_name(key.name, file) for key in found if key is not None})
+
+
+def split(lora: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """(The layers of a LORA_MODEL, the words trained with it: {name: {text encoder: vectors}}, float32 on the CPU)."""
+    layers: dict[str, Tensor] = {}
+    words: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in lora.items():
+        found = key_formats.embedding_key(key)
+        if found is None or found.name is None:
+            layers[key] = tensor
+        else:
+            vectors = tensor.detach().to("cpu", torch.float32).contiguous()
+            words.setdefault(found.name, {})[found.encoder] = vectors
+    return layers, words
+
+
+def bundled(words: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Trained words as LoRA files carry them.
+
+    The vectors of CLIP-L alone are called `string_to_param.*`, as sd-webui and ComfyUI read embeddings of SD 1 and 2;
+    others have a key for each text encoder, as OneTrainer's.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, vectors in words.items():
+        for encoder, tensor in vectors.items():
+            if len(vectors) == 1 and encoder in _SINGLE:
+                encoder = _ANY_KEY
+            tensors[f"bundle_emb.{name}.{encoder}"] = tensor
+    return tensors
 
 
 def _by_name(entry: LoraEntry) -> dict[str, dict[str, str]]:

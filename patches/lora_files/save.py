@@ -25,24 +25,29 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     float32.
 
     Layers merged without a model have the names of their first file. kohya's stay; diffusers' UNet names become
-    kohya's, which ComfyUI reads too. Raises ValueError listing what the format cannot name, and tensors with NaN,
-    infinite numbers, or numbers that `dtype` cannot hold.
+    kohya's, which ComfyUI reads too. Trained words go with them under OneTrainer's names, in float32. Raises
+    ValueError listing what the format cannot name, and tensors with NaN, infinite numbers, or numbers that `dtype`
+    cannot hold.
     """
     choices = key_formats.writable()
     if name not in choices:
         raise ValueError(f"key format: expected one of {', '.join(choices)}, got {name!r}")
     writer = choices[name].writer
     assert writer is not None
-    groups, strangers, problems = grouped(lora, plain=False)
+    from . import embeddings
+
+    layers, words = embeddings.split(lora)
+    groups, strangers, problems = grouped(layers, plain=False)
     problems += [f"{key}: not a LoRA tensor" for key in strangers]
     problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
     alternatives = [choice.name for choice in choices.values() if choice.holds_every_kind]
     problems += writer.problems(groups, " or ".join(alternatives))
-    if not groups and not problems:
+    if not lora and not problems:
         problems.append("it is empty")
     if problems:
         raise ValueError("the LoRA cannot be saved:\n" + problem_lines(problems))
     tensors = writer.write(groups, dtype, _family(lora))
+    tensors.update(embeddings.bundled(words))
     too_large = [key for key, tensor in tensors.items() if not _finite(tensor)]
     if too_large:
         largest = torch.finfo(dtype).max

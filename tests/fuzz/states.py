@@ -82,7 +82,7 @@ class States(Target):
                 lambda: store.load(self.place / PARTS, self.like),
                 lambda: listing.shown(self.place, "run", "latest"),
                 lambda: saved_states.load(self.place, "saved", "model"),
-                lambda: saved_states.trains_text_encoder(self.place, "saved"),
+                lambda: saved_states.needs_clip(self.place, "saved"),
                 lambda: [snapshots.read(one) for one in snapshots.found(self.place / "run")],
             ):
                 try:

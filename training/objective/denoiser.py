@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ..data.dataset import Conditioning
 
+Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {text encoder: (tokens, width)}}
+
 
 class Denoiser(Protocol):
     """The interface of a diffusion model for training.
@@ -24,11 +26,13 @@ class Denoiser(Protocol):
     device: torch.device
     """Where latents and noise are to be."""
     text_encoder: nn.Module | None
-    """The text encoder when it is trained too; its trained names are `text_encoders.` and paths inside it."""
+    """The text encoder when it or words are trained; its trained names are `text_encoders.` and paths inside it."""
     text_encoder_device: torch.device
     """Where the text encoder computes: ComfyUI may keep it on the CPU. Asked for when it is trained too."""
-    encode: Callable[[Sequence[str], Sequence[Conditioning]], Sequence[Conditioning]] | None
-    """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest."""
+    encode: Callable[[Sequence[str], Sequence[Conditioning], Words], Sequence[Conditioning]] | None
+    """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest, and the
+    vectors of words in the captions.
+    """
 
     def process_in(self, latents: Tensor) -> Tensor:
         """Scale latents of the VAE (B, C, h, w) to what the network sees."""

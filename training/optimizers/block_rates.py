@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ...patches.adapters.registry import up_factor_suffixes
-from ..trainable.settings import TEXT_ENCODER
+from ..trainable.settings import TEXT_ENCODER, is_word
 
 
 class Rates(Protocol):
@@ -90,14 +90,18 @@ def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
     return unused
 
 
-def ratios(settings: Rates, names: Iterable[str]) -> dict[str, float]:
+def ratios(settings: Rates, names: Iterable[str], words_rate: float = 0.0) -> dict[str, float]:
     """The learning rate of every trained tensor, as a multiple of the schedule's.
 
-    If several block patterns match, the last one counts.
+    If several block patterns match, the last one counts. Trained words have `words_rate`, if it is not 0, and nothing
+    else changes it.
     """
     patterns = parse_block_rates(settings.block_rates)
     ratio_of_name = {}
     for name in names:
+        if is_word(name):
+            ratio_of_name[name] = (words_rate or settings.learning_rate) / settings.learning_rate
+            continue
         ratio = next((factor for pattern, factor in reversed(patterns) if _matches(name, pattern)), 1.0)
         if is_up(name):
             ratio *= settings.lora_plus

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...patches.adapters.registry import trainable_kind
 from .block_rates import is_text_encoder, is_up, unmatched
 from .build import missing
@@ -24,6 +26,11 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
             f"text encoder learning rate is {settings.text_encoder_rate:g}, and the text encoder is not trained: set it"
             " to 0, or switch train text encoder on in Adapter Settings"
         )
+    if run.words_rate and not _takes_other_rates(settings):
+        errors.append(
+            f"{settings.optimizer} has one learning rate for all that is trained, and Train Words has learning rate"
+            f" {run.words_rate:g}: set that to 0"
+        )
     for pattern in unmatched(settings.block_rates, run.trained):
         errors.append(f"block learning rates: {pattern!r} matches no trained tensor")
     errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
@@ -34,6 +41,15 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
         )
     if errors:
         raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+
+
+def _takes_other_rates(settings: OptimizerSettings) -> bool:
+    """Whether the optimizer can train some of its tensors at another learning rate."""
+    try:
+        replace(settings, text_encoder_rate=settings.learning_rate / 2)
+    except ValueError:
+        return False
+    return True
 
 
 def remarks(settings: OptimizerSettings) -> list[str]:

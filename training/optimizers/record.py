@@ -42,14 +42,15 @@ class SettingsView(Protocol):
 class RunFacts:
     """What a run trains, to check settings against it.
 
-    That is its tensors, the adapter's kind and max_norm, and whether the run keeps an average of the weights
-    (GraftEMA).
+    That is its tensors (without trained words), the adapter's kind and max_norm, whether the run keeps an average of
+    the weights (GraftEMA), and the words' own learning rate (0: none).
     """
 
     trained: Mapping[str, Tensor]
     kind: str
     max_norm: float = 0.0
     averaged: bool = False
+    words_rate: float = 0.0
 
 
 @dataclass(frozen=True)

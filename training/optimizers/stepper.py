@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
+from ..trainable.settings import is_word
 from .block_rates import ratios
 from .build import build
 from .registry import OPTIMIZERS
@@ -51,7 +52,8 @@ class OptimizerStepper:
     full-bf16 there is only bf16 between the steps: a step makes float32 of one piece after another and rounds
     stochastically. With schedule-free AdamW `trained` are the points at which gradients are taken (y of 2405.15682),
     and the weights to sample with (x) are others. If the tensors are parts of larger ones, `norm` measures the larger
-    ones. The tensors lie on `device`, except those that `elsewhere` names.
+    ones. The tensors lie on `device`, except those that `elsewhere` names. `words_rate` is the learning rate of trained
+    words (0: the same).
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class OptimizerStepper:
         seed: int,
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
         elsewhere: Mapping[str, torch.device] | None = None,
+        words_rate: float = 0.0,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
         self.record = OPTIMIZERS.get(settings.optimizer)
@@ -77,7 +80,7 @@ class OptimizerStepper:
         self._parking: Parking | None = None
         if settings.offload == "optimizer":
             self._parking = Parking()
-        self._ratios = ratios(settings, trained)
+        self._ratios = ratios(settings, trained, words_rate)
         self._pieces = self._build_pieces()
         self._piece_of = {name: piece for piece in self._pieces for name in piece.names}
         for piece in self._pieces:
@@ -121,10 +124,15 @@ class OptimizerStepper:
     def _build_pieces(self) -> list[_Piece]:
         pieces = []
         for part in self.record.parts:
-            names = [name for name, tensor in self.trained.items() if self.record.part_of(tensor) == part]
+            names = [name for name, tensor in self.trained.items() if self._part_of(name, tensor) == part]
             for piece_names in self._split(names):
                 pieces.append(self._piece(piece_names, part))
         return pieces
+
+    def _part_of(self, name: str, tensor: Tensor) -> str:
+        if is_word(name):
+            return self.record.part_of(tensor[0])  # vectors one below the other are no matrix
+        return self.record.part_of(tensor)
 
     def _split(self, names: Sequence[str]) -> list[list[str]]:
         """Split names into pieces that are stepped together.

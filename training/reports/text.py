@@ -18,6 +18,7 @@ from ..optimizers.settings import OptimizerSettings
 from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import DiskUse
+from ..trainable.words import by_word, without_words
 
 _TRAINING_ONLY = (
     "training-only LoRA: on for the training loss and the held-out loss, off in previews, in MODEL and in what is saved"
@@ -34,19 +35,14 @@ def beginning(
     """The report of GraftTrainStart: a run before its first step. `sigma` gives the noise levels of a flow model at
     timesteps, with its shift; `training_only` is the report on the training-only LoRA.
     """
-    adapter, settings = state.start.adapter, state.settings.optimizer
-    count = _trained_numbers(state)
-    modules = {_module_of(name, adapter.full_weights) for name in state.trained}
-    size = ""
-    if not adapter.full_weights:
-        size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
+    settings = state.settings.optimizer
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
     length = "the steps asked for"
     if settings.total_steps:
         length = f"{settings.total_steps} steps"
     lines = [
         f"run {state.run!r}, identity {state.start.digest[:16]}",
-        f"trains {count:,} parameters in {len(modules)} modules: {adapter.kind} on {adapter.targets}{size}",
+        *_what_is_trained(state),
         (
             f"{settings.optimizer} at {peak_rate(settings):g}, {settings.schedule} over {length}, "
             f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
@@ -72,6 +68,33 @@ def beginning(
     return "\n".join(lines)
 
 
+def _what_is_trained(state: TrainState) -> list[str]:
+    adapter, layers = state.start.adapter, without_words(state.trained)
+    lines = []
+    if layers:
+        modules = {_module_of(name, adapter.full_weights) for name in layers}
+        size = ""
+        if not adapter.full_weights:
+            size = f", rank {adapter.rank}, alpha {adapter.alpha or adapter.rank:g}"
+        lines.append(
+            f"trains {_numbers_in(layers):,} parameters in {len(modules)} modules: {adapter.kind} on"
+            f" {adapter.targets}{size}"
+        )
+    words = state.start.words
+    if words is None:
+        return lines
+    rate = ""
+    if words.learning_rate:
+        rate = f" at {words.learning_rate:g}"
+    end = ""
+    if words.stop_after < 1:
+        end = f", until {words.stop_after:.0%} of the steps"
+    for (word, parts), initial in zip(by_word(state.trained).items(), words.initial, strict=True):
+        vectors = ", ".join(f"{part}: {len(tensor)}" for part, tensor in parts.items())
+        lines.append(f"trains the word {word} ({vectors} vectors){rate}{end}, from {initial!r}")
+    return lines
+
+
 def _batch_sizes(dataset: Dataset, batch_size: int) -> str:
     return " and ".join(map(str, batch_sizes(dataset, batch_size)))
 
@@ -94,8 +117,8 @@ def _module_of(name: str, full_weights: bool) -> str:
     return name.rpartition(".")[0]
 
 
-def _trained_numbers(state: TrainState) -> int:
-    return sum(tensor.numel() for tensor in state.trained.values())
+def _numbers_in(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def _updates(ema: EMASettings, total_steps: int) -> str:
@@ -192,7 +215,7 @@ def step(
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)
-    weights = f"{_trained_numbers(state):,} trained parameters; MODEL has the last weights"
+    weights = f"{_numbers_in(state.trained):,} trained parameters; MODEL has the last weights"
     if state.average:
         weights += " (for the average use EMA Merge)"
     lines += [weights, *experts.said(state.settings.objective)]

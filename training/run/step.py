@@ -21,7 +21,7 @@ from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps,
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
-from ..trainable import install
+from ..trainable import install, words
 from .workspace import StepResult, Workspace
 
 
@@ -181,11 +181,14 @@ def _backward(work: Workspace, loss: Tensor) -> None:
 
 
 def _has_no_graph(work: Workspace, loss: Tensor) -> bool:
-    """Whether module_dropout has dropped every module, so that there are no gradients.
+    """Whether module_dropout has dropped every module, or no caption has a word that is trained alone, so that there
+    are no gradients.
 
     Ranks that shard a model go backward together, so there it is always false.
     """
-    return not loss.requires_grad and work.start_state.start.adapter.module_dropout > 0 and not work.group.shard
+    start = work.start_state.start
+    may_be = start.adapter.module_dropout > 0 or (start.words is not None and start.words.alone)
+    return not loss.requires_grad and may_be and not work.group.shard
 
 
 def _may_go_backward(work: Workspace, loss: float) -> bool:
@@ -218,6 +221,7 @@ def advance_(work: Workspace) -> StepResult:
         _begin_moving(work)
     work.stepper.step_()
     install.limit_norms_(work.trained, work.start_state.start.adapter)
+    words.limit_norms_(work.trained, work.start_state.start.words)
     work.step += 1
     _average_(work)
     result = StepResult(loss, rate, norm)

@@ -25,7 +25,8 @@ from ..optimizers.precision import LossScale
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
-from ..trainable.settings import TEXT_ENCODER
+from ..trainable.settings import TEXT_ENCODER, WORDS
+from ..trainable.words import by_word
 from .batch_loader import BatchLoader, BatchSchedule
 from .out_of_memory import used
 
@@ -59,19 +60,12 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         )
     if group.shard:
         fsdp.check(state, group)
-    if state.start.adapter.text_encoder and denoiser.text_encoder is None:
+    if state.start.encodes_captions:
+        _check_captions(state, denoiser, dataset)
+    if state.start.words is not None and group.shard:
         raise ValueError(
-            "Adapter Settings: train text encoder is on, and there is no text encoder to train: connect CLIP."
-        )
-    if state.start.adapter.text_encoder and any(any(image.seen) for image in dataset.images):
-        raise ValueError(
-            "Adapter Settings: train text encoder is on, and this text encoder sees the control pictures, so that every"
-            " caption would be encoded with its pictures in every step, which Graft does not do: switch it off."
-        )
-    if state.start.adapter.text_encoder and dataset.brings_conditionings:
-        raise ValueError(
-            "Adapter Settings: train text encoder is on, and the samples of Samples bring conditionings that are"
-            " encoded already: switch it off, or train on folders."
+            "Train Words: --shard divides the model among ranks, and words cannot be trained beside that: start without"
+            " --shard, or disconnect Train Words."
         )
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(
@@ -85,6 +79,25 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         raise ValueError(
             "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
+        )
+
+
+def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
+    """Raise ValueError when the captions cannot be encoded in every step, as what is trained asks for."""
+    what, off = "Adapter Settings: train text encoder is on", "switch it off"
+    if state.start.words is not None:
+        what, off = "Train Words is connected", "disconnect it"
+    if denoiser.text_encoder is None:
+        raise ValueError(f"{what}, and there is no text encoder to train: connect CLIP.")
+    if any(any(image.seen) for image in dataset.images):
+        raise ValueError(
+            f"{what}, and this text encoder sees the control pictures, so that every caption would be encoded with its"
+            f" pictures in every step, which Graft does not do: {off}."
+        )
+    if dataset.brings_conditionings:
+        raise ValueError(
+            f"{what}, and the samples of Samples bring conditionings that are encoded already: {off}, or train on"
+            " folders."
         )
 
 
@@ -145,13 +158,16 @@ class Workspace:
             state.start.seed,
             norm,
             self._text_encoder_devices(),
+            0.0 if state.start.words is None else state.start.words.learning_rate,
         )
 
     def _text_encoder_devices(self) -> dict[str, torch.device]:
-        """Where the text encoder's trained tensors lie: on its device, which may be another one than the model's."""
-        if not self.start_state.start.adapter.text_encoder:
+        """Where the text encoder's trained tensors and words lie: on its device, which may be another one than the
+        model's.
+        """
+        if not self.start_state.start.encodes_captions:
             return {}
-        names = [name for name in self.start_state.trained if name.startswith(TEXT_ENCODER)]
+        names = [name for name in self.start_state.trained if name.startswith((TEXT_ENCODER, WORDS))]
         return dict.fromkeys(names, self.denoiser.text_encoder_device)
 
     def _begin_averages(self) -> None:
@@ -213,16 +229,28 @@ class Workspace:
             text_encoder = denoiser.text_encoder
         else:
             text_encoder = None
+            if self.start_state.start.words is not None:
+                assert denoiser.text_encoder is not None
+                self.attached.enter_context(as_normal_tensors(denoiser.text_encoder))
         attached = install.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder)
         self.before_encoding = self.attached.enter_context(attached)
 
     def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
-        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder is trained."""
-        if not self.start_state.start.adapter.text_encoder:
+        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained."""
+        if not self.start_state.start.encodes_captions:
             return known
         assert self.denoiser.encode is not None
         self.before_encoding()
-        return self.denoiser.encode(captions, known)
+        return self.denoiser.encode(captions, known, self._vectors())
+
+    def _vectors(self) -> dict[str, dict[str, Tensor]]:
+        """The vectors of trained words, by word and text encoder; without a way for gradients once they are frozen."""
+        vectors = by_word(self.trained)
+        words, total_steps = self.start_state.start.words, self.start_state.settings.optimizer.total_steps
+        if words is not None and words.is_frozen(self.step, total_steps):
+            for word, parts in vectors.items():
+                vectors[word] = {part: tensor.detach() for part, tensor in parts.items()}
+        return vectors
 
     @contextmanager
     def plain(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
 from ..state import Settings, Start, TrainState
 from ..trainable.settings import AdapterSettings
+from ..trainable.words import WordSettings
 from .names import PLAIN, is_plain_name, saved_names
 from .store import (
     Damaged,
@@ -71,10 +72,15 @@ def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, st
     return folder
 
 
-def trains_text_encoder(root: Path, name: str) -> bool:
-    """Whether the state with this name trains the text encoder too; False without such a state, which `load` says."""
+def needs_clip(root: Path, name: str) -> bool:
+    """Whether the state with this name trains the text encoder or words too; False without such a state, which `load`
+    says.
+    """
     folder = folder_of(root, name)
-    return (folder / "state.json").is_file() and bool(read_record(folder)["begun_from"]["adapter"].get("text_encoder"))
+    if not (folder / "state.json").is_file():
+        return False
+    start = read_record(folder)["begun_from"]
+    return bool(start["adapter"].get("text_encoder")) or "words" in start
 
 
 def load(
@@ -132,6 +138,7 @@ def load(
             None if start["ema"] is None else _rebuilt(EMASettings, start["ema"], folder),
             start["seed"],
             start.get("training_only", ""),
+            None if "words" not in start else _rebuilt(WordSettings, start["words"], folder),
         ),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),

@@ -82,7 +82,7 @@ def _history(value: Any) -> bool:
 
 
 def _begun_from(value: Any) -> bool:
-    """Without a training-only LoRA there is no `training_only`."""
+    """Without a training-only LoRA there is no `training_only`, without trained words no `words`."""
     form = _object(
         model=_text,
         dataset=_text,
@@ -90,7 +90,7 @@ def _begun_from(value: Any) -> bool:
         ema=lambda ema: ema is None or isinstance(ema, dict),
         seed=_count,
     )
-    return form(value) and _text(value.get("training_only", ""))
+    return form(value) and _text(value.get("training_only", "")) and isinstance(value.get("words", {}), dict)
 
 
 _validations = _list_of(_pair(_count, _number))

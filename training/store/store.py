@@ -452,6 +452,8 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
     }
     if state.start.training_only:
         begun_from["training_only"] = state.start.training_only
+    if state.start.words is not None:
+        begun_from["words"] = asdict(state.start.words)
     return {
         "format": FORMAT,
         "key": state.key,

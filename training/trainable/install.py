@@ -21,6 +21,7 @@ from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
 from .settings import TEXT_ENCODER, AdapterSettings
 from .targets import AdapterTarget, adapter_targets
+from .words import only_words, without_words
 
 _PREFIX = "diffusion_model."
 
@@ -202,8 +203,18 @@ def as_lora(
     """The trained tensors as a LoRA under ComfyUI's generic names, on the CPU.
 
     Names are `diffusion_model.<path>.<suffix>` and `text_encoders.<path>.<suffix>`. Each adapter gets an `.alpha`. Full
-    weights become differences from `base` (by parameter name): `.diff` and `.diff_b`.
+    weights become differences from `base` (by parameter name): `.diff` and `.diff_b`. Trained words keep their names.
     """
+    words = only_words(trained)
+    lora = _as_layers(without_words(trained), settings, base)
+    for name, tensor in words.items():
+        lora[name] = tensor.detach().to("cpu", torch.float32).clone()
+    return lora
+
+
+def _as_layers(
+    trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
     lora: dict[str, Tensor] = {}
     if settings.full_weights:
         if base is None:
@@ -235,6 +246,13 @@ def from_lora(
 
     Alpha comes from the settings.
     """
+    words = {name: tensor.clone() for name, tensor in only_words(lora).items()}
+    return {**_from_layers(without_words(lora), settings, base), **words}
+
+
+def _from_layers(
+    lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
     if not settings.full_weights:
         factors = {name: tensor for name, tensor in lora.items() if not name.endswith(".alpha")}
         return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in factors.items()}
@@ -257,10 +275,12 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
     if not settings.max_norm:
         return torch.tensor(0)
     adapter, exceeded = settings.adapter, []
-    for path, tensors in by_module(trained).items():
+    for path, tensors in by_module(without_words(trained)).items():
         norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
         exceeded.append(norm > settings.max_norm)
         adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
+    if not exceeded:
+        return torch.tensor(0)
     return torch.stack([one.to(exceeded[0].device) for one in exceeded]).sum()
 
 
@@ -312,6 +332,7 @@ def attached(
     `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
     calls those and never the whole.
     """
+    trained = without_words(trained)
     cast_weights = partial(_cast_, ())  # adapters have nothing to cast
     parts = {"": module}
     if text_encoder is not None:

@@ -17,6 +17,12 @@ from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
+WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
+
+
+def is_word(name: str) -> bool:
+    """Whether a trained tensor is the vectors of a trained word (`words`)."""
+    return name.startswith(WORDS)
 
 
 @dataclass(frozen=True)

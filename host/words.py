@@ -1,0 +1,216 @@
+"""Begins words to train on a CLIP: whether its tokenizers can take them, and the vectors that they start from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..patches.lora_files.embeddings import Embedding
+from ..training.data.dataset import Conditioning, Dataset
+from ..training.memory.inference_tensors import as_normal_tensors
+from ..training.trainable.words import CaptionWords, WordSettings, by_word, is_name, trained_name
+from .autograd_inplace import AvoidInplaceOps
+from .denoiser import Denoiser
+from .embeddings import carried_files, parts_of, table_of, tokenizer_with
+from .encoding import LiveEncoder, prompt_of
+from .plain_kernels import PlainKernels
+
+_MARKS = ("</w>", "▁", "Ġ")  # that tokenizers put before or after a whole word
+
+
+class BegunWords(NamedTuple):
+    """Words before the first step: the settings with their bounds, and the vectors by trained name."""
+
+    settings: WordSettings
+    vectors: dict[str, Tensor]
+
+
+def file_of(word: str) -> str:
+    """The path of a word's file in ComfyUI's embeddings folder, for `embedding:NAME`."""
+    import folder_paths
+
+    if not is_name(word):
+        raise ValueError(
+            f"Save Words: the word {word!r} is no file name: use Save LoRA, which keeps it in the LoRA file."
+        )
+    folders: list[str] = folder_paths.get_folder_paths("embeddings")
+    return os.path.join(folders[0], f"{word}.safetensors")
+
+
+class _Part(NamedTuple):
+    """One text encoder of a CLIP: its key ("clip_l"), its tokenizer, and its table of vectors by token."""
+
+    key: str
+    tokenizer: Any
+    table: torch.nn.Module
+
+
+def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> BegunWords:
+    """The vectors that the words start from, for each text encoder that the MODEL sees something of.
+
+    Raises ValueError for words that no caption has, that the CLIP knows already, or whose initial words have another
+    number of tokens than asked for.
+    """
+    import comfy.model_management as management
+
+    _check_captions(settings, dataset)
+    parts = _parts(clip)
+    errors = _known_words(settings, clip, parts)
+    if getattr(clip.patcher, "is_dynamic", lambda: False)():
+        clip = clip.clone(disable_dynamic=True)
+    management.load_models_gpu([clip.patcher], force_full_load=True)
+    vectors: dict[str, Tensor] = {}
+    for word, initial in zip(settings.words, settings.initial, strict=True):
+        for part in parts:
+            tokens = _tokens(part, initial)
+            if not tokens or settings.count not in (0, len(tokens)):
+                errors.append(_wrong_count(settings, initial, part, len(tokens)))
+                continue
+            vectors[trained_name(word, part.key)] = _looked_up(part, tokens)
+    if errors:
+        raise ValueError("Train Words: " + "; ".join(errors) + ".")
+    _check_tokenizer(clip, vectors)
+    read = _parts_read(clip, model, vectors, dataset)
+    if not read:
+        raise ValueError("Train Words: the model sees nothing of what this CLIP makes of a word: connect its own CLIP.")
+    vectors = {name: tensor for name, tensor in vectors.items() if name.rpartition(".")[2] in read}
+    if settings.max_norm:
+        settings = replace(settings, bounds=_bounds(settings, [part for part in parts if part.key in read]))
+    return BegunWords(settings, vectors)
+
+
+def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
+    """Raises ValueError for words that no caption has."""
+    find, found = CaptionWords(settings.words).found, set()
+    for image in dataset.images:
+        found.update(find(image.caption))
+    missing = [word for word in settings.words if word not in found]
+    if missing and all(image.caption_template is None for image in dataset.images):
+        example = dataset.images[0].caption
+        raise ValueError(
+            f"Train Words: no caption of the dataset has {', '.join(missing)} as a word of its own; the first is"
+            f" {example[:80]!r}. Write the words into the captions, or give words that they have."
+        )
+
+
+def _parts(clip: Any) -> list[_Part]:
+    """The text encoders of a CLIP that read embeddings. Raises ValueError without any."""
+    parts = []
+    for name, tokenizer in parts_of(getattr(clip, "tokenizer", None)):
+        table = table_of(clip, name, tokenizer)
+        if table is not None:
+            parts.append(_Part(tokenizer.embedding_key, tokenizer, table))
+    if not parts:
+        raise ValueError(
+            "Train Words: this CLIP has no tokenizer that reads embedding:NAME, so that words cannot be trained for it:"
+            " train a LoRA instead."
+        )
+    return parts
+
+
+def _check_tokenizer(clip: Any, vectors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError where ComfyUI's own tokenizer fails at vectors among its tokens, as Qwen-Image's does."""
+    embeddings = [Embedding(word, "", parts) for word, parts in by_word(vectors).items()]
+    tokenizer = tokenizer_with(clip.tokenizer, embeddings)
+    try:
+        tokenizer.tokenize_with_weights(f"embedding:{embeddings[0].name} ")
+    except RuntimeError as error:
+        raise ValueError(
+            f"Train Words: ComfyUI's tokenizer of this model ({type(tokenizer).__name__}) cannot read embedding:NAME"
+            f" ({error}), so that words cannot be trained for it: train a LoRA instead."
+        ) from error
+
+
+def _known_words(settings: WordSettings, clip: Any, parts: Sequence[_Part]) -> list[str]:
+    """What is wrong with words that the CLIP knows already."""
+    errors = []
+    carried = carried_files(clip)
+    for word in settings.words:
+        if word in carried:
+            errors.append(f"this CLIP has embedding:{word} already, from {carried[word]}: choose another word")
+        knowing = [part.key for part in parts if _is_token(part, word)]
+        if knowing:
+            errors.append(
+                f"{word!r} is a word that {' and '.join(knowing)} knows as a token of its own: choose one that it does"
+                f" not know, such as sks_{word}, and write that into the captions"
+            )
+    return errors
+
+
+def _tokens(part: _Part, text: str) -> list[Any]:
+    """The tokens of a text, without what a tokenizer puts around every text; vectors where it names an embedding."""
+    rows = part.tokenizer.tokenize_with_weights(prompt_of(text, False), return_word_ids=True)
+    if isinstance(rows, Mapping):
+        rows = rows[part.key]
+    return [token for row in rows for token, _, word in row if word]
+
+
+def _is_token(part: _Part, word: str) -> bool:
+    tokens = _tokens(part, word)
+    if len(tokens) != 1:
+        return False
+    ((_, text),) = part.tokenizer.untokenize([(tokens[0], 1.0)])
+    for mark in _MARKS:
+        text = text.replace(mark, "")
+    return text.lower() == word.lower()
+
+
+def _wrong_count(settings: WordSettings, initial: str, part: _Part, count: int) -> str:
+    if not count:
+        return f"initial words {initial!r} have no token in {part.key}: write a word"
+    return (
+        f"initial words {initial!r} are {count} tokens in {part.key}, and vectors per word is {settings.count}: set"
+        f" that to 0, or write {settings.count} words that are one token each"
+    )
+
+
+@torch.no_grad()
+def _looked_up(part: _Part, tokens: Sequence[Any]) -> Tensor:
+    rows = []
+    for token in tokens:
+        if not isinstance(token, Tensor):
+            device = next(part.table.parameters()).device
+            token = part.table(torch.tensor([token], device=device))[0]
+        rows.append(token.detach().to("cpu", torch.float32))
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def _bounds(settings: WordSettings, parts: Sequence[_Part]) -> tuple[tuple[str, float], ...]:
+    """The largest norm of a word's vectors by text encoder: `max_norm` times the mean norm of its own vectors."""
+    bounds = []
+    for part in parts:
+        weight = next(part.table.parameters())
+        total = 0.0
+        for rows in torch.arange(len(weight), device=weight.device).split(4096):
+            total += float(torch.linalg.vector_norm(part.table(rows).double(), dim=-1).sum())
+        bounds.append((part.key, settings.max_norm * total / len(weight)))
+    return tuple(bounds)
+
+
+def _parts_read(clip: Any, model: Any, vectors: Mapping[str, Tensor], dataset: Dataset) -> set[str]:
+    """The text encoders whose vectors reach what the MODEL is conditioned on, found by the gradients of a caption with
+    all words.
+    """
+    encoder = LiveEncoder(clip, dataset.clip_skip)
+    probes: dict[str, Tensor] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(as_normal_tensors(encoder.module))
+        stack.enter_context(PlainKernels())
+        stack.enter_context(AvoidInplaceOps())
+        for name, tensor in vectors.items():
+            probes[name] = tensor.to(clip.patcher.load_device, copy=True).requires_grad_()
+        words = by_word(probes)
+        (conditioning,) = encoder([" ".join(words)], [Conditioning(torch.zeros(1, 1, 1))], words)
+        sums = [t.float().sum() for t in Denoiser(model).conditions(conditioning) if t.requires_grad]
+        if sums:
+            torch.stack(sums).sum().backward()
+    return {name.rpartition(".")[2] for name, probe in probes.items() if probe.grad is not None}

@@ -1,0 +1,239 @@
+"""Words are trained alone or beside an adapter: their gradients, rates and bounds, one call or two, what is stored, and
+the CLIP that comes out.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+NAME = "bundle_emb.zorp.words"
+
+
+@pytest.fixture(scope="module")
+def pictures(host):
+    folder = os.path.join(host.input, "words")
+    os.makedirs(folder, exist_ok=True)
+    for i in range(4):
+        pixels = np.full((128, 128, 3), 60 * i, dtype=np.uint8)
+        pixels[32:96, 16 * i : 16 * i + 64] = (200, 40, 40 * i)
+        Image.fromarray(pixels).save(os.path.join(folder, f"{i}.png"))
+        with open(os.path.join(folder, f"{i}.txt"), "w", encoding="utf-8") as file:
+            file.write("a zorp left" if i % 2 else "a red zorp, right")
+    return "words"
+
+
+def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, start=None, adapter=None, **words):
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    words = {"words": "zorp", "initial": "red circle", "learning_rate": 0.05, **words}
+    prompt = {
+        "1": node("GraftDemo"),
+        "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=128, validation=0.25),
+        "3": node("GraftWords", **words),
+        "4": node("GraftOptimizer", **{"learning_rate": 1e-2, "batch_size": 2, "total_steps": 4, **(optimizer or {})}),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], optimizer=["4", 0], words=["3", 0], run=run),
+    }
+    prompt["5"]["inputs"].update(start or {})
+    if clip:
+        prompt["5"]["inputs"]["clip"] = ["1", 1]
+    if adapter is not None:
+        prompt["6"] = node("GraftAdapter", **{"rank": 2, **adapter})
+        prompt["5"]["inputs"]["adapter"] = ["6", 0]
+    at = ["5", 0]
+    for number, count in enumerate(steps):
+        prompt[str(10 + number)] = node("TrainStep", state=at, steps=count, validate_every=2)
+        at = [str(10 + number), 0]
+    return prompt
+
+
+def _run(host, prompt, last="10"):
+    host.fresh()
+    capture = {
+        "state": [last, 0],
+        "model": [last, 1],
+        "clip": [last, 2],
+        "lora": [last, 3],
+        "report": ["5", 1],
+        "start": ["5", 0],
+        "base": ["1", 0],
+        "base clip": ["1", 1],
+    }
+    result = host.run(prompt, capture=capture)
+    assert result["success"], result["errors"]
+    return result["captured"]
+
+
+def _encode(clip, text):
+    with torch.inference_mode():
+        return clip.encode_from_tokens_scheduled(clip.tokenize(text))[0][0].float()
+
+
+@pytest.fixture(scope="module")
+def alone(host, pictures):
+    return _run(host, _workflow(host, pictures, "words alone", 4, alone=True))
+
+
+def test_alone_nothing_else_is_trained_and_the_clip_that_comes_out_reads_the_word(host, alone):
+    state, start, clip = alone["state"], alone["start"], alone["clip"]
+    assert list(state.trained) == [NAME] and state.trained[NAME].shape == (2, 64)
+    table = alone["base clip"].cond_stage_model.words.weight
+    words = host.module("demo.words")
+    rows = [words.row("red"), words.row("circle")]
+    assert torch.equal(start.trained[NAME], table[rows].detach().float().cpu())
+    assert not torch.equal(state.trained[NAME], start.trained[NAME])
+    assert alone["lora"].keys() == {NAME} and torch.equal(alone["lora"][NAME], state.trained[NAME])
+    assert alone["model"] is alone["base"]
+    tokens = clip.tokenize("a embedding:zorp left")["words"][0]
+    assert torch.equal(torch.stack([token for token, _ in tokens[1:3]]), state.trained[NAME])
+    assert torch.equal(_encode(alone["base clip"], "a zorp left"), _encode(clip, "a zorp left"))
+    assert not torch.allclose(_encode(clip, "a embedding:zorp left"), _encode(clip, "a red circle left"), atol=1e-3)
+    assert "trains the word zorp (words: 2 vectors) at 0.05, from 'red circle'" in alone["report"]
+    assert "modules" not in alone["report"]
+
+
+def test_the_loss_is_that_of_the_vectors_in_the_captions(host, alone):
+    """The conditioning that training computes is that of `embedding:NAME` with the CLIP that comes out."""
+    wall, state = host.module("host"), alone["state"]
+    with torch.inference_mode(False), wall.denoiser.denoiser(alone["base"], clip=alone["base clip"]) as denoiser:
+        known = [host.module("training.data.dataset").Conditioning(torch.zeros(1, 1, 1))]
+        with torch.no_grad():
+            (live,) = denoiser.encode(["a red zorp, right"], known, {"zorp": {"words": state.trained[NAME]}})
+    assert torch.allclose(live.context.float(), _encode(alone["clip"], "a red embedding:zorp, right"), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full", None])
+def test_two_calls_are_one_and_the_models_keep_their_bytes(host, pictures, kind):
+    adapter = None if kind is None else {"kind": kind, "targets": "attention"}
+    given = {"adapter": adapter, "alone": kind is None, "stop_after": 1.0 if kind is None else 0.5}
+    once = _run(host, _workflow(host, pictures, f"words once {kind}", 4, **given))
+    twice = _run(host, _workflow(host, pictures, f"words twice {kind}", 1, 3, **given), "11")
+    states = host.module("training.state")
+    assert states.equal(once["state"], twice["state"])
+    assert all(torch.equal(t, twice["state"].trained[name]) for name, t in once["state"].trained.items())
+    assert all(torch.equal(t, twice["state"].optimizer[name]) for name, t in once["state"].optimizer.items())
+    assert once["state"].history.loss == twice["state"].history.loss
+    assert once["state"].history.validation == twice["state"].history.validation
+    fresh = host.call("GraftDemo")
+    for one, kept in ((0, "base"), (1, "base clip")):
+        weights = fresh[one].model if one == 0 else fresh[one].cond_stage_model
+        now = once[kept].model if one == 0 else once[kept].cond_stage_model
+        assert all(torch.equal(t, weights.state_dict()[name]) for name, t in now.state_dict().items())
+
+
+def test_beside_an_adapter_both_move_and_the_words_stop(host, pictures):
+    whole = _run(host, _workflow(host, pictures, "words beside", 2, 2, adapter={}, stop_after=0.5), "11")
+    half = _run(host, _workflow(host, pictures, "words beside", 2, 2, adapter={}, stop_after=0.5))
+    first, second = half["state"].trained, whole["state"].trained
+    assert torch.equal(first[NAME], second[NAME]) and not torch.equal(first[NAME], half["start"].trained[NAME])
+    assert all(not torch.equal(t, second[name]) for name, t in first.items() if "lora_up" in name)
+    assert "until 50% of the steps" in whole["report"]
+
+
+def test_words_have_a_rate_of_their_own(host, pictures):
+    moved = {}
+    for rate in (0.0, 0.05, 0.005):
+        found = _run(host, _workflow(host, pictures, f"words rate {rate}", 1, adapter={}, learning_rate=rate))
+        moved[rate] = {n: float((t - found["start"].trained[n]).abs().max()) for n, t in found["state"].trained.items()}
+    assert moved[0.05][NAME] / moved[0.005][NAME] == pytest.approx(10, rel=1e-2)
+    assert moved[0.05][NAME] / moved[0.0][NAME] == pytest.approx(5, rel=1e-2)
+    others = {name for name in moved[0.0] if name != NAME and moved[0.0][name]}
+    assert others and all(moved[0.05][name] == pytest.approx(moved[0.0][name], rel=1e-2) for name in others)
+
+
+def test_no_vector_grows_above_the_bound(host, pictures):
+    found = _run(host, _workflow(host, pictures, "words bound", 2, alone=True, learning_rate=5.0, max_norm=1.5))
+    table = found["base clip"].cond_stage_model.words.weight.detach().double()
+    bound = 1.5 * float(table.norm(dim=1).mean())
+    assert found["state"].start.words.bounds == (("words", pytest.approx(bound)),)
+    norms = found["state"].trained[NAME].norm(dim=1)
+    assert float(norms.max()) == pytest.approx(bound, rel=1e-4)
+    free = _run(host, _workflow(host, pictures, "words free", 2, alone=True, learning_rate=5.0, max_norm=0.0))
+    assert float(free["state"].trained[NAME].norm(dim=1).min()) > 1.5 * bound
+
+
+def test_gradients_are_those_of_finite_differences(host, alone):
+    steps = host.module("training.run.step")
+    state, wall = alone["state"], host.module("host")
+    subject = state.subject
+    with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:
+        work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
+        try:
+            with work.installed():
+                batch, *_ = work.loader.take(work.step, 0)
+
+                def loss():
+                    return steps.batch_losses(work, batch, torch.Generator().manual_seed(0), {}).sum()
+
+                loss().backward()
+                vectors = work.trained[NAME]
+                way = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1))
+                way = way / way.norm() + vectors.grad / vectors.grad.norm()
+                found, begun, values = float((vectors.grad * way).sum()), vectors.detach().clone(), []
+                for sign in (1, -1):
+                    with torch.no_grad():
+                        vectors.copy_(begun + sign * 0.02 * way)
+                    values.append(float(loss()))
+        finally:
+            work.close()
+    assert found == pytest.approx((values[0] - values[1]) / 0.04, rel=2e-2) and abs(found) > 1e-4
+
+
+def test_a_saved_state_goes_on_with_its_words(host, pictures):
+    whole = _run(host, _workflow(host, pictures, "words saved", 4, adapter={}, stop_after=0.75))
+    prompt = _workflow(host, pictures, "words saved b", 2, adapter={}, stop_after=0.75)
+    half = _run(host, prompt)
+    host.call("GraftSaveState", state=half["state"], name="words")
+    model, clip, _ = host.call("GraftDemo")[:3]
+    with pytest.raises(ValueError, match="trains the text encoder or words, and no CLIP is connected"):
+        host.call("GraftLoadState", name="words", model=model)
+    dataset = half["state"].subject.dataset
+    (loaded,) = host.call("GraftLoadState", name="words", model=model, clip=clip, dataset=dataset)
+    assert loaded.start == half["state"].start
+    (state, *_) = host.call("TrainStep", state=loaded, steps=2, validate_every=2)
+    assert all(torch.equal(t, whole["state"].trained[name]) for name, t in state.trained.items())
+
+
+def test_a_run_without_words_is_stored_as_before(host):
+    states, settings = host.module("training.state"), host.module("training.trainable.words")
+    plain = states.Start("model", "data")
+    assert plain.digest == "98ccaab9ee362606817979e3868fafc365c183675225fa1c7ac840bbccdfb0b6"
+    word = settings.WordSettings(("zorp",), ("cat",))
+    assert states.Start("model", "data", words=word).digest != plain.digest
+
+
+REFUSED = {
+    "no clip": ({"clip": False}, "no CLIP is. Connect the model's CLIP"),
+    "both": ({"alone": True, "adapter": {}}, "words only is on in Train Words, and Adapter Settings is connected"),
+    "missing": ({"words": "blorp"}, "no caption of the dataset has blorp as a word of its own; the first is 'a"),
+    "known": ({"words": "left"}, "'left' is a word that words knows as a token of its own"),
+    "count": ({"count": 3}, "initial words 'red circle' are 2 tokens in words, and vectors per word is 3"),
+    "nothing": ({"initial": "!"}, "initial words '!' have no token in words"),
+    "one rate": (
+        {"optimizer": {"optimizer": "adacoor", "learning_rate": 1.0}},
+        "adacoor has one learning rate for all",
+    ),
+    "empty": ({"initial": " , "}, "initial words is empty"),
+    "letters": ({"words": "a zorp"}, "words has 'a zorp', expected letters, digits, _ and - only"),
+    "pairs": ({"words": "zorp, blorp, plop", "initial": "red, circle"}, "initial words has 2 entries for 3 words"),
+    "idle": ({"alone": True, "stop_after": 0.5}, "nothing would be trained then: set it to 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_the_first_step(host, pictures, case):
+    given, said = REFUSED[case]
+    host.fresh()
+    result = host.run(_workflow(host, pictures, f"refused {case}", 1, **given))
+    assert not result["success"] and said in str(result["errors"]), result["errors"]
+
+
+def test_a_word_that_the_clip_carries_is_refused(host, alone):
+    words = host.module("training.trainable.words").WordSettings(("zorp",), ("cat",))
+    subject = alone["state"].subject
+    given = {"model": subject.model, "clip": alone["clip"], "dataset": subject.dataset}
+    with pytest.raises(ValueError, match=r"this CLIP has embedding:zorp already, from words alone at step 4"):
+        host.call("GraftTrainStart", **given, words=words, run="carried")

@@ -1,0 +1,161 @@
+"""Words trained on text encoders of ComfyUI's own classes: every encoder learns, gradients are those of finite
+differences, and ComfyUI's own embeddings folder reads what was saved.
+"""
+
+import copy
+import json
+import os
+
+import comfy.supported_models
+import pytest
+import torch
+from families import build, latent
+from graft_nodes import host as wall
+from graft_nodes.host import embeddings
+from graft_nodes.training.data.dataset import Dataset
+from graft_nodes.training.run import step as steps
+from graft_nodes.training.run import workspace
+from safetensors.torch import load_file
+from tiny_encoders import ENCODERS, clip_of
+from tiny_families import FAMILIES
+
+WORD = "sks_hat"
+# Not SD 3, whose tiny T5 has too few tokens to look up; not Qwen-Image, whose tokenizer in ComfyUI reads no embedding
+READ = [name for name in ENCODERS if name not in ("sd3", "qwen")]
+CAPTIONS = ["a red sks_hat, square", "sks_hat"]  # inside a caption, and as all of it
+
+
+def _encode(clip, text):
+    with torch.inference_mode():
+        context, extras = clip.encode_from_tokens_scheduled(clip.tokenize(text))[0]
+        return [context.clone(), *(t.clone() for t in extras.values() if isinstance(t, torch.Tensor))]
+
+
+def _begun(host, name, monkeypatch):
+    """(MODEL, CLIP, a state at step 0 that trains a word alone)."""
+    if not hasattr(comfy.supported_models, FAMILIES[name].supported):
+        pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
+    clip = clip_of(name, monkeypatch)
+    with torch.inference_mode():
+        model = build(name, **ENCODERS[name][-1])
+    conditionings = wall.encoding.encode_captions(clip, ["", *CAPTIONS])
+    data = Dataset.from_latents([latent(name, seed) for seed in range(2)], CAPTIONS, conditionings)
+    (words,) = host.call(
+        "GraftWords", words=WORD, initial="the brown fox", learning_rate=0.02, alone=True, max_norm=0.0
+    )
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
+    given = {"model": model, "clip": clip, "dataset": data, "optimizer": optimizer, "words": words}
+    state, _ = host.call("GraftTrainStart", **given, run=f"words {name}")
+    return model, clip, state
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_encoder_learns_the_word_and_comfyui_reads_what_is_saved(host, name, tmp_path, monkeypatch):
+    model, clip, state = _begun(host, name, monkeypatch)
+    parts = {key.rpartition(".")[2] for key in state.trained}
+    assert parts == set(ENCODERS[name][3])
+    assert all(len(vectors) >= 3 for vectors in state.trained.values())
+    before = {key: t.clone() for key, t in clip.cond_stage_model.state_dict().items()}
+    made = host.call("TrainStep", state=state, steps=2, validate_every=0)
+    trained, patched, lora = made[0], made[2], made[3]
+    assert all(not torch.equal(t, state.trained[key]) for key, t in trained.trained.items())
+    assert all(torch.equal(t, before[key]) for key, t in clip.cond_stage_model.state_dict().items())
+    # what training computed is what a prompt gets from the CLIP that comes out, and from ComfyUI's embeddings folder
+    monkeypatch.setattr("folder_paths.get_folder_paths", lambda kind: [str(tmp_path)])
+    (path,) = host.call("GraftSaveWords", lora_model=lora)
+    assert path == str(tmp_path / f"{WORD}.safetensors") and load_file(path).keys() == parts
+    theirs = clip.clone()
+    theirs.tokenizer = copy.copy(clip.tokenizer)
+    for attribute, part in list(embeddings.parts_of(clip.tokenizer)):
+        setattr(theirs.tokenizer, attribute, copy.copy(part))
+        getattr(theirs.tokenizer, attribute).embedding_directory = str(tmp_path)
+    words = {WORD: {key.rpartition(".")[2]: t for key, t in trained.trained.items()}}
+    for caption in CAPTIONS:
+        prompt = caption.replace(WORD, f"embedding:{WORD} ")
+        expected = _encode(theirs, prompt)
+        for wanted, found in zip(expected, _encode(patched, prompt), strict=True):
+            assert torch.equal(found, wanted)
+        with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+            (live,) = denoiser.encode([caption], [next(iter(state.subject.dataset.conditionings.values()))], words)
+        assert torch.allclose(live.context.float(), expected[0].float(), atol=1e-4)
+        assert not torch.allclose(
+            _encode(clip, caption)[0][:, : expected[0].shape[1]].mean(), expected[0].mean(), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", READ)
+def test_gradients_of_the_words_are_those_of_finite_differences(host, name, monkeypatch):
+    model, clip, state = _begun(host, name, monkeypatch)
+    with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+        work = workspace.Workspace(state, denoiser, state.subject.dataset)
+        try:
+            with work.installed():
+                (batch, *_) = work.loader.take(work.step, 0)
+
+                def loss():
+                    return steps.batch_losses(work, batch, torch.Generator().manual_seed(0), {}).double().sum()
+
+                loss().backward()
+                for key, vectors in work.trained.items():
+                    gradient, begun = vectors.grad.clone(), vectors.detach().clone()
+                    assert gradient.abs().max() > 0, key
+                    way = gradient / gradient.norm() * begun.norm()
+                    slopes = []
+                    for step in (0.004, 0.002):
+                        values = []
+                        for sign in (1, -1):
+                            with torch.no_grad():
+                                vectors.copy_(begun + sign * step * way)
+                            values.append(float(loss()))
+                        slopes.append((values[0] - values[1]) / (2 * step))
+                    with torch.no_grad():
+                        vectors.copy_(begun)
+                    assert float((gradient * way).sum()) == pytest.approx((4 * slopes[1] - slopes[0]) / 3, rel=5e-2), (
+                        key
+                    )
+        finally:
+            work.close()
+
+
+def test_a_word_that_a_tokenizer_knows_is_refused(host, monkeypatch):
+    model, clip, state = _begun(host, "sdxl", monkeypatch)
+    dataset = state.subject.dataset
+    given = {"model": model, "clip": clip, "dataset": dataset, "run": "known"}
+    words = {"learning_rate": 0.0, "alone": True}
+    (known,) = host.call("GraftWords", words="square", initial="cat", **words)
+    with pytest.raises(ValueError, match="'square' is a word that clip_l and clip_g knows as a token of its own"):
+        host.call("GraftTrainStart", **given, words=known)
+    (three,) = host.call("GraftWords", words=WORD, initial="orange cat", count=3, **words)
+    with pytest.raises(
+        ValueError, match="initial words 'orange cat' are 2 tokens in clip_l, and vectors per word is 3"
+    ):
+        host.call("GraftTrainStart", **given, words=three)
+
+
+def test_a_tokenizer_that_fails_at_embeddings_is_refused(host, monkeypatch):
+    with pytest.raises(ValueError, match=r"tokenizer of this model \(QwenImageTokenizer\) cannot read embedding:NAME"):
+        _begun(host, "qwen", monkeypatch)
+
+
+def test_a_lora_file_with_words_is_read_by_lora_stack(host, monkeypatch):
+    """CLIP-L's vectors alone are saved as sd-webui's embeddings; those of two encoders under the encoders' names."""
+    for name in ("sd1", "sdxl"):
+        model, _, state = _begun(host, name, monkeypatch)
+        made = host.call("TrainStep", state=state, steps=1, validate_every=0)
+        (path,) = host.call("GraftSaveLoRA", state=made[0], prefix=f"loras/{name}_words")
+        keys = set(load_file(path))
+        if name == "sd1":
+            assert keys == {f"bundle_emb.{WORD}.string_to_param.*"}
+        else:
+            assert keys == {f"bundle_emb.{WORD}.clip_l", f"bundle_emb.{WORD}.clip_g"}
+        os.replace(path, os.path.join(host.models, "loras", f"{name}_words.safetensors"))
+        clip = clip_of(name, monkeypatch)
+        _, patched, _ = host.call("GraftLoadLoRAs", model=model, rows=_rows(f"{name}_words.safetensors"), clip=clip)
+        for found, wanted in zip(
+            _encode(patched, f"a embedding:{WORD}"), _encode(made[2], f"a embedding:{WORD}"), strict=True
+        ):
+            assert torch.equal(found, wanted)
+
+
+def _rows(file):
+    return json.dumps({"version": 1, "rows": [{"file": file}]})

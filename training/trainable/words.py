@@ -1,0 +1,172 @@
+"""Words that are trained (textual inversion): a few vectors for each text encoder, in place of a word in the captions.
+
+They lie among the trained tensors as `bundle_emb.NAME.ENCODER`, which is also how a LoRA carries them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .settings import WORDS, is_word
+
+MOST_WORDS = 64
+MOST_VECTORS = 64
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True)
+class WordSettings:
+    """The settings of Train Words: plain values, checked on creation.
+
+    `initial` are the words that each of `words` starts from. `count` is the number of vectors a word, 0: as many as
+    its initial words have tokens. `learning_rate` 0 is that of Optimizer Settings. After the share `stop_after` of the
+    steps the words stay as they are. No vector's norm gets above `max_norm` times the mean norm of the text encoder's
+    own vectors (0: any); `bounds` are these norms by text encoder, once they are known. With `alone` nothing else is
+    trained.
+    """
+
+    words: tuple[str, ...]
+    initial: tuple[str, ...]
+    count: int = 0
+    learning_rate: float = 0.0
+    stop_after: float = 1.0
+    max_norm: float = 0.0
+    alone: bool = False
+    bounds: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", tuple((part, float(norm)) for part, norm in self.bounds))
+        errors = [*_word_errors(self), *_value_errors(self)]
+        if errors:
+            raise ValueError("Train Words: " + "; ".join(errors) + ".")
+
+    @classmethod
+    def read(cls, words: str, initial: str, **settings: float) -> WordSettings:
+        """The settings from the node's texts: words and their initial words, separated by commas or lines."""
+        names, initials = _entries(words), _entries(initial)
+        if len(initials) == 1:
+            initials *= len(names)
+        return cls(names, initials, **settings)  # type: ignore[arg-type]
+
+    def is_frozen(self, step: int, total_steps: int) -> bool:
+        """Whether the words do not move any more in the step after `step`."""
+        return self.stop_after < 1 and total_steps > 0 and step >= self.stop_after * total_steps
+
+
+def is_name(word: str) -> bool:
+    """Whether a word can be trained: it is also the name of a file."""
+    return _NAME.fullmatch(word) is not None
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(entry for entry in (part.strip() for part in re.split(r"[,\n]", text)) if entry)
+
+
+def _word_errors(settings: WordSettings) -> Iterator[str]:
+    words = settings.words
+    if not words:
+        yield "words is empty: write the word that your captions have, such as sks_cat"
+    if len(words) > MOST_WORDS:
+        yield f"words has {len(words)} words, expected at most {MOST_WORDS}"
+    for word in words:
+        if not is_name(word):
+            yield f"words has {word!r}, expected letters, digits, _ and - only, as in sks_cat"
+    if len({word.lower() for word in words}) < len(words):
+        yield "words has a word twice"
+    if not settings.initial:
+        yield "initial words is empty: write what each word is most like, such as cat"
+    elif len(settings.initial) != len(words):
+        yield (
+            f"initial words has {len(settings.initial)} entries for {len(words)} words: write one for each word, in the"
+            " same order, or one for all"
+        )
+
+
+def _value_errors(settings: WordSettings) -> Iterator[str]:
+    if not 0 <= settings.count <= MOST_VECTORS:
+        yield f"vectors per word is {settings.count}, expected 0 (as many as the initial words) to {MOST_VECTORS}"
+    if not 0 <= settings.learning_rate < math.inf:
+        yield f"learning rate is {settings.learning_rate}, expected 0 (that of Optimizer Settings) or more"
+    if not 0 < settings.stop_after <= 1:
+        yield f"stop after is {settings.stop_after}, expected a share of the steps above 0, at most 1 (never)"
+    elif settings.alone and settings.stop_after < 1:
+        yield (
+            f"stop after is {settings.stop_after:g} and words only is on, so that nothing would be trained then: set it"
+            " to 1"
+        )
+    if not 0 <= settings.max_norm < math.inf:
+        yield f"maximum norm is {settings.max_norm}, expected 0 (off) or more"
+
+
+# --- among the trained tensors ----------------------------------------------------------------------------------------
+
+
+def trained_name(word: str, part: str) -> str:
+    """The name of a word's vectors for one text encoder ("clip_l") among the trained tensors."""
+    return f"{WORDS}{word}.{part}"
+
+
+def only_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The vectors of words among trained tensors."""
+    return {name: tensor for name, tensor in trained.items() if is_word(name)}
+
+
+def without_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Trained tensors without the vectors of words."""
+    return {name: tensor for name, tensor in trained.items() if not is_word(name)}
+
+
+def by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The vectors of words among trained tensors: {word: {text encoder: vectors}}."""
+    words: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in only_words(trained).items():
+        word, _, part = name.removeprefix(WORDS).rpartition(".")
+        words.setdefault(word, {})[part] = tensor
+    return words
+
+
+@torch.no_grad()
+def limit_norms_(trained: Mapping[str, Tensor], settings: WordSettings | None) -> None:
+    """Scale down in place every vector of a word whose norm is above the bound of its text encoder."""
+    if settings is None or not settings.bounds:
+        return
+    bounds = dict(settings.bounds)
+    for vectors in by_word(trained).values():
+        for part, tensor in vectors.items():
+            norms = torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=torch.float32)
+            tensor.mul_((bounds[part] / norms.clamp(min=bounds[part])).to(tensor.dtype))
+
+
+class CaptionWords:
+    """Finds trained words in captions, and writes them as ComfyUI's `embedding:NAME`, which its tokenizers replace by
+    vectors.
+    """
+
+    def __init__(self, words: tuple[str, ...]) -> None:
+        longest_first = sorted(words, key=len, reverse=True)
+        choices = "|".join(map(re.escape, longest_first))
+        self._pattern = re.compile(rf"(?<![\w-])(?:embedding:)?({choices})(?![\w-])")
+
+    def found(self, caption: str) -> list[str]:
+        """The trained words in a caption."""
+        return self._pattern.findall(caption)
+
+    def written(self, caption: str) -> str:
+        """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it."""
+
+        def embedding(match: re.Match[str]) -> str:
+            start, end = match.span()
+            text = f"embedding:{match[1]}"
+            if start and caption[start - 1] not in " \n":
+                text = f" {text}"
+            if not caption[end : end + 1].isspace():
+                text += " "
+            return text
+
+        return self._pattern.sub(embedding, caption)
