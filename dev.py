@@ -7,6 +7,8 @@ python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf fo
 python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (10 minutes)
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
+python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of ComfyUI's own templates with what its front
+                                        end exports in a browser: COMFYUI_PATH or ~/ComfyUI; --help lists the options
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
                                         needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
@@ -138,6 +140,12 @@ def host(arguments: list[str]) -> None:
     """Run the tests that a real ComfyUI can run, on the checkout that COMFYUI_PATH or ~/ComfyUI names."""
     install("develop")
     run("-m", "pytest", "tests/with_comfyui", "-s", *arguments)
+
+
+def templates(arguments: list[str]) -> None:
+    """Compare what Graft makes of ComfyUI's own templates with what ComfyUI's front end exports."""
+    install("develop")
+    run("-m", "graft_nodes.tests.headless.templates", *arguments)
 
 
 def second_device(arguments: list[str]) -> None:
@@ -282,7 +290,14 @@ def main(arguments: list[str]) -> None:
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
     alone = {"demo": demo, "check": check, "long": long, "lock": lock}
-    with_arguments = {"test": test, "browser": browser, "host": host, "second-device": second_device, "gpu": gpu}
+    with_arguments = {
+        "test": test,
+        "browser": browser,
+        "host": host,
+        "templates": templates,
+        "second-device": second_device,
+        "gpu": gpu,
+    }
     name, *rest = arguments or [""]
     if name in with_arguments:
         with_arguments[name](rest)

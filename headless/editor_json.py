@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -149,7 +149,7 @@ class _Placement:
         self.subgraphs, self.look_up, self.problems = subgraphs, look_up, problems
         self.all: dict[str, PlacedNode] = {}
         self._shown: dict[str, widgets.EditorNode] = {}  # by class
-        self._shows_widget: dict[tuple[int, int], bool] = {}  # by subgraph and number of its input
+        self._shows_widget: dict[tuple[int, int], _Constant | None] = {}  # by subgraph and number of its input
         self._ends: dict[tuple[str, str | None, str], _Source] = {}  # where inputs that were followed lead
 
     def place(self, graph: EditorGraph, host: PlacedNode | None, path: list[str]) -> None:
@@ -161,7 +161,7 @@ class _Placement:
             item = self._placed(node, graph, host, path)
             item.values.update(overrides.get(str(node.get("id")), {}))
             self.all[item.id] = item
-            if item.inside is not None and item.runs:
+            if item.inside is not None and (item.runs or host is not None):
                 if len(path) > 100 or item.inside is graph:
                     self.problems.append(_at(item, "the subgraph contains itself"))
                 else:
@@ -196,6 +196,11 @@ class _Placement:
                 inputs[slot.name] = _wrapped(source.value)
             elif isinstance(source, tuple):
                 inputs[slot.name] = [source[0], source[1]]
+        if item.type == widgets.CUSTOM_COMBO:
+            chosen = inputs.get("choice")
+            if isinstance(chosen, list):  # linked: the browser does not know what will be chosen
+                chosen = item.values.get("choice")
+            inputs["index"] = widgets.own_index(inputs, chosen)
         title = item.node.get("title") or item.class_title
         return {"inputs": inputs, "class_type": item.type, "_meta": {"title": title}}
 
@@ -215,16 +220,10 @@ class _Placement:
             if schema is None:
                 return item
             shown = self._of_class(kind, schema)
-            item.schema, item.inputs = schema, _configured(shown, slots)
             item.values = shown.values(node.get("widgets_values"))
-            if shown.dynamic and item.runs:
-                self.problems.append(
-                    _at(
-                        item,
-                        f"{kind} has inputs that grow in the editor, which the editor format does not describe; "
-                        "save the workflow with 'Export (API)' and run that file",
-                    )
-                )
+            item.schema, item.inputs = schema, _configured(shown, slots, item.values)
+            if item.runs:
+                self.problems += _unusable(item, shown)
         return item
 
     def _of_class(self, kind: str, schema: Schema) -> widgets.EditorNode:
@@ -235,45 +234,65 @@ class _Placement:
     def _host_values(self, item: PlacedNode) -> dict[str, Any]:
         """The values of the widgets that a subgraph node shows, by the name of the subgraph's input."""
         assert item.inside is not None
-        names = []
+        shown = {}
         for number, entry in enumerate(item.inside.inputs):
-            if self._promotes(item.inside, number, 0):
-                names.append(str(entry.get("name")))
-        return dict(zip(names, _saved_values(item), strict=False))
+            widget = self._promoted_widget(item.inside, number, 0)
+            if widget is not None:
+                shown[str(entry.get("name"))] = widget.value
+        return {**shown, **dict(zip(shown, _saved_values(item), strict=False))}
 
-    def _promotes(self, inside: EditorGraph, number: int, depth: int) -> bool:
-        """Whether an input of a subgraph shows a widget: it is linked to a widget inside, or to another
-        subgraph's input that does.
+    def _promoted_widget(self, inside: EditorGraph, number: int, depth: int) -> _Constant | None:
+        """The value of the widget that an input of a subgraph shows: the first one inside that it is linked to, or that
+        another subgraph's input shows; None if it shows none.
         """
         key = (id(inside), number)
         if depth <= 100 and key not in self._shows_widget:
-            self._shows_widget[key] = False  # for a subgraph that contains itself
-            links = [link for link in inside.links_from.get(INPUT_NODE, ()) if link.origin_slot == number]
-            self._shows_widget[key] = any(self._leads_to_widget(inside, link, depth) for link in links)
-        return self._shows_widget.get(key, False)
+            self._shows_widget[key] = None  # for a subgraph that contains itself
+            found = None
+            for link in inside.links_from.get(INPUT_NODE, ()):
+                if found is None and link.origin_slot == number:
+                    found = self._widget_at(inside, link, depth)
+            self._shows_widget[key] = found
+        return self._shows_widget.get(key)
 
-    def _leads_to_widget(self, inside: EditorGraph, link: Link, depth: int) -> bool:
+    def _widget_at(self, inside: EditorGraph, link: Link, depth: int) -> _Constant | None:
         node = inside.nodes_by_id.get(link.target)
         if node is None:
-            return False
+            return None
         slots = [read_slot(entry) for entry in node.get("inputs") or []]
         slot = next((slot for slot in slots if slot.link == link.id), None)
         if slot is None:
-            return False
-        inner = self.subgraphs.get(str(node.get("type")))
-        if inner is None:
-            return slot.widget is not None or self._is_widget(str(node.get("type")), slot.name)
-        numbers = [number for number, entry in enumerate(inner.inputs) if entry.get("name") == slot.name]
-        return bool(numbers) and self._promotes(inner, numbers[0], depth + 1)
-
-    def _is_widget(self, kind: str, name: str) -> bool:
+            return None
+        kind = str(node.get("type"))
+        inner = self.subgraphs.get(kind)
+        if inner is not None:
+            return self._widget_of_subgraph(inner, node, slot.name, depth)
         if kind in EDITOR_ONLY:
-            return False
+            return None
         schema = self.look_up(kind)
         if schema is None:
-            return False
-        declared = schema.input(name)
-        return declared is not None and declared.widget
+            return None
+        values = self._of_class(kind, schema).values(node.get("widgets_values"))
+        if slot.name in values:
+            return _Constant(values[slot.name])
+        return None
+
+    def _widget_of_subgraph(
+        self, inner: EditorGraph, node: Mapping[str, Any], name: str, depth: int
+    ) -> _Constant | None:
+        """The value of a widget of a subgraph node that is in a subgraph itself: the saved one, else the one inside."""
+        found = None
+        place = 0
+        for number, entry in enumerate(inner.inputs):
+            widget = self._promoted_widget(inner, number, depth + 1)
+            if entry.get("name") == name:
+                found = widget
+                break
+            place += widget is not None
+        saved = node.get("widgets_values")
+        if found is not None and isinstance(saved, list) and place < len(saved):
+            return _Constant(saved[place])
+        return found
 
     def _promoted(self, host: PlacedNode) -> dict[str, dict[str, Any]]:
         """Values that the host's own widgets give to inner widgets (`proxyWidgets` of older files): {inner node id:
@@ -450,6 +469,14 @@ class _Placement:
         return self._output(inner, link.origin_slot, wanted, walk)
 
 
+def _unusable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:
+    """What keeps a node from being sent: inputs that only a browser can fill, or that its ComfyUI cannot have."""
+    problems = []
+    for name, message in shown.unusable(item.values):
+        problems.append(replace(_at(item, message), input=name))
+    return problems
+
+
 def _innermost_value(walk: _Walk) -> tuple[_Source, int]:
     """(the value of the last widget on the way that has one, its number); _UNSET without one."""
     for number in reversed(range(len(walk.widgets))):
@@ -501,17 +528,20 @@ def _slot_of(item: PlacedNode, link: Link) -> Slot | None:
     return next((slot for slot in item.inputs if slot.link == link.id), None)
 
 
-def _configured(shown: widgets.EditorNode, saved: Sequence[Slot]) -> list[Slot]:
+def _configured(shown: widgets.EditorNode, saved: Sequence[Slot], values: Mapping[str, Any]) -> list[Slot]:
     """A node's inputs as the editor shows them: those of its class, in order and with the saved links, then those that
-    are only in the file.
+    are only in the file, but for the inputs of widgets that the class no longer has.
     """
     links = {slot.name: slot.link for slot in saved}
     declared = []
     for entry in shown.sockets:
         widget = entry.name if entry.widget else None
-        declared.append(Slot(entry.name, entry.type, links.get(entry.name), widget))
+        declared.append(Slot(entry.name, entry.socket_type, links.get(entry.name), widget))
     names = {slot.name for slot in declared}
-    return declared + [slot for slot in saved if slot.name not in names]
+    for slot in saved:
+        if slot.name not in names and (slot.widget is None or slot.widget in values):
+            declared.append(slot)
+    return declared
 
 
 def _subgraph_slots(inside: EditorGraph, saved: Sequence[Slot]) -> list[Slot]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 COMBO = "COMBO"
+DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"  # a choice, and with it the inputs of the chosen option, named `name.key`
+AUTOGROW = "COMFY_AUTOGROW_V3"  # sockets of one type, as many as are linked, named `name.key`
+IMAGE_COMPARE = "IMAGECOMPARE"
+MATCH_TYPE = "COMFY_MATCHTYPE_V3"  # a socket that takes the type of what is linked to its node
+VIEWPORT = "LOAD_3D"  # what the viewer of a 3D model shows; only a browser draws it
 NUMBERS = ("INT", "FLOAT")
 # Types that the graph editor draws as a widget; every other type is a socket.
 WIDGETS = frozenset(
@@ -32,7 +37,8 @@ WIDGETS = frozenset(
         "PAINTER",
         "COMPOSITOR",
         "VIDEO_EDIT",
-        "IMAGECOMPARE",
+        IMAGE_COMPARE,
+        VIEWPORT,
     )
 )
 
@@ -50,23 +56,47 @@ class Input:
     @property
     def widget(self) -> bool:
         """Whether the editor draws a widget where you can enter a value, not only a socket."""
-        return str(self.settings.get("widgetType") or self.type) in WIDGETS and not self.settings.get("forceInput")
+        drawn = self.type == DYNAMIC_COMBO or str(self.settings.get("widgetType") or self.type) in WIDGETS
+        return drawn and not self.settings.get("forceInput")
+
+    @property
+    def socket_type(self) -> str:
+        """The types that the editor lets you link: of a match type those that it may become."""
+        if self.type != MATCH_TYPE:
+            return self.type
+        return str((self.settings.get("template") or {}).get("allowed_types") or "*")
 
     @property
     def dynamic(self) -> bool:
         """Whether this is a dynamic V3 input, which stands for several inputs named `name.key`."""
-        return self.type.startswith("COMFY_") and self.type.endswith("_V3") and self.type != "COMFY_MATCHTYPE_V3"
+        return self.type.startswith("COMFY_") and self.type.endswith("_V3") and self.type != MATCH_TYPE
 
     @property
     def default(self) -> Any:
         """The first value of the widget."""
+        if self.type == DYNAMIC_COMBO:
+            return next((option["key"] for option in self.settings.get("options") or ()), None)
         if "default" in self.settings:
             return self.settings["default"]
         if self.type == COMBO:
             if self.options:
                 return self.options[0]
             return None
-        return {"INT": 0, "FLOAT": 0, "BOOLEAN": False, "STRING": "", "COLOR": "#ffffff"}.get(self.type)
+        firsts = {"INT": 0, "FLOAT": 0, "BOOLEAN": False, "STRING": "", "COLOR": "#ffffff", VIEWPORT: ""}
+        if self.type == IMAGE_COMPARE:
+            return ["", ""]  # no picture on either side
+        return firsts.get(self.type)
+
+    def inputs_of(self, choice: Any) -> list[Input]:
+        """The inputs that a dynamic combo has with this choice, required ones first; none for one that it lacks."""
+        for option in self.settings.get("options") or ():
+            if option["key"] == choice:
+                return [replace(one, name=f"{self.name}.{one.name}") for one in read_inputs(option["inputs"])]
+        return []
+
+    def grown(self) -> list[Input]:
+        """What each of an autogrow's inputs is."""
+        return read_inputs((self.settings.get("template") or {}).get("input") or {})
 
 
 @dataclass(frozen=True)
@@ -111,11 +141,7 @@ class Schema:
 
 def describe(class_type: str, cls: Any, title: str = "") -> Schema:
     """The schema of a node class; `title` is the name that the editor shows."""
-    spec = cls.INPUT_TYPES()
-    entries = [
-        (kind, name, entry) for kind in ("required", "optional") for name, entry in (spec.get(kind) or {}).items()
-    ]
-    inputs = [_input(name, entry, kind == "required") for kind, name, entry in entries]
+    inputs = read_inputs(cls.INPUT_TYPES())
     outputs = tuple(_type(kind)[0] for kind in (getattr(cls, "RETURN_TYPES", None) or ()))
     names, everything = _own_checks(cls)
     return Schema(
@@ -139,6 +165,15 @@ def catalogue(classes: Mapping[str, Any], titles: Mapping[str, str]) -> Callable
         return schemas.get(class_type)
 
     return look_up
+
+
+def read_inputs(spec: Mapping[str, Any]) -> list[Input]:
+    """The inputs that {"required": …, "optional": …} declares."""
+    inputs = []
+    for kind in ("required", "optional"):
+        for name, entry in (spec.get(kind) or {}).items():
+            inputs.append(_input(name, entry, kind == "required"))
+    return inputs
 
 
 def _input(name: str, entry: Any, required: bool) -> Input:

@@ -104,11 +104,117 @@ def test_a_malformed_file_is_an_error_that_says_where(data, expected):
     assert expected in refused(data)
 
 
-def test_a_node_whose_inputs_grow_is_refused():
-    growing = {"required": {"images": ("COMFY_AUTOGROW_V3", {})}}
-    cls = type("Growing", (), {"INPUT_TYPES": lambda: growing, "RETURN_TYPES": ()})
-    with pytest.raises(WorkflowError, match=r"inputs that grow in the editor.*Export \(API\)"):
-        workflow.parse({"nodes": [{"id": 1, "type": "Growing"}]}).graph(catalogue({"Growing": cls}, {}))
+def of_classes(**inputs):
+    """Look-up of classes that declare these inputs, and one output."""
+    made = {name: {"INPUT_TYPES": lambda given=given: given, "RETURN_TYPES": ("*",)} for name, given in inputs.items()}
+    return catalogue({name: type(name, (), members) for name, members in made.items()}, {})
+
+
+NUMBER = ("INT", {"default": 1})
+SIZES = {"key": "by sizes", "inputs": {"required": {"width": NUMBER, "crop": (["no", "yes"], {})}}}
+FACTOR = {"key": "by factor", "inputs": {"required": {"factor": NUMBER}}}
+RESIZE = {"required": {"how": ("COMFY_DYNAMICCOMBO_V3", {"options": [SIZES, FACTOR]}), "method": (["area"], {})}}
+
+
+def test_a_choice_brings_its_own_inputs_right_behind_it():
+    look_up = of_classes(Resize=RESIZE)
+    for saved, expected in (
+        (["by sizes", 24, "yes", "area"], {"how": "by sizes", "how.width": 24, "how.crop": "yes", "method": "area"}),
+        (["by factor", 3, "area"], {"how": "by factor", "how.factor": 3, "method": "area"}),
+        ([], {"how": "by sizes", "how.width": 1, "how.crop": "no", "method": "area"}),
+    ):
+        node = {"id": 1, "type": "Resize", "widgets_values": saved}
+        assert workflow.parse({"nodes": [node]}).graph(look_up)["1"]["inputs"] == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "expected"),
+    [
+        (
+            "Resize",
+            RESIZE,
+            "input 'how': 'by hand' is not a choice of this ComfyUI, which has by sizes, by factor; choose",
+        ),
+        (
+            "Growing",
+            {
+                "required": {
+                    "texts": ("COMFY_AUTOGROW_V3", {"template": {"input": {"required": {"a": ("STRING", {})}}}})
+                }
+            },
+            "input 'texts': its inputs grow and hold values",
+        ),
+        (
+            "Slots",
+            {"required": {"slot": ("COMFY_DYNAMICSLOT_V3", {})}},
+            "input 'slot': inputs of type COMFY_DYNAMICSLOT_V3",
+        ),
+        ("Load3D", {"required": {"image": ("LOAD_3D", {})}}, "input 'image': it sends pictures of the 3D view"),
+    ],
+)
+def test_what_only_a_browser_knows_is_refused_with_node_input_and_remedy(kind, inputs, expected):
+    node = {"id": 7, "type": kind, "title": "odd", "widgets_values": ["by hand"]}
+    with pytest.raises(WorkflowError) as error:
+        workflow.parse({"nodes": [node]}).graph(of_classes(**{kind: inputs}))
+    text = str(error.value)
+    assert f'node 7 "odd" ({kind}), {expected}' in text and ("Export (API)" in text or "update ComfyUI" in text)
+    node["mode"] = 4  # a bypassed node is not sent
+    assert workflow.parse({"nodes": [node]}).graph(of_classes(**{kind: inputs})) == {}
+
+
+def test_a_promoted_choice_has_its_own_place_among_the_options():
+    """As front end 1.58.1 sends it; 1.49.6 sends the place of what was chosen inside the subgraph."""
+    data = json.loads((FOLDER / "growing.editor.json").read_text(encoding="utf-8"))
+    (node,) = (node for node in data["nodes"] if len(node["type"]) == 36)
+    node["widgets_values"] = ["said", "blue", "p"]
+    (combo,) = (node for node_id, node in workflow.parse(data).graph(LOOK_UP).items() if node_id == "24:20")
+    assert (combo["inputs"]["choice"], combo["inputs"]["index"]) == ("blue", 1)
+
+
+def in_a_subgraph(nodes, links, inputs, **values):
+    """A workflow whose only node is a subgraph with these nodes."""
+    inner = {"id": "s", "name": "s", "nodes": nodes, "links": links, "inputs": inputs}
+    return {"nodes": [{"id": 1, "type": "s", **values}], "links": [], "definitions": {"subgraphs": [inner]}}
+
+
+def test_the_widget_of_an_input_that_a_node_no_longer_has_takes_no_value():
+    """Front ends 1.49.6 and 1.58.1 give the subgraph's values to the widgets that there are, and drop the link."""
+    slots = [
+        {"name": name, "type": "INT", "link": number, "widget": {"name": name}}
+        for number, name in enumerate(("gone", "width"), 1)
+    ]
+    links = [[1, -10, 0, 5, 0, "INT"], [2, -10, 1, 5, 1, "INT"]]
+    inputs = [{"name": "gone", "type": "INT"}, {"name": "width", "type": "INT"}]
+    node = {"id": 5, "type": "Size", "inputs": slots, "widgets_values": [64]}
+    data = in_a_subgraph([node], links, inputs, widgets_values=[8, 16])
+    graph = workflow.parse(data).graph(of_classes(Size={"required": {"width": NUMBER}}))
+    assert graph["1:5"]["inputs"] == {"width": 8}
+
+
+def test_the_nodes_of_a_bypassed_subgraph_in_a_subgraph_are_sent():
+    """As both front ends do; nothing is linked to them."""
+    deep = {"id": "deep", "name": "deep", "nodes": [{"id": 7, "type": "Size"}], "links": []}
+    data = in_a_subgraph([{"id": 6, "type": "deep", "mode": 4}], [], [])
+    data["definitions"]["subgraphs"].append(deep)
+    assert list(workflow.parse(data).graph(of_classes(Size={"required": {}}))) == ["1:6:7"]
+
+
+def test_a_bypassed_node_passes_on_what_its_match_type_may_be():
+    match = ("COMFY_MATCHTYPE_V3", {"template": {"template_id": "t", "allowed_types": "IMAGE,MASK"}})
+    look_up = of_classes(Source={}, Either={"required": {"input": match}}, End={"required": {"image": ("IMAGE", {})}})
+    nodes = [
+        {"id": 1, "type": "Source", "outputs": [{"name": "o", "type": "IMAGE"}]},
+        {
+            "id": 2,
+            "type": "Either",
+            "mode": 4,
+            "inputs": [{"name": "input", "type": "IMAGE,MASK", "link": 1}],
+            "outputs": [{"name": "o", "type": "IMAGE"}],
+        },
+        {"id": 3, "type": "End", "inputs": [{"name": "image", "type": "IMAGE", "link": 2}]},
+    ]
+    data = {"nodes": nodes, "links": [[1, 1, 0, 2, 0, "IMAGE"], [2, 2, 0, 3, 0, "IMAGE"]]}
+    assert workflow.parse(data).graph(look_up)["3"]["inputs"] == {"image": ["1", 0]}
 
 
 # --- what a node costs ------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def _answer(name: str) -> type[_Anything]:
     return _Anything
 
 
-def _stand_in(name: str, *submodules: str) -> None:
+def stand_in(name: str, *submodules: str) -> None:
     """Put stand-in modules into sys.modules for a package that has no build for the installed torch; ComfyUI imports
     few names of it.
     """
@@ -61,8 +61,8 @@ def _stand_in(name: str, *submodules: str) -> None:
 
 def stand_in_for_missing() -> None:
     """Stand-ins for what has no build for the CPU's torch and of which ComfyUI imports few names."""
-    _stand_in("torchvision", "transforms", "transforms.functional", "transforms.v2", "ops", "io", "models", "utils")
-    _stand_in("torchaudio", "transforms", "functional")
+    stand_in("torchvision", "transforms", "transforms.functional", "transforms.v2", "ops", "io", "models", "utils")
+    stand_in("torchaudio", "transforms", "functional")
 
 
 def open_checkout(path: str, *flags: str, cpu: bool = True) -> str:

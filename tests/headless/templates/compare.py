@@ -1,0 +1,283 @@
+"""Compares what Graft makes of a workflow with what the front end exported, value by value; the table of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....headless import workflow
+from ....headless.problem import Problem, WorkflowError
+from ....headless.schema import Schema, catalogue
+
+ABSENT = "absent"
+EQUAL, BROWSER, REFUSED = "equal", "equal but for browser-only fields", "refused by name"
+DISPUTED, WRONG, FAILED = "as the other front end sends it", "differs otherwise", "not exported by the front end"
+NO_WORKFLOW = "no workflow"
+KINDS = (EQUAL, BROWSER, DISPUTED, REFUSED, NO_WORKFLOW, WRONG, FAILED)
+
+
+@dataclass(frozen=True)
+class BrowserOnly:
+    """A field that only a browser sends: the classes that have it (none: every class), its names, and why it may
+    differ.
+    """
+
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    reason: str
+
+    def holds(self, kind: str, name: str) -> bool:
+        return name in self.names and (not self.classes or kind in self.classes)
+
+    def __str__(self) -> str:
+        names = ", ".join(f"`{name}`" for name in self.names)
+        if self.classes:
+            return f"{names} of {', '.join(self.classes)}"
+        return names
+
+
+BROWSER_ONLY = (
+    BrowserOnly(
+        (),
+        ("_meta.cnr_id", "_meta.ver"),
+        "The pack and version that a node was saved with. Front end 1.58.1 writes them; no host reads them.",
+    ),
+    BrowserOnly(
+        (),
+        ("_meta.title",),
+        "The title of a node that has none of its own: the front end takes it from its translations, Graft from the"
+        " host. No host reads it.",
+    ),
+    BrowserOnly(
+        ("SaveGLB", "Preview3D"),
+        ("image",),
+        "The 3D viewer that the editor puts on the node. The node has no such input.",
+    ),
+    BrowserOnly(
+        (),
+        ("viewport_state",),
+        "Where the camera of the 3D viewer stands. Without a viewer it is empty, and the node takes its own default.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Values that one front end sends otherwise than the other; Graft sends what the other one does."""
+
+    front_end: str
+    templates: tuple[str, ...]
+    names: tuple[str, ...]
+    reason: str
+
+    def holds(self, front_end: str, template: str, name: str) -> bool:
+        return front_end == self.front_end and template in self.templates and name in self.names
+
+
+DISAGREEMENTS = (
+    Disagreement(
+        "1.49.6",
+        ("templates_graphic_design_recomposer",),
+        ("model.aspect_ratio",),
+        "A Primitive holds `16:9`; 1.49.6 sends a model's name instead, 1.58.1 sends `16:9`.",
+    ),
+    Disagreement(
+        "1.49.6",
+        (
+            "template_rob_realistic_2k_images_quick_variations",
+            "templates_rob_realistic_2k_images_quick_variations.app",
+        ),
+        ("prompt", "source", "text"),
+        "An output of a subgraph has two links, which no editor makes; 1.49.6 takes the other one than 1.58.1.",
+    ),
+    Disagreement(
+        "1.58.1",
+        ("api_flux2",),
+        ("model.images.image_4",),
+        "1.58.1 loses the last of four links when it loads the file; 1.49.6 sends it.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One value that is not the front end's."""
+
+    node: str
+    kind: str
+    name: str
+    ours: Any
+    theirs: Any
+
+    def __str__(self) -> str:
+        ours, theirs = json.dumps(self.ours)[:80], json.dumps(self.theirs)[:80]
+        return f"node {self.node} ({self.kind}), {self.name}: Graft {ours}, the front end {theirs}"
+
+    @property
+    def browser_only(self) -> BrowserOnly | None:
+        return next((entry for entry in BROWSER_ONLY if entry.holds(self.kind, self.name)), None)
+
+
+@dataclass
+class Outcome:
+    """What came of one template: refused, or the differences; equal without either."""
+
+    name: str
+    front_end: str
+    no_workflow: bool = False
+    refused: list[Problem] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    failed: str = ""  # why the front end exported nothing
+
+    @property
+    def fields(self) -> list[BrowserOnly]:
+        """The browser-only fields that differ."""
+        return [entry for entry in BROWSER_ONLY if any(one.browser_only == entry for one in self.differences)]
+
+    @property
+    def wrong(self) -> list[Difference]:
+        """The differences that have no reason."""
+        return [one for one in self.differences if one.browser_only is None and not self._disputed(one)]
+
+    def _disputed(self, difference: Difference) -> bool:
+        """Whether the other front end sends what Graft does."""
+        return any(entry.holds(self.front_end, self.name, difference.name) for entry in DISAGREEMENTS)
+
+    @property
+    def kind(self) -> str:
+        if self.no_workflow:
+            return NO_WORKFLOW
+        if self.failed:
+            return FAILED
+        if self.wrong:
+            return WRONG
+        if self.refused:
+            return REFUSED
+        if any(map(self._disputed, self.differences)):
+            return DISPUTED
+        if self.differences:
+            return BROWSER
+        return EQUAL
+
+
+def definitions(nodes: Mapping[str, Any]) -> Any:
+    """What looks up the schema of a class in a server's /object_info."""
+
+    def of(name: str, info: Mapping[str, Any]) -> type:
+        inputs = info["input"]
+        given = {"INPUT_TYPES": lambda: inputs, "RETURN_TYPES": tuple(info["output"])}
+        return type(name, (), {**given, "OUTPUT_NODE": info["output_node"]})
+
+    classes = {name: of(name, info) for name, info in nodes.items()}
+    return catalogue(classes, {name: info["display_name"] for name, info in nodes.items()})
+
+
+def compare(path: Path, exported: Mapping[str, Any], look_up: Any, front_end: str) -> Outcome:
+    """What Graft makes of a workflow file beside what the front end exported."""
+    outcome = Outcome(path.stem, front_end)
+    if "nodes" not in json.loads(path.read_text(encoding="utf-8")):
+        outcome.no_workflow = True
+        return outcome
+    if "error" in exported:
+        outcome.failed = str(exported["error"])
+        return outcome
+    try:
+        document = workflow.read(str(path))
+        graph = document.graph(look_up)
+    except WorkflowError as error:
+        outcome.refused = error.problems
+        return outcome
+    outcome.refused = unknown(graph, look_up)
+    outcome.differences = differences(json.loads(json.dumps(graph)), exported["prompt"], look_up)
+    return outcome
+
+
+def unknown(graph: workflow.Graph, look_up: Any) -> list[Problem]:
+    """What `run` says of the nodes that this ComfyUI lacks."""
+    lacking = {node_id for node_id, node in graph.items() if look_up(str(node["class_type"])) is None}
+    return [one for one in workflow.check(graph, look_up) if one.node in lacking] if lacking else []
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], look_up: Any) -> list[Difference]:
+    """The values of nodes that this ComfyUI has which differ."""
+    found = []
+    for node_id in sorted({*ours, *theirs}):
+        mine, other = _flat(ours.get(node_id)), _flat(theirs.get(node_id))
+        kind = str(mine.get("class_type") or other.get("class_type"))
+        schema: Schema | None = look_up(kind)
+        if schema is None:
+            continue
+        for name in sorted({*mine, *other}):
+            if mine.get(name, ABSENT) != other.get(name, ABSENT):
+                found.append(Difference(node_id, kind, name, mine.get(name, ABSENT), other.get(name, ABSENT)))
+    return found
+
+
+def _flat(node: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A node's class, inputs and notes by name."""
+    if node is None:
+        return {}
+    notes = {f"_meta.{name}": value for name, value in node["_meta"].items()}
+    return {"class_type": node["class_type"], **notes, **node["inputs"]}
+
+
+def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
+    """The results by front end as Markdown."""
+    lines = ["| | " + " | ".join(f"front end {version}" for version in results) + " |"]
+    lines.append("|---|" + "---:|" * len(results))
+    for kind in KINDS:
+        counts = [sum(one.kind == kind for one in outcomes) for outcomes in results.values()]
+        lines.append(f"| {kind} | " + " | ".join(map(str, counts)) + " |")
+    totals = [len(outcomes) for outcomes in results.values()]
+    lines.append("| **templates** | " + " | ".join(map(str, totals)) + " |")
+    lines += [
+        "",
+        "## Fields that only a browser sends",
+        "",
+        "| field | why it may differ | templates |",
+        "|---|---|---|",
+    ]
+    for only in BROWSER_ONLY:
+        counts = [sum(only in one.fields for one in outcomes) for outcomes in results.values()]
+        lines.append(f"| {only} | {only.reason} | {' / '.join(map(str, counts))} |")
+    lines += ["", "## Where the front ends disagree", "", "| front end | templates | input | what it does |"]
+    lines.append("|---|---|---|---|")
+    for entry in DISAGREEMENTS:
+        names = ", ".join(f"`{name}`" for name in entry.names)
+        lines.append(f"| {entry.front_end} | {', '.join(entry.templates)} | {names} | {entry.reason} |")
+    lines += ["", *_wrong(results), f"## Refused by name on ComfyUI {comfyui}", ""]
+    lines += ["| node and input | what Graft says | templates |", "|---|---|---|"]
+    refused: dict[tuple[str, str], set[str]] = {}
+    for outcomes in results.values():
+        for one in outcomes:
+            for problem in one.refused:
+                where = f"{problem.class_type}, `{problem.input}`" if problem.input else problem.class_type
+                refused.setdefault((where, problem.message), set()).add(one.name)
+    for (where, message), names in sorted(refused.items()):
+        lines.append(f"| {where} | {_short(message)} | {', '.join(sorted(names))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _wrong(results: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """The section of what differs elsewhere; empty if nothing does."""
+    lines = []
+    for version, outcomes in results.items():
+        for one in outcomes:
+            if one.kind == WRONG:
+                lines += [f"- {one.name}, front end {version}: {difference}" for difference in one.wrong]
+    return ["## Other differences", "", *lines, ""] if lines else []
+
+
+def _short(message: str) -> str:
+    """A message for a cell: the lists of choices in it are long."""
+    text = message.replace("|", "\\|")
+    return text if len(text) <= 300 else text[:297] + "…"
+
+
+def counts(outcomes: Sequence[Outcome]) -> str:
+    """How many there are of each kind, as a line."""
+    return ", ".join(f"{kind}: {count}" for kind, count in Counter(one.kind for one in outcomes).most_common())
