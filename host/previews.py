@@ -90,31 +90,54 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
                 **more,
             )
 
+    start, noise, sigmas = starting(patcher, latent, seed)
+    guider = guided(Loaded(patcher), positive, negative)
+    with kept_generators(patcher):
+        sampler = comfy.samplers.sampler_object("euler")
+        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
+
+
+def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
+    import comfy.samplers
+
     sampling = patcher.get_model_object("model_sampling")
-    flow = prediction_type(sampling) == "flow"
     start = sampled(patcher, latent)
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
-    guider = Loaded(patcher)
+    schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
+    return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, STEPS)
+
+
+def guided(guider: Any, positive: Any, negative: Any) -> Any:
+    """One of ComfyUI's CFGGuiders with the prompts and the guidance of previews."""
+    patcher = guider.model_patcher
+    flow = prediction_type(patcher.get_model_object("model_sampling")) == "flow"
     guider.model_options = {
         **patcher.model_options,
         "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True},
     }
     guider.set_conds(positive, negative if negative is not None else positive)
     guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
-    sigmas = comfy.samplers.calculate_sigmas(sampling, "simple" if flow else "normal", STEPS)
+    return guider
+
+
+def kept_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:
+    """A context after which the global generators are as they were."""
     if patcher.load_device.type == "cuda":
-        places = [patcher.load_device]
-    else:
-        places = []
-    with torch.random.fork_rng(places):
-        sampler = comfy.samplers.sampler_object("euler")
-        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
+        return torch.random.fork_rng([patcher.load_device])
+    return torch.random.fork_rng([])
 
 
 def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
     """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
-    with _held(training), torch.no_grad():
-        pictures = vae.decode(latents)
+    with _held(training):
+        return decode_alone(vae, latents)
+
+
+@torch.no_grad()
+def decode_alone(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """The same where no MODEL needs to stay loaded."""
+    pictures = vae.decode(latents)
     return pictures.reshape(-1, *pictures.shape[-3:]).float().cpu()
 
 

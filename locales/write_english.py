@@ -28,6 +28,7 @@ SOCKETS = {
     "lora_model": "trained LoRA",
     "lora_stack": "LoRA stack",
     "loss": "losses",
+    "low_noise_model": "low noise model",
     "masks": "masks",
     "model": "model",
     "more_images": "more images",

@@ -19,7 +19,6 @@ from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
-from .training import opened
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
@@ -323,8 +322,10 @@ class EMAMerge(io.ComfyNode):
         search_tries=60,
         search_seed=0,
     ) -> io.NodeOutput:
+        from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data
 
+        state = single(state, "EMA Merge")
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
         if state is not None and profile == "latest":
             average = _running(state)
@@ -457,6 +458,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
+    from .step_call import opened
 
     lines: list[str] = []
     if profile == "best":
@@ -474,6 +476,7 @@ def _searched(state: Any, found: Any, widths_text: str, tries: int, seed: int) -
     """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
     from ..training.averages import merge, search
     from ..training.averages.held_out_loss import halves, held_out_loss
+    from .step_call import opened
 
     _check_dataset(state, "search")
     dataset = state.subject.dataset

@@ -368,26 +368,46 @@ class GraftSaveLoRA(io.ComfyNode):
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
         _check_saved([name for name, value in inputs.items() if value is not None], prefix)
-        if state is None:
-            lora, training_metadata = lora_model, {}
-        else:
-            from ..training.lora_metadata import lora_metadata
-            from ..training.objective import experts
+        saved = [_save_lora(*lora, names, save.DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
+        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
+        notes = [note for _, _, note in saved if note]
+        if notes:
+            shown["text"] = notes
+        return io.NodeOutput("\n".join(path for path, _, _ in saved), ui=shown)
 
-            lora, training_metadata = state.lora_model(), lora_metadata(state)
-            prefix = experts.named(prefix, state.settings.objective.expert)
-        file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
-        tensors = save.to_key_format(lora, names, save.DTYPES[dtype])
-        file_metadata |= save.hashes(tensors, file_metadata)
-        path, entry = host.folders.output_file(prefix, ".safetensors")
-        write_safetensors(path, tensors, file_metadata)
-        shown: dict[str, list[Any]] = {"loras": [entry]}
-        left_out = save.left_out_by_comfyui(lora)
-        if left_out:
-            note = _how_to_load(left_out)
-            log.warning("%s: %s", os.path.basename(path), note)
-            shown["text"] = [note]
-        return io.NodeOutput(path, ui=shown)
+
+def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, dict[str, str], str]]:
+    """The LoRAs to save, each with its training metadata and the prefix of its file: those of a pair of experts are
+    two.
+    """
+    from ..training.expert_pair import ExpertPair
+    from ..training.lora_metadata import lora_metadata
+    from ..training.objective import experts
+
+    if state is None:
+        return [(lora_model, {}, prefix)]
+    if isinstance(state, ExpertPair):
+        named = zip(state.states, experts.pair_names(prefix), strict=True)
+    else:
+        named = [(state, experts.named(prefix, state.settings.objective.expert))]
+    return [(one.lora_model(), lora_metadata(one), own_prefix) for one, own_prefix in named]
+
+
+def _save_lora(
+    lora: Any, training_metadata: dict[str, str], prefix: str, names: str, dtype: Any
+) -> tuple[str, Any, str]:
+    """Writes a file: its path, what the editor is told of it, and a note where ComfyUI's loaders ignore some of it."""
+    file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
+    tensors = save.to_key_format(lora, names, dtype)
+    file_metadata |= save.hashes(tensors, file_metadata)
+    path, entry = host.folders.output_file(prefix, ".safetensors")
+    write_safetensors(path, tensors, file_metadata)
+    left_out = save.left_out_by_comfyui(lora)
+    note = ""
+    if left_out:
+        note = _how_to_load(left_out)
+        log.warning("%s: %s", os.path.basename(path), note)
+    return path, entry, note
 
 
 class GraftSaveWords(io.ComfyNode):

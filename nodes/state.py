@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
 from .refusals import refusal
-from .schema import Dataset, LoraStack, TrainState, advanced, aliases
+from .schema import Dataset, LoraModel, LoraStack, TrainState, advanced, aliases
 from .training import Subject, training_only_lora
 
 
@@ -70,17 +71,31 @@ class GraftSaveState(io.ComfyNode):
 
     @classmethod
     def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
-        from ..training.store import saved_states
+        from ..training.expert_pair import ExpertPair
+        from ..training.objective import experts
 
-        versions = host.fingerprint.versions(state.subject.model)
-        folder = saved_states.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
-        files = files_below(folder)
-        size = sum(status.st_size for _, status in files)
-        message = (
-            f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in"
-            f" {folder}"
-        )
-        return io.NodeOutput(str(folder), ui={"text": [message]})
+        if not isinstance(state, ExpertPair):
+            folder, message = _save(state, name, max_shard_gb)
+            return io.NodeOutput(folder, ui={"text": [message]})
+        saved = []
+        for one, own_name in zip(state.states, experts.pair_names(name), strict=True):
+            saved.append(_save(one, own_name, max_shard_gb))
+        folders, messages = zip(*saved, strict=True)
+        return io.NodeOutput("\n".join(folders), ui={"text": list(messages)})
+
+
+def _save(state: Any, name: str, max_shard_gb: float) -> tuple[str, str]:
+    """Saves a state under a name: its folder, and what to say."""
+    from ..training.store import saved_states
+
+    versions = host.fingerprint.versions(state.subject.model)
+    folder = saved_states.save(state, _root(), name, int(max_shard_gb * 1e9), versions)
+    files = files_below(folder)
+    size = sum(status.st_size for _, status in files)
+    message = (
+        f"step {state.step} of run {state.run!r} saved as {name!r}: {len(files)} files, {size / 1e6:.1f} MB in {folder}"
+    )
+    return str(folder), message
 
 
 class GraftLoadState(io.ComfyNode):
@@ -128,6 +143,14 @@ class GraftLoadState(io.ComfyNode):
                         " training."
                     ),
                 ),
+                io.Model.Input(
+                    "low_noise_model",
+                    optional=True,
+                    tooltip=(
+                        "For the saved states of both experts of Wan 2.2: connect the low noise model here and the high"
+                        " noise one to model, and choose either of the two states. Both are loaded."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE")],
         )
@@ -144,42 +167,115 @@ class GraftLoadState(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, name="", **_) -> str:
         """Changes when the saved state changes."""
-        record = _root() / name / "state.json"
-        if record.is_file():
-            return f"{record.stat().st_mtime_ns} {record.stat().st_size}"
-        return ""
+        from ..training.objective import experts
+
+        versions = []
+        for one in (name, *experts.pair_names(name)):
+            record = _root() / one / "state.json"
+            if one and record.is_file():
+                versions.append(f"{record.stat().st_mtime_ns} {record.stat().st_size}")
+        return " ".join(versions)
 
     @classmethod
-    def execute(cls, name, model, dataset=None, clip=None, vae=None, training_only=None) -> io.NodeOutput:
-        from dataclasses import replace
+    def execute(
+        cls, name, model, dataset=None, clip=None, vae=None, training_only=None, low_noise_model=None
+    ) -> io.NodeOutput:
+        from ..training.expert_pair import ExpertPair
+        from ..training.objective import experts
 
-        from ..training.store import saved_states
-
-        if dataset is None:
-            pictures = None
-        else:
-            pictures = dataset.digest
-        needs_clip = saved_states.needs_clip(_root(), name)
-        if needs_clip and clip is None:
+        if low_noise_model is None:
+            return io.NodeOutput(_loaded(name, model, dataset, clip, vae, training_only))
+        names = experts.pair_names(name)
+        if name not in names:
             raise ValueError(
-                f"Load State: {name} trains the text encoder or words, and no CLIP is connected. Connect one."
+                f"Load State: low noise model is connected, and {name} does not end in _high_noise or _low_noise."
+                " Choose a saved state of both experts, or take low noise model off."
             )
-        if needs_clip:
-            trained_clip = clip
-        else:
-            trained_clip = None
-        identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
-        switched = training_only_lora(model, training_only)
-        state = saved_states.load(
-            _root(),
-            name,
-            identity,
-            pictures,
-            lambda: host.base_weights.trained_weights(model, trained_clip),
-            switched.identity if switched else None,
+        states = []
+        for own_name, own_model in zip(names, (model, low_noise_model), strict=True):
+            states.append(_loaded(own_name, own_model, dataset, clip, vae, training_only))
+        if tuple(one.settings.objective.expert for one in states) != experts.IN_TURN:
+            raise ValueError(
+                f"Load State: {' and '.join(names)} are not the states of a high noise and a low noise expert. Take low"
+                " noise model off, or choose a saved state of both experts."
+            )
+        return io.NodeOutput(ExpertPair(*states))
+
+
+def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_only: Any) -> Any:
+    """The saved state with this name, for what is connected."""
+    from dataclasses import replace
+
+    from ..training.store import saved_states
+
+    if dataset is None:
+        pictures = None
+    else:
+        pictures = dataset.digest
+    needs_clip = saved_states.needs_clip(_root(), name)
+    if needs_clip and clip is None:
+        raise ValueError(f"Load State: {name} trains the text encoder or words, and no CLIP is connected. Connect one.")
+    if needs_clip:
+        trained_clip = clip
+    else:
+        trained_clip = None
+    identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
+    switched = training_only_lora(model, training_only)
+    state = saved_states.load(
+        _root(),
+        name,
+        identity,
+        pictures,
+        lambda: host.base_weights.trained_weights(model, trained_clip),
+        switched.identity if switched else None,
+    )
+    unhashed += () if dataset is None else dataset.unhashed
+    return replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched))
+
+
+class GraftSplitExperts(io.ComfyNode):
+    """The states, models and LoRAs of both experts of a pair."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftSplitExperts",
+            display_name="Split Expert Pair",
+            category="Graft/training",
+            description=(
+                "Splits the training state of both experts of Wan 2.2 into two: their training states, their models"
+                " with what was trained, and their LoRAs. Sample with the high noise model first, then with the low"
+                " noise one."
+            ),
+            **aliases("wan 2.2", "high noise", "low noise", "experts", "split state"),
+            inputs=[
+                TrainState.Input("state", tooltip="Of both experts: from Train Step, Start Training or Load State.")
+            ],
+            outputs=[
+                TrainState.Output("high_state", display_name="high noise state"),
+                io.Model.Output("high_model", display_name="high noise MODEL"),
+                LoraModel.Output("high_lora", display_name="high noise LoRA"),
+                TrainState.Output("low_state", display_name="low noise state"),
+                io.Model.Output("low_model", display_name="low noise MODEL"),
+                LoraModel.Output("low_lora", display_name="low noise LoRA"),
+            ],
         )
-        unhashed += () if dataset is None else dataset.unhashed
-        return io.NodeOutput(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
+
+    @classmethod
+    def execute(cls, state) -> io.NodeOutput:
+        from ..training.expert_pair import ExpertPair
+        from .step_call import with_lora
+
+        if not isinstance(state, ExpertPair):
+            raise ValueError(
+                "Split Expert Pair: this training state is of one model. Connect low noise model to Start Training to"
+                " train a pair, or take this node out."
+            )
+        outputs: list[Any] = []
+        for one in state.states:
+            lora = one.lora_model()
+            outputs += [one, with_lora(one, None, lora).model, lora]
+        return io.NodeOutput(*outputs)
 
 
-NODES = [GraftSaveState, GraftLoadState]
+NODES = [GraftSaveState, GraftLoadState, GraftSplitExperts]

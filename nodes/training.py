@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,7 +10,6 @@ from typing import Any, NamedTuple
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
 from ..training.distributed import process_group
 from ..training.objective import settings as objectives
@@ -61,23 +57,6 @@ def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) 
     from ..host import training_only
 
     return training_only.read(model, entries, full_weights)
-
-
-class Sampled(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are texts."""
-
-    positive: Any
-    negative: Any
-    latent: Any
-    prompts: Sequence[str]
-
-
-class PreviewPrompt(NamedTuple):
-    """A prompt of previews: its number (0 is the positive), its text where that is known, and its conditioning."""
-
-    number: int
-    text: str
-    conditioning: Any
 
 
 class GraftTrainStart(io.ComfyNode):
@@ -165,6 +144,14 @@ class GraftTrainStart(io.ComfyNode):
                         " too."
                     ),
                 ),
+                io.Model.Input(
+                    "low_noise_model",
+                    optional=True,
+                    tooltip=(
+                        "For Wan 2.2 14B, which is two models: connect the low noise one here and the high noise one to"
+                        " model. Train Step then trains both in turn, each for its steps, and each gets a LoRA."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
@@ -188,47 +175,106 @@ class GraftTrainStart(io.ComfyNode):
         run="run",
         training_only=None,
         words=None,
+        low_noise_model=None,
     ) -> io.NodeOutput:
-        from ..training import state as states
+        from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
-        from ..training.reports import text
-        from ..training.store.store import Store
 
-        Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
         _check_words(words, adapter, clip)
         adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
-        objective = experts.with_own_boundary(objective or objectives.ObjectiveSettings(), model.model.diffusion_model)
-        settings = states.Settings(optimizer, objective)
-        levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
-        sampling = levels.get_model_object("model_sampling")
-        prediction = host.model_sampling.prediction_type(sampling)
-        objectives.check_for(settings.objective, prediction)
-        if adapter.text_encoder and clip is None:
+        objective = objective or objectives.ObjectiveSettings()
+
+        def begun(model: Any, objective: Any, run: str) -> tuple[Any, str]:
+            settings = optimizer, objective, ema, seed, run
+            return _begun(model, dataset, clip, vae, adapter, *settings, training_only, words)
+
+        if low_noise_model is None:
+            objective = experts.with_own_boundary(objective, model.model.diffusion_model)
+            return io.NodeOutput(*begun(model, objective, run))
+        _check_pair(adapter, training_only, words)
+        high, low = experts.of_pair(objective, model.model.diffusion_model)
+        high_run, low_run = experts.pair_names(run)
+        high_state, report = begun(model, high, high_run)
+        low_state, low_report = begun(low_noise_model, low, low_run)
+        if high_state.start == low_state.start:
             raise ValueError(
-                "Start Training: train text encoder is on in Adapter Settings, and no CLIP is connected. Connect one,"
-                " or switch train text encoder off."
+                "Start Training: model and low noise model are the same model. Connect the high noise expert to model"
+                " and the low noise expert to low noise model."
             )
-        patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
-        if adapter.full_weights and patches:
-            raise ValueError(
-                f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
-                " on it. Take them off first."
-            )
-        identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
-        unhashed += dataset.unhashed
-        switched = training_only_lora(model, training_only, adapter.full_weights)
-        words, vectors = _begun_words(words, clip, model, dataset)
-        start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "", words)
-        base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
-        encoder, parts = _trained_encoder(adapter, clip, model, dataset)
-        state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
-        state = _noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
-        sigma = None
-        if prediction == "flow":
-            sigma = partial(host.model_sampling.sigma_at, sampling)
-        report = text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
-        return io.NodeOutput(state, report)
+        return io.NodeOutput(ExpertPair(high_state, low_state), f"{report}\n\n{low_report}")
+
+
+def _check_pair(adapter: AdapterSettings, training_only: Any, words: Any) -> None:
+    """Raises ValueError for what one expert at a time can be trained with only."""
+    errors = []
+    if adapter.text_encoder:
+        errors.append("train text encoder is on: switch it off")
+    if adapter.initial is not None:
+        errors.append("an initial LoRA is connected to Adapter Settings, which is that of one expert")
+    if training_only:
+        errors.append("a training-only LoRA is connected, which is that of one expert")
+    if words is not None:
+        errors.append("Train Words is connected, whose words one model at a time learns")
+    if process_group.current().size > 1:
+        errors.append("there are several ranks")
+    if errors:
+        raise ValueError(
+            f"Start Training: low noise model is connected, and {'; '.join(errors)}. To keep it, train each expert in a"
+            " run of its own."
+        )
+
+
+def _begun(
+    model: Any,
+    dataset: Any,
+    clip: Any,
+    vae: Any,
+    adapter: AdapterSettings,
+    optimizer: Any,
+    objective: Any,
+    ema: Any,
+    seed: int,
+    run: str,
+    training_only: Any,
+    words: Any,
+) -> tuple[Any, str]:
+    """The state of a model before the first step, and its report."""
+    from ..training import state as states
+    from ..training.reports import text
+    from ..training.store.store import Store
+    from .step_call import noted
+
+    Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
+    settings = states.Settings(optimizer, objective)
+    levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
+    sampling = levels.get_model_object("model_sampling")
+    prediction = host.model_sampling.prediction_type(sampling)
+    objectives.check_for(settings.objective, prediction)
+    if adapter.text_encoder and clip is None:
+        raise ValueError(
+            "Start Training: train text encoder is on in Adapter Settings, and no CLIP is connected. Connect one,"
+            " or switch train text encoder off."
+        )
+    patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
+    if adapter.full_weights and patches:
+        raise ValueError(
+            f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
+            " on it. Take them off first."
+        )
+    identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
+    unhashed += dataset.unhashed
+    switched = training_only_lora(model, training_only, adapter.full_weights)
+    words, vectors = _begun_words(words, clip, model, dataset)
+    start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "", words)
+    base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
+    encoder, parts = _trained_encoder(adapter, clip, model, dataset)
+    state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
+    state = noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
+    sigma = None
+    if prediction == "flow":
+        sigma = partial(host.model_sampling.sigma_at, sampling)
+    return state, text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
 
 
 def _check_words(words: Any, adapter: Any, clip: Any) -> None:
@@ -405,6 +451,20 @@ class TrainStep(io.ComfyNode):
                         " far, and always sampled with the run's seed."
                     ),
                 ),
+                advanced(
+                    io.Int,
+                    "switch_every",
+                    display_name="switch experts every N steps",
+                    default=50,
+                    min=0,
+                    max=1_000_000,
+                    optional=True,
+                    tooltip=(
+                        "For both experts of Wan 2.2: trains one for N steps, then the other, with one model in VRAM at"
+                        " a time. The result does not depend on it. Raise it if loading takes long; 0 trains the high"
+                        " noise expert first and then the low noise one."
+                    ),
+                ),
             ],
             outputs=[
                 TrainState.Output(display_name="TRAIN_STATE"),
@@ -443,40 +503,17 @@ class TrainStep(io.ComfyNode):
         snapshot_minutes=10.0,
         tensorboard=False,
         prompts="",
+        switch_every=50,
     ) -> io.NodeOutput:
-        from ..training import state as states
-        from ..training.data.epoch_order import batches_per_epoch
+        from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
-        from ..training.run.call import target_key
         from ..training.run.loop import Callbacks
+        from .step_call import Sampled, StepCall, planned, with_lora
 
         group = process_group.current()
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
-        subject = state.subject
-        if objective is not None:
-            objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
-        state = states.with_settings(state, optimizer, objective)
-        if state.start.encodes_captions and subject.clip is None:
-            raise ValueError(
-                "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
-                " Connect CLIP to Load State."
-            )
         sampled = Sampled(positive, negative, latent, _check_values(tensorboard, prompts))
-        _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
-        if epochs > 0:
-            optimizer_settings = state.settings.optimizer
-            steps = max(
-                1,
-                math.ceil(
-                    epochs
-                    * batches_per_epoch(subject.dataset, optimizer_settings.batch_size)
-                    / optimizer_settings.accumulation
-                ),
-            )
-        if steps:
-            state = states.with_planned_steps(state, state.step + steps)
-        state = _noted(state)
         callbacks = Callbacks(
             validate_every=validate_every,
             snapshot_every=snapshot_every,
@@ -486,27 +523,27 @@ class TrainStep(io.ComfyNode):
         node = None
         if cls.hidden:
             node = cls.hidden.unique_id
+        place = node, _workflow_id(cls.hidden)
+        if isinstance(state, ExpertPair):
+            from .expert_training import ExpertTraining
+
+            pair = ExpertTraining.planned(state, steps, epochs, optimizer, objective, preview_every, sampled, place)
+            return pair.trained(callbacks, keep, tensorboard, switch_every)
+        if objective is not None:
+            objective = experts.with_own_boundary(objective, state.subject.model.model.diffusion_model)
+        state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)
+        subject = state.subject
         group.meet_at(str(node))
-        told = host.events.TrainingCall(
-            node, _workflow_id(cls.hidden), state.run, target_key(state, steps), state.start.digest, state.step + steps
-        )
-        call = _Call(state, told, sampled)
+        call = StepCall(state, steps, place, sampled)
         try:
             result, report = call.trained(steps, callbacks, keep, tensorboard)
         except process_group.RemoteRankError as error:
             host.events.interrupt_as(error.kind)
             raise
         lora = result.lora_model()
-        model = host.model_sampling.with_zero_terminal_snr(subject.model, result.settings.objective.zero_terminal_snr)
-        grafted = host.lora.apply_lora_stack(
-            model, subject.clip, [LoraEntry(f"{result.run} at step {result.step}", lora)]
-        )
+        grafted = with_lora(result, subject.clip, lora)
         log.info("%s", report)
-        panel = {
-            "text": [report],
-            "graft_run": [{"run": result.run, "key": result.key, "until": call.told.until}],
-            "graft_previews": call.pictures,
-        }
+        panel = {"text": [report], "graft_run": [call.ended(result)], "graft_previews": call.pictures}
         losses = {"loss": list(result.history.loss)}
         return io.NodeOutput(
             result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
@@ -523,54 +560,6 @@ def _workflow_id(hidden: Any) -> str | None:
     return None
 
 
-def _noted(state: Any) -> Any:
-    """The state with notes about the dataset, ToDo and TREAD for its LoRA's metadata. Without a dataset it keeps its
-    notes.
-    """
-    from ..host import token_routing
-    from ..training.data import kohya_metadata
-
-    subject, settings = state.subject, state.settings
-    if subject.dataset is None:
-        return state
-    optimizer = settings.optimizer
-    sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
-    metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
-    notes = {**host.token_downsampling.todo_metadata(subject.model), **token_routing.routing_metadata(subject.model)}
-    return replace(state, notes={**notes, **metadata})
-
-
-@contextmanager
-def opened(state: Any, layers: bool = False) -> Iterator[Any]:
-    """The denoiser of a state's own model, with its text encoder where that or words are trained and with its
-    training-only LoRA.
-
-    Its `training_only` switches that LoRA off for previews; None without one.
-    """
-    from ..host import training_only
-
-    subject = state.subject
-    if state.start.training_only and subject.training_only is None:
-        raise ValueError(
-            "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
-            " training-only LoRA of Load State."
-        )
-    if state.start.encodes_captions:
-        clip = subject.clip
-    else:
-        clip = None
-    skip, weighted = 0, False
-    if subject.dataset is not None:
-        skip, weighted = subject.dataset.clip_skip, subject.dataset.weighted_captions
-    terminal = state.settings.objective.zero_terminal_snr
-    with (
-        host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted) as denoiser,
-        training_only.attached(denoiser.patcher, subject.training_only) as switched,
-    ):
-        denoiser.training_only = switched
-        yield denoiser
-
-
 def _check_values(tensorboard: bool = False, prompts: str = "") -> list[str]:
     """The preview prompts. Raises ValueError for what is wrong whatever is connected."""
     from ..training.run.preview_prompts import preview_prompts
@@ -580,141 +569,6 @@ def _check_values(tensorboard: bool = False, prompts: str = "") -> list[str]:
 
         check()
     return preview_prompts(prompts)
-
-
-def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
-    """Raises an error for missing inputs before the first step."""
-    if training and subject.dataset is None:
-        raise ValueError(
-            "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
-        )
-    if preview_every:
-        host.previews.check(
-            sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
-        )
-
-
-class _Call:
-    """One execution of TrainStep: sends progress to the front end while it trains."""
-
-    def __init__(self, state: Any, told: Any, sampled: Sampled) -> None:
-        from ..training.reports.throughput import Throughput
-
-        self.state, self.told, self.sampled = state, told, sampled
-        self.encoded: list[Any] = []  # the prompts of previews, unless what is trained changes them
-        self.bar, self.pace = host.events.progress(told.until - state.step), Throughput(told.until)
-        self.pictures: list[dict[str, str]] = []
-        self.writer: Any = None
-
-    def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
-        """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
-        of the host.
-        """
-        from ..ema.host_offload import note_on
-        from ..training.reports import text
-        from ..training.reports.tensorboard import Writer
-        from ..training.run import call as runs
-        from ..training.store.store import Store
-
-        state, subject = self.state, self.state.subject
-        if (
-            state.start.ema is not None
-            and state.start.ema.device == "host"
-            and (note := note_on(subject.model.load_device))
-        ):
-            log.info("%s", note)
-        folder = host.folders.training_folder()
-        store = None
-        if not subject.unhashed:
-            store = Store(folder, state.run, host.fingerprint.versions(subject.model), host.folders.store_limit())
-        previewing = callbacks.preview_every > 0
-        forward = partial(opened, state, state.settings.optimizer.offload == "layers" or process_group.current().shard)
-        if tensorboard:
-            self.writer = Writer(Store(folder, state.run).folder / "tensorboard" / state.start.digest[:16])
-        try:
-            with host.events.shown(self.told), host.events.stoppable(state.run) as should_stop:
-                callbacks = replace(
-                    callbacks,
-                    on_begin=lambda begun: self.begun(begun.history, previewing),
-                    on_step=self.stepped,
-                    preview=self.preview,
-                    should_stop=should_stop,
-                )
-                outcome = runs.run(state, steps, forward, subject.dataset, store, callbacks, keep, log.warning)
-                self.told.result = outcome.state.key
-        finally:
-            if self.writer is not None:
-                self.writer.close()
-        return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
-
-    def stepped(self, step: int, moved: Any, validation: Any) -> None:
-        """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
-        from ..training.run.out_of_memory import used
-
-        self.bar(step - self.state.step)
-        speed, seconds_left = self.pace(step, moved.seconds)
-        held_out: dict[str, float | None] = {"validation": None, "average": None}
-        if validation is not None:
-            held_out = {"validation": validation.weights, "average": validation.average}
-        measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
-        memory = used(self.state.subject.model.load_device)
-        self.told.stepped({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
-        if self.writer is not None:
-            self.writer.write(step, moved, validation)
-        host.events.raise_if_interrupted()
-
-    def begun(self, history: Any, previewing: bool) -> None:
-        """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
-        self.told.begun(history)
-        if previewing and not self.state.start.encodes_captions:
-            subject = self.state.subject
-            skip = 0
-            if subject.dataset is not None:
-                skip = subject.dataset.clip_skip
-            self.encoded = host.encoding.encode_prompts(subject.clip, self.sampled.prompts, skip)
-
-    def prompts(self, denoiser: Any) -> list[PreviewPrompt]:
-        """The prompts of previews, encoded with the text encoder as it is now."""
-        encoded = self.encoded
-        if denoiser.encode is not None:
-            encoded = denoiser.encode.encode_prompts(self.sampled.prompts)
-        prompts = []
-        if self.sampled.positive is not None:
-            prompts.append(PreviewPrompt(0, "", self.sampled.positive))
-        for number, (text, conditioning) in enumerate(zip(self.sampled.prompts, encoded, strict=True), start=1):
-            prompts.append(PreviewPrompt(number, text, conditioning))
-        return prompts
-
-    def preview(self, denoiser: Any, step: int, average: bool) -> None:
-        """Samples every prompt with the model's current weights, shows the images, and remembers their files.
-
-        Raises ComfyUI's exception when the user interrupts.
-        """
-        label = "weights"
-        if average:
-            label = "average"
-        without: AbstractContextManager[None] = nullcontext()
-        if denoiser.training_only is not None:
-            without = denoiser.training_only.off()
-        with without:
-            for prompt in self.prompts(denoiser):
-                host.events.raise_if_interrupted()
-                self.preview_of(prompt, denoiser.patcher, step, label)
-
-    def preview_of(self, prompt: PreviewPrompt, patcher: Any, step: int, label: str) -> None:
-        """Samples one prompt and shows the images."""
-        state, sampled = self.state, self.sampled
-        seed = state.start.seed % 2**63
-        latents = host.previews.sample(patcher, prompt.conditioning, sampled.negative, sampled.latent, seed)
-        name = host.previews.name_of(state.start.digest, step, label, prompt.number)
-        decoded = host.previews.decode(state.subject.vae, latents, patcher)
-        files = host.previews.keep(decoded, state.run, name, prompt.text)
-        self.pictures += files
-        said: dict[str, Any] = {"label": label}
-        if prompt.number:
-            said.update(prompt=prompt.number, text=prompt.text)
-        pictures = [{**file, **said} for file in files]
-        host.events.send_event("graft.preview", {**self.told.told, "step": step, "pictures": pictures})
 
 
 NODES = [GraftTrainStart, TrainStep]

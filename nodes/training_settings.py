@@ -888,7 +888,8 @@ class GraftObjective(io.ComfyNode):
                     optional=True,
                     tooltip=(
                         "For Wan 2.2 14B, which is two models: which of them is trained. It gets only the noise levels"
-                        " that the sampler gives it. Train each in a run of its own. none for every other model."
+                        " that the sampler gives it. both: in one run, with the other on Start Training's low noise"
+                        " model. none for every other model."
                     ),
                 ),
                 advanced(

@@ -44,6 +44,7 @@ EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
 REGULAR = {"GraftDataset": {"regularisation": "regular"}}
 PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
 EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
+PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": {"low_noise_model": 1.05}}
 FULL = {"GraftAdapter": {"kind": "full"}}
 
 CASES: dict[str, dict[str, Case]] = {
@@ -163,6 +164,7 @@ CASES: dict[str, dict[str, Case]] = {
         "seed": Case(5),
         "run": Case("another run", changes="run"),
         "training_only": Case([("graft_demo/zorp.safetensors", 1.0, 1.0)]),
+        "low_noise_model": Case(1.1, PAIR),
     },
     "TrainStep": {
         "state": Case("step 1"),
@@ -180,6 +182,7 @@ CASES: dict[str, dict[str, Case]] = {
         "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),
         "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "tensorboard": Case(True, changes="files"),
+        "switch_every": Case(1, PAIR, changes="loads"),
     },
 }
 
@@ -224,7 +227,7 @@ class Lab:
             self.known[name] = self.run(given)
         return self.known[name]
 
-    def other(self, thing):
+    def other(self, thing, scale=1.05):
         """The demo's model, CLIP or VAE with slightly different weights."""
         made = self.host.call("GraftDemo")[{"model": 0, "clip": 1, "vae": 2}[thing]]
         if thing == "vae":  # it has no weights: another class, of darker pictures
@@ -241,7 +244,7 @@ class Lab:
         place = {"model": "model", "clip": "cond_stage_model"}[thing]
         with torch.inference_mode():
             for p in getattr(made, place).parameters():
-                p.mul_(1.05)
+                p.mul_(scale)
         return made
 
     def of_kind(self, kind):
@@ -284,6 +287,8 @@ class Lab:
             if begin.pop("model", "") == "other"
             else self.of_kind(given["model"].get("kind", "flow"))
         )
+        if "low_noise_model" in begin:
+            begin["low_noise_model"] = self.other("model", begin["low_noise_model"])
         clip = begin.pop("clip", self.clip)
         vae = self.other("vae") if begin.pop("vae", "") == "other" else self.vae
         run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
@@ -318,10 +323,14 @@ class Lab:
         self.monkeypatch.setattr(
             self.store.Store, "save_partial", lambda own, at, to: kept.append(at.step) or partial(own, at, to)
         )
+        denoiser, loads = host.module("host.denoiser"), []
+        opened = denoiser.denoiser
+        self.monkeypatch.setattr(denoiser, "denoiser", lambda *given: loads.append(1) or opened(*given))
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()
         after = result[0]
+        states = getattr(after, "states", [after])
         folder = os.path.join(host.output, "graft", run)
         files = sorted(
             os.path.relpath(os.path.join(at, name), folder) for at, _, names in os.walk(folder) for name in names
@@ -336,14 +345,15 @@ class Lab:
             ) as file:
                 shown.update(file.read())
         return {
-            "weights": sha256_of_tensors(after.trained),
-            "average": sha256_of_tensors({**after.average, **after.powers}),
-            "history": after.history,
+            "weights": [sha256_of_tensors(state.trained) for state in states],
+            "average": [sha256_of_tensors({**state.average, **state.powers}) for state in states],
+            "history": [state.history for state in states],
+            "loads": len(loads),
             "files": [name.split("events.out")[0] if "tensorboard" in name else name for name in files],
             "snapshots": kept,
             "pictures": (len(pictures), shown.hexdigest()),
             "clip": result[2] is None,
-            "run": after.run,
+            "run": [state.run for state in states],
         }
 
     @property

@@ -1,6 +1,7 @@
 """Pairs of models that share the noise levels, as Wan 2.2 14B: the boundary of a model, and what reports and files say.
 
-Each expert is trained on its own side of the boundary only (`timesteps.draw_expert_levels`).
+Each expert is trained on its own side of the boundary only (`timesteps.draw_expert_levels`); `training.expert_pair` has
+the states of both.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from torch import nn
 
 from ...patches.models.recognise import recognise_model
 from .settings import ObjectiveSettings
-from .timesteps import HIGH_NOISE, LOW_NOISE, NO_EXPERT
+from .timesteps import BOTH_EXPERTS, HIGH_NOISE, LOW_NOISE, NO_EXPERT
 
+IN_TURN = (HIGH_NOISE, LOW_NOISE)  # as samplers use them
 ALONE = (
     "the previews are sampled with this expert alone, over all noise levels: they show whether it learns, not what the"
     " pair makes"
@@ -24,6 +26,11 @@ def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> Objectiv
 
     Raises ValueError for a model that is none of a known pair.
     """
+    if settings.expert == BOTH_EXPERTS:
+        raise ValueError(
+            "Objective Settings: expert is both, and only one of them is connected: connect the other to low noise"
+            " model of Start Training, or choose the expert that is trained."
+        )
     if settings.expert == NO_EXPERT or settings.boundary:
         return settings
     family = recognise_model(model)
@@ -36,6 +43,21 @@ def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> Objectiv
             " Wan 2.2 14B model, give the pair's border in expert boundary, or set expert to none."
         )
     return replace(settings, boundary=boundary)
+
+
+def of_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSettings, ObjectiveSettings]:
+    """The settings of the high noise and of the low noise expert, which are trained in one run. `model` is the former's
+    diffusion model.
+
+    Raises ValueError for settings of one expert, and for a model that is none of a known pair.
+    """
+    if settings.expert not in (NO_EXPERT, BOTH_EXPERTS):
+        raise ValueError(
+            f"Objective Settings: expert is {settings.expert}, and both experts are connected to Start Training: set"
+            " expert to both, or connect only the one that is trained."
+        )
+    high = with_own_boundary(replace(settings, expert=HIGH_NOISE), model)
+    return high, replace(high, expert=LOW_NOISE)
 
 
 def said(settings: ObjectiveSettings) -> list[str]:
@@ -53,3 +75,9 @@ def named(name: str, expert: str) -> str:
     if expert == NO_EXPERT or expert.replace(" ", "") in letters:
         return name
     return f"{name}_{expert.replace(' ', '_')}"
+
+
+def pair_names(name: str) -> tuple[str, str]:
+    """The names of what both experts of a pair get, from one name or that of one of them."""
+    stem = name.removesuffix("_high_noise").removesuffix("_low_noise")
+    return f"{stem}_high_noise", f"{stem}_low_noise"

@@ -22,7 +22,8 @@ class ObjectiveSettings:
 
     `sigmoid_scale`, `logit_mean`, `logit_std`, `mode_scale` and `shift` are those of some samplings of timesteps.
     Without `model_shift` what is drawn are the noise levels of a flow model. An `expert` of a pair gets only the noise
-    levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`).
+    levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`). `both` becomes one
+    setting for each of them (`experts.of_pair`).
     """
 
     loss: str = "mse"

@@ -18,7 +18,7 @@ from ...patches.registry import Registry
 from ..random_draws import generator as seeded_generator
 
 TOKENS_AT_1024 = 4096
-NO_EXPERT, HIGH_NOISE, LOW_NOISE = EXPERTS = ("none", "high noise", "low noise")
+NO_EXPERT, HIGH_NOISE, LOW_NOISE, BOTH_EXPERTS = EXPERTS = ("none", "high noise", "low noise", "both")
 _POOL, _MOST_POOLS = 1024, 4096  # noise levels drawn at once for an expert, and how often before giving up
 _FINE = 10_000  # steps of the schedule that validation chooses an expert's from
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -65,7 +65,28 @@ def run(
     if keep not in KEEPS:
         raise ValueError(f"states to keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
-        return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
+        return passed_on(state)
+    with ExitStack() as stack:
+        return opened_call(stack, state, steps, opened, dataset, store, callbacks, keep, say).run()
+
+
+def passed_on(state: TrainState) -> Outcome:
+    """The outcome of 0 steps."""
+    return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
+
+
+def opened_call(
+    stack: ExitStack,
+    state: TrainState,
+    steps: int,
+    opened: Callable[[], AbstractContextManager[Denoiser]],
+    dataset: Dataset,
+    store: Store | None,
+    callbacks: Callbacks | None = None,
+    keep: str = "last",
+    say: Callable[[str], object] | None = None,
+) -> Call:
+    """The call that `run` makes, not begun yet. The run's folder is locked until `stack` is closed."""
     state = with_planned_steps(state, state.step + steps)
     group, callbacks = process_group.current(), callbacks or Callbacks()
     is_sharded = placement_for(state, group).is_sharded
@@ -74,40 +95,53 @@ def run(
     if not group.is_main_process:
         store, callbacks, say = None, _of_other_ranks(group, state, callbacks, keep), None
     group.begin_call()
-    call = _Call(group, state, steps, opened, dataset, store, callbacks, keep, say)
-    with ExitStack() as stack:
-        with group.raise_together():
-            if group.shard and callbacks.preview_every:
-                raise ValueError(
-                    "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
-                    " every N steps to 0."
-                )
-            if is_sharded and keep == "every":
-                raise ValueError(
-                    "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                    " to best or last."
-                )
-            if store is not None:
-                warning = stack.enter_context(folder_lock(store.folder))
-                if warning:
-                    call.notes.append(warning)
-        return call.run()
+    call = Call(group, state, steps, opened, dataset, store, callbacks, keep, say)
+    with group.raise_together():
+        if group.shard and callbacks.preview_every:
+            raise ValueError(
+                "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
+                " every N steps to 0."
+            )
+        if is_sharded and keep == "every":
+            raise ValueError(
+                "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
+                " to best or last."
+            )
+        if store is not None:
+            warning = stack.enter_context(folder_lock(store.folder))
+            if warning:
+                call.notes.append(warning)
+    return call
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of `run` on this rank: what was asked for, and the notes for its report."""
+class Call:
+    """One call of `run` on this rank: what was asked for, how far it is, and the notes for its report.
 
-    group: SingleProcess
-    state: TrainState
-    steps: int
-    open_model: Callable[[], AbstractContextManager[Denoiser]]
-    dataset: Dataset
-    store: Store | None
-    callbacks: Callbacks
-    keep: str
-    say: Callable[[str], object] | None
-    notes: list[str] = field(default_factory=list)
+    First `begin`; then, unless `is_stored`, `train_to` once or in several pieces, and `save`; at last `finish`.
+    """
+
+    def __init__(
+        self,
+        group: SingleProcess,
+        state: TrainState,
+        steps: int,
+        opened: Callable[[], AbstractContextManager[Denoiser]],
+        dataset: Dataset,
+        store: Store | None,
+        callbacks: Callbacks,
+        keep: str,
+        say: Callable[[str], object] | None,
+    ) -> None:
+        self.group, self.state, self.steps, self.open_model = group, state, steps, opened
+        self.dataset, self.store, self.callbacks, self.keep, self.say = dataset, store, callbacks, keep, say
+        self.notes: list[str] = []
+        self.at = state  # how far the call is
+        self.is_stored = False  # whether the store had the result, so that there is nothing to train
+        self._folder: Path | None = None
+        self._snapshot: Path | None = None  # that training went on from
+        self._first_step, self._seconds = state.step, 0.0
+        self._saving: Callbacks | None = None  # once training has begun
+        self._saved_step, self._saved_at = state.step, time.monotonic()
 
     @property
     def until(self) -> int:
@@ -121,40 +155,64 @@ class _Call:
 
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""
+        self.begin()
+        if not self.is_stored:
+            with self.group.raise_together():
+                self.train_to(self.until)
+                self.save()
+        return self.finish()
+
+    def begin(self) -> None:
+        """Go to the furthest state that the store has on the way."""
         self.notes.extend(self._schedule_remarks())
         with self.group.raise_together():
-            state, folder, snapshot = self._furthest()
+            self.at, self._folder, self._snapshot = self._furthest()
         resumed: Sequence[str] = ("trained", "optimizer")
-        if state.step == self.until:
+        if self.at.step == self.until:
             resumed = GROUPS
-        state = _on_every_rank(self.group, self.state, state, resumed)
-        remaining = self.until - state.step
-        if remaining == 0 and snapshot is None:
-            if self.store is not None and folder is not None:
-                self.store.promote(folder)
-                self.store.drop_partial(self.target)
-            return self._outcome(state, folder, 0, 0.0)
-        first_step, started = state.step, time.perf_counter()
-        with self.group.raise_together():
-            if remaining or behind(state, self.dataset, self.callbacks):
-                state = self._train(state, remaining)
-            seconds = time.perf_counter() - started
-            if state.step < self.until:
-                self.notes.append(
-                    f"stopped at step {state.step} as asked, {self.until - state.step} steps early; the state so far is"
-                    " passed on"
-                )
-            if self.store is not None:
-                folder = self.store.save(state)
-                self.store.drop_partial(self.target)
-                if snapshot is not None:
-                    self.store.drop_partial(snapshot.parent.name)
-        if remaining:
+        self.at = _on_every_rank(self.group, self.state, self.at, resumed)
+        self._first_step = self._saved_step = self.at.step
+        self.is_stored = self.at.step == self.until and self._snapshot is None
+
+    def train_to(self, step: int) -> None:
+        """Train up to a step, or until somebody asks to stop."""
+        left = max(0, step - self.at.step)
+        started = time.perf_counter()
+        if left or behind(self.at, self.dataset, self.callbacks):
+            self._train(left)
+        self._seconds += time.perf_counter() - started
+
+    def save(self) -> None:
+        """Store what was reached as a result, in place of the snapshots on the way to it."""
+        if self.at.step < self.until:
+            self.notes.append(
+                f"stopped at step {self.at.step} as asked, {self.until - self.at.step} steps early; the state so far is"
+                " passed on"
+            )
+        if self.store is None:
+            return
+        self._folder = self.store.save(self.at)
+        self.store.drop_partial(self.target)
+        if self._snapshot is not None:
+            self.store.drop_partial(self._snapshot.parent.name)
+
+    def save_snapshot(self, after_minutes: float = 0.0) -> None:
+        """Store what was trained since the last snapshot, between two pieces, when that is so many minutes ago."""
+        is_due = time.monotonic() - self._saved_at >= 60 * after_minutes
+        if is_due and self.at.step > self._saved_step and self._saving is not None and self._saving.save_snapshot:
+            self._saving.save_snapshot(self.at)
+
+    def finish(self) -> Outcome:
+        """How the call ended, on every rank."""
+        if self.is_stored and self.store is not None and self._folder is not None:
+            self.store.promote(self._folder)
+            self.store.drop_partial(self.target)
+        if self._first_step < self.until:
             trained: Sequence[str] = ("average", "powers")  # the rest every rank has by itself
             if placement_for(self.state, self.group).is_sharded:
                 trained = GROUPS
-            state = _on_every_rank(self.group, self.state, state, trained)
-        return self._outcome(state, folder, state.step - first_step, seconds)
+            self.at = _on_every_rank(self.group, self.state, self.at, trained)
+        return self._outcome()
 
     def _schedule_remarks(self) -> list[str]:
         return schedule_remarks(self.state.settings.optimizer, self.state.step, self.until)
@@ -181,29 +239,37 @@ class _Call:
             return stored.state, stored.folder, stored.folder
         return stored.state, stored.folder, None
 
-    def _train(self, at: TrainState, left: int) -> TrainState:
-        """`left` steps further from `at`."""
-        first_step = at.step
-        if self.say is not None:
-            for remark in self._schedule_remarks():
-                self.say(remark)
+    def _train(self, left: int) -> None:
+        """`left` steps further."""
+        first_step = self.at.step
         try:
             with ExitStack() as stack:
                 with self.group.raise_together():
-                    callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
-                    if left:
-                        folder = None
-                        if self.store is not None:
-                            folder = self.store.folder
-                        self.notes.extend(prepare.ready(at, left, self.dataset, folder))
-                    if callbacks.on_begin is not None:
-                        callbacks.on_begin(at)
+                    saving = self._prepared()
                     denoiser = stack.enter_context(self.open_model())
-                at = train(at, denoiser, self.dataset, left, self._with_saving(callbacks))
+                self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
             raise Stopped(f"{error}{self._stored_in(error.state)}", error.state) from error
-        self.notes.extend(self.group.report(at.settings.optimizer.accumulation, at.step - first_step))
-        return at
+        self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
+
+    def _prepared(self) -> Callbacks:
+        """The callbacks of training, once what comes before the first step is done."""
+        if self._saving is not None:
+            return self._saving
+        if self.say is not None:
+            for remark in self._schedule_remarks():
+                self.say(remark)
+        callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
+        left = self.until - self.at.step
+        if left:
+            folder = None
+            if self.store is not None:
+                folder = self.store.folder
+            self.notes.extend(prepare.ready(self.at, left, self.dataset, folder))
+        if callbacks.on_begin is not None:
+            callbacks.on_begin(self.at)
+        self._saving = self._with_saving(callbacks)
+        return self._saving
 
     def _stored_in(self, state: TrainState) -> str:
         """Where the state that a stopped call ended with is stored, as a sentence; empty where it is not."""
@@ -227,6 +293,7 @@ class _Call:
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)
+            self._saved_step, self._saved_at = state.step, time.monotonic()
 
         def best(state: TrainState) -> None:
             store.save_best(state, self.state.step)
@@ -236,11 +303,12 @@ class _Call:
             return replace(saving, save_best=None)
         return replace(saving, save_best=best)
 
-    def _outcome(self, at: TrainState, folder: Path | None, trained: int, seconds: float) -> Outcome:
+    def _outcome(self) -> Outcome:
+        trained, seconds = self.at.step - self._first_step, self._seconds
         if self.store is None:
-            return Outcome(at, folder, trained, seconds, tuple(self.notes))
-        best, disk_used = self.store.best(at), self.store.used()
-        return Outcome(at, folder, trained, seconds, (*self.notes, *self.store.removed), best, disk_used)
+            return Outcome(self.at, self._folder, trained, seconds, tuple(self.notes))
+        best, disk_used = self.store.best(self.at), self.store.used()
+        return Outcome(self.at, self._folder, trained, seconds, (*self.notes, *self.store.removed), best, disk_used)
 
 
 def target_key(state: TrainState, steps: int) -> str:

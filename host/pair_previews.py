@@ -1,0 +1,41 @@
+"""Preview images of a pair of experts: the high noise expert samples down to the boundary, the low noise one below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .previews import guided, kept_generators, starting
+
+
+@torch.no_grad()
+def sample_pair(
+    high: Any, low: Any, boundary: float, positive: Any, negative: Any, latent: Any, seed: int
+) -> torch.Tensor:
+    """Sample latents (B, C, [frames,] h, w) with two MODELs, by 20 steps of Euler over the noise levels of `high`.
+
+    The step at the boundary itself is the high noise expert's. ComfyUI loads each MODEL when its turn comes. Guidance,
+    noise and generators are those of `previews.sample`.
+    """
+    import comfy.samplers
+
+    start, noise, sigmas = starting(high, latent, seed)
+    border = int((sigmas[:-1].double() >= boundary).sum())
+    latents = start
+    with kept_generators(high):
+        for patcher, levels in ((high, sigmas[: border + 1]), (low, sigmas[border:])):
+            if len(levels) < 2:
+                continue
+            guider = guided(comfy.samplers.CFGGuider(patcher), positive, negative)
+            sampler = comfy.samplers.sampler_object("euler")
+            latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed).cpu()
+            noise = torch.zeros_like(noise)
+    return latents
+
+
+def unload_models() -> None:
+    """Takes every model off the device, so that the expert whose turn it is has all of it."""
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()

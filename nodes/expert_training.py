@@ -1,0 +1,155 @@
+"""Train Step for both experts of a pair, in turn: what TrainStep does when its training state is an ExpertPair."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from comfy_api.latest import io
+
+from .. import host
+from ..host import pair_previews
+from ..training.expert_pair import ExpertPair
+from ..training.objective import experts
+from ..training.reports import text
+from ..training.run.call import opened_call, passed_on
+from ..training.run.in_turn import train_in_turn
+from .step_call import (
+    PreviewPrompt,
+    Sampled,
+    StepCall,
+    encoded_prompts,
+    planned,
+    preview_prompts,
+    with_lora,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ExpertTraining:
+    """One execution of TrainStep for a pair; `calls` are those of the high noise and of the low noise expert."""
+
+    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: Sampled) -> None:
+        self.calls, self.steps, self.sampled = calls, steps, sampled
+        self.prompts: list[PreviewPrompt] = []
+        bar, done = host.events.progress(steps * len(calls)), [0] * len(calls)
+
+        def advanced(number: int, steps_done: int) -> None:
+            done[number] = steps_done
+            bar(sum(done))
+
+        for number, call in enumerate(calls):
+            call.bar = partial(advanced, number)
+
+    @classmethod
+    def planned(
+        cls,
+        pair: ExpertPair,
+        steps: int,
+        epochs: float,
+        optimizer: Any,
+        objective: Any,
+        preview_every: int,
+        sampled: Sampled,
+        place: tuple[Any, str | None],
+    ) -> ExpertTraining:
+        """The execution for `steps` steps of each expert, with new settings if there are any."""
+        objectives: Sequence[Any] = (None, None)
+        if objective is not None:
+            objectives = experts.of_pair(objective, pair.high.subject.model.model.diffusion_model)
+        calls = []
+        for state, own in zip(pair.states, objectives, strict=True):
+            state, count = planned(state, steps, epochs, optimizer, own, preview_every, sampled)
+            calls.append(StepCall(state, count, place, sampled))
+        return cls(calls, count, sampled)
+
+    def trained(self, callbacks: Any, keep: str, tensorboard: bool, switch_every: int) -> io.NodeOutput:
+        """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
+        outcomes = self._outcomes(callbacks, keep, tensorboard, switch_every)
+        pair = ExpertPair(*(outcome.state for outcome in outcomes))
+        report = self._report(outcomes)
+        log.info("%s", report)
+        high = pair.high
+        lora = high.lora_model()
+        grafted = with_lora(high, high.subject.clip, lora)
+        runs = [call.ended(state) for call, state in zip(self.calls, pair.states, strict=True)]
+        panel = {"text": [report], "graft_run": runs, "graft_previews": self.calls[0].pictures}
+        losses = {"loss": list(high.history.loss)}
+        return io.NodeOutput(
+            pair, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
+        )
+
+    def _outcomes(self, callbacks: Any, keep: str, tensorboard: bool, switch_every: int) -> list[Any]:
+        if not self.steps:
+            return [passed_on(call.state) for call in self.calls]
+        every = callbacks.preview_every
+        with ExitStack() as stack:
+            stops = [stack.enter_context(call.shown(tensorboard)) for call in self.calls]
+            callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_asks, stops))
+            begun = []
+            for call in self.calls:
+                own, dataset = call.watching(callbacks), call.state.subject.dataset
+                opened = partial(_alone, call.opened)
+                begun.append(
+                    opened_call(stack, call.state, self.steps, opened, dataset, call.store(), own, keep, log.warning)
+                )
+            outcomes = train_in_turn(begun, switch_every, self.preview, every)
+            for call, outcome in zip(self.calls, outcomes, strict=True):
+                call.told.result = outcome.state.key
+        return outcomes
+
+    def preview(self, states: Sequence[Any], step: int) -> None:
+        """Samples every prompt with both experts as they are now, and with their averages, and shows the images.
+
+        Raises ComfyUI's exception when the user interrupts.
+        """
+        if not self.prompts:
+            subject = self.calls[0].state.subject
+            self.prompts = preview_prompts(self.sampled, encoded_prompts(subject, self.sampled))
+        for label in ("weights", "average"):
+            if label == "average" and not states[0].average:
+                continue
+            models = [with_lora(state, None, state.lora_model(ema=label == "average")).model for state in states]
+            for prompt in self.prompts:
+                host.events.raise_if_interrupted()
+                self._preview_of(prompt, models, states[0].settings.objective.boundary, step, label)
+
+    def _preview_of(self, prompt: PreviewPrompt, models: Sequence[Any], boundary: float, step: int, label: str) -> None:
+        """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
+        high, low = self.calls
+        latents = pair_previews.sample_pair(
+            *models, boundary, prompt.conditioning, self.sampled.negative, self.sampled.latent, high.seed
+        )
+        decoded = host.previews.decode_alone(high.state.subject.vae, latents)
+        high.kept_preview(decoded, prompt, step, label)
+        low.tell_preview(low.kept_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
+
+    def _report(self, outcomes: Sequence[Any]) -> str:
+        parts = []
+        for call, outcome in zip(self.calls, outcomes, strict=True):
+            parts.append(text.step(call.state, outcome, call.state.subject.unhashed))
+        pictures = self.calls[0].pictures
+        if pictures:
+            parts.append(f"{len(pictures)} previews of the pair, from {pictures[0]['filename']} on, in both folders")
+        parts.append(
+            "MODEL, LoRA and losses of this node are the high noise expert's; Split Expert Pair gives those of both"
+        )
+        return "\n\n".join(parts)
+
+
+def _any_asks(stops: Sequence[Callable[[], bool]]) -> bool:
+    return any(asked() for asked in stops)
+
+
+@contextlib.contextmanager
+def _alone(opened: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:
+    """A model for training, with all others off the device."""
+    pair_previews.unload_models()
+    with opened() as denoiser:
+        yield denoiser

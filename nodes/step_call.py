@@ -1,0 +1,297 @@
+"""One execution of Train Step for one state: what it begins with, and what it tells the front end while it trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from .. import host
+from ..patches.lora_files.entry import LoraEntry
+from ..training.distributed import process_group
+
+log = logging.getLogger(__name__)
+
+
+class Sampled(NamedTuple):
+    """What the previews of Train Step are sampled from; `prompts` are texts."""
+
+    positive: Any
+    negative: Any
+    latent: Any
+    prompts: Sequence[str]
+
+
+class PreviewPrompt(NamedTuple):
+    """A prompt of previews: its number (0 is the positive), its text where that is known, and its conditioning."""
+
+    number: int
+    text: str
+    conditioning: Any
+
+
+def planned(
+    state: Any, steps: int, epochs: float, optimizer: Any, objective: Any, preview_every: int, sampled: Sampled
+) -> tuple[Any, int]:
+    """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
+    from ..training import state as states
+    from ..training.data.epoch_order import batches_per_epoch
+
+    subject = state.subject
+    state = states.with_settings(state, optimizer, objective)
+    if state.start.encodes_captions and subject.clip is None:
+        raise ValueError(
+            "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
+            " Connect CLIP to Load State."
+        )
+    _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
+    if epochs > 0:
+        settings = state.settings.optimizer
+        batches = batches_per_epoch(subject.dataset, settings.batch_size)
+        steps = max(1, math.ceil(epochs * batches / settings.accumulation))
+    if steps:
+        state = states.with_planned_steps(state, state.step + steps)
+    return noted(state), steps
+
+
+def with_lora(state: Any, clip: Any, lora: Any) -> Any:
+    """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
+    terminal = state.settings.objective.zero_terminal_snr
+    model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
+    return host.lora.apply_lora_stack(model, clip, [LoraEntry(f"{state.run} at step {state.step}", lora)])
+
+
+def noted(state: Any) -> Any:
+    """The state with notes about the dataset, ToDo and TREAD for its LoRA's metadata. Without a dataset it keeps its
+    notes.
+    """
+    from ..host import token_routing
+    from ..training.data import kohya_metadata
+
+    subject, settings = state.subject, state.settings
+    if subject.dataset is None:
+        return state
+    optimizer = settings.optimizer
+    sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
+    metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
+    notes = {**host.token_downsampling.todo_metadata(subject.model), **token_routing.routing_metadata(subject.model)}
+    return replace(state, notes={**notes, **metadata})
+
+
+@contextmanager
+def opened(state: Any, layers: bool = False) -> Iterator[Any]:
+    """The denoiser of a state's own model, with its text encoder where that or words are trained and with its
+    training-only LoRA.
+
+    Its `training_only` switches that LoRA off for previews; None without one.
+    """
+    from ..host import training_only
+
+    subject = state.subject
+    if state.start.training_only and subject.training_only is None:
+        raise ValueError(
+            "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
+            " training-only LoRA of Load State."
+        )
+    if state.start.encodes_captions:
+        clip = subject.clip
+    else:
+        clip = None
+    skip, weighted = 0, False
+    if subject.dataset is not None:
+        skip, weighted = subject.dataset.clip_skip, subject.dataset.weighted_captions
+    terminal = state.settings.objective.zero_terminal_snr
+    with (
+        host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted) as denoiser,
+        training_only.attached(denoiser.patcher, subject.training_only) as switched,
+    ):
+        denoiser.training_only = switched
+        yield denoiser
+
+
+def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
+    """Raises an error for missing inputs before the first step."""
+    if training and subject.dataset is None:
+        raise ValueError(
+            "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
+        )
+    if preview_every:
+        host.previews.check(
+            sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
+        )
+
+
+def encoded_prompts(subject: Any, sampled: Sampled) -> list[Any]:
+    """The texts among the prompts of previews, encoded with the CLIP as it came in."""
+    skip = 0
+    if subject.dataset is not None:
+        skip = subject.dataset.clip_skip
+    return host.encoding.encode_prompts(subject.clip, sampled.prompts, skip)
+
+
+def preview_prompts(sampled: Sampled, encoded: Sequence[Any]) -> list[PreviewPrompt]:
+    """The prompts of previews: the positive, and the texts with what they were encoded as."""
+    prompts = []
+    if sampled.positive is not None:
+        prompts.append(PreviewPrompt(0, "", sampled.positive))
+    for number, (text, conditioning) in enumerate(zip(sampled.prompts, encoded, strict=True), start=1):
+        prompts.append(PreviewPrompt(number, text, conditioning))
+    return prompts
+
+
+class StepCall:
+    """One execution of TrainStep for one state: sends progress to the front end while it trains.
+
+    `place` are the node's execution id and the id of its workflow.
+    """
+
+    def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: Sampled) -> None:
+        from ..training.reports.throughput import Throughput
+        from ..training.run.call import target_key
+
+        until = state.step + steps
+        key = target_key(state, steps)
+        self.told = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
+        self.state, self.sampled = state, sampled
+        self.encoded: list[Any] = []  # the prompts of previews, unless what is trained changes them
+        self.bar, self.pace = host.events.progress(steps), Throughput(until)
+        self.pictures: list[dict[str, str]] = []
+        self.writer: Any = None
+        self.previewing = False
+
+    def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
+        """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
+        of the host.
+        """
+        from ..training.reports import text
+        from ..training.run import call as runs
+
+        state, subject = self.state, self.state.subject
+        self.previewing = callbacks.preview_every > 0
+        store = self.store()
+        with self.shown(tensorboard) as should_stop:
+            callbacks = replace(self.watching(callbacks), preview=self.preview, should_stop=should_stop)
+            outcome = runs.run(state, steps, self.opened, subject.dataset, store, callbacks, keep, log.warning)
+            self.told.result = outcome.state.key
+        return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
+
+    def store(self) -> Any:
+        """Where the run's results are stored; None where they cannot be."""
+        from ..training.store.store import Store
+
+        subject = self.state.subject
+        if subject.unhashed:
+            return None
+        versions = host.fingerprint.versions(subject.model)
+        return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
+
+    @contextmanager
+    def shown(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+        """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
+        from ..ema.host_offload import note_on
+        from ..training.reports.tensorboard import Writer
+        from ..training.store.store import Store
+
+        state = self.state
+        if (
+            state.start.ema is not None
+            and state.start.ema.device == "host"
+            and (note := note_on(state.subject.model.load_device))
+        ):
+            log.info("%s", note)
+        if tensorboard:
+            folder = Store(host.folders.training_folder(), state.run).folder
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+        try:
+            with host.events.shown(self.told), host.events.stoppable(state.run) as should_stop:
+                yield should_stop
+        finally:
+            if self.writer is not None:
+                self.writer.close()
+
+    def watching(self, callbacks: Any) -> Any:
+        """The callbacks with progress and events of the host."""
+        return replace(callbacks, on_begin=lambda begun: self.begun(begun.history), on_step=self.stepped)
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """The denoiser of the state's model."""
+        state = self.state
+        return opened(state, state.settings.optimizer.offload == "layers" or process_group.current().shard)
+
+    def ended(self, result: Any) -> dict[str, Any]:
+        """What the panel keeps of the call that ended with this state."""
+        return {"run": result.run, "key": result.key, "until": self.told.until}
+
+    def stepped(self, step: int, moved: Any, validation: Any) -> None:
+        """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
+        from ..training.run.out_of_memory import used
+
+        self.bar(step - self.state.step)
+        speed, seconds_left = self.pace(step, moved.seconds)
+        held_out: dict[str, float | None] = {"validation": None, "average": None}
+        if validation is not None:
+            held_out = {"validation": validation.weights, "average": validation.average}
+        measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
+        memory = used(self.state.subject.model.load_device)
+        self.told.stepped({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
+        if self.writer is not None:
+            self.writer.write(step, moved, validation)
+        host.events.raise_if_interrupted()
+
+    def begun(self, history: Any) -> None:
+        """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
+        self.told.begun(history)
+        if self.previewing and not self.state.start.encodes_captions:
+            self.encoded = encoded_prompts(self.state.subject, self.sampled)
+
+    def prompts(self, denoiser: Any) -> list[PreviewPrompt]:
+        """The prompts of previews, encoded with the text encoder as it is now."""
+        encoded = self.encoded
+        if denoiser.encode is not None:
+            encoded = denoiser.encode.encode_prompts(self.sampled.prompts)
+        return preview_prompts(self.sampled, encoded)
+
+    def preview(self, denoiser: Any, step: int, average: bool) -> None:
+        """Samples every prompt with the model's current weights, shows the images, and remembers their files.
+
+        Raises ComfyUI's exception when the user interrupts.
+        """
+        label = "weights"
+        if average:
+            label = "average"
+        without: AbstractContextManager[None] = nullcontext()
+        if denoiser.training_only is not None:
+            without = denoiser.training_only.off()
+        with without:
+            for prompt in self.prompts(denoiser):
+                host.events.raise_if_interrupted()
+                self.preview_of(prompt, denoiser.patcher, step, label)
+
+    def preview_of(self, prompt: PreviewPrompt, patcher: Any, step: int, label: str) -> None:
+        """Samples one prompt and shows the images."""
+        sampled = self.sampled
+        latents = host.previews.sample(patcher, prompt.conditioning, sampled.negative, sampled.latent, self.seed)
+        decoded = host.previews.decode(self.state.subject.vae, latents, patcher)
+        self.tell_preview(self.kept_preview(decoded, prompt, step, label), step)
+
+    @property
+    def seed(self) -> int:
+        """The seed of previews."""
+        return self.state.start.seed % 2**63
+
+    def kept_preview(self, decoded: Any, prompt: PreviewPrompt, step: int, label: str) -> list[dict[str, Any]]:
+        """Writes the images of a prompt, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
+        files = host.previews.keep(decoded, self.state.run, name, prompt.text)
+        self.pictures += files
+        said: dict[str, Any] = {"label": label}
+        if prompt.number:
+            said.update(prompt=prompt.number, text=prompt.text)
+        return [{**file, **said} for file in files]
+
+    def tell_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
+        """Shows images on the node."""
+        host.events.send_event("graft.preview", {**self.told.told, "step": step, "pictures": pictures})

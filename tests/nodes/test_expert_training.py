@@ -1,0 +1,194 @@
+"""Both experts of a pair in one run: each gets the bytes of a run of its own, one model is on the device at a time,
+previews are the pair's, and both are saved, loaded and split.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.training.state import equal
+from PIL import Image
+from safetensors import safe_open
+
+BOUNDARY = 0.6
+
+
+@pytest.fixture(scope="module")
+def parts(host):
+    """The demo model, another one, CLIP, VAE and a dataset of four pictures, one of them held out."""
+    folder = os.path.join(host.input, "experts")
+    os.makedirs(folder, exist_ok=True)
+    draw = np.random.default_rng(1)
+    for i in range(4):
+        pixels = draw.integers(0, 255, (128, 128, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(os.path.join(folder, f"{i}.png"))
+    high, clip, vae = host.call("GraftDemo")
+    low = host.call("GraftDemo")[0]
+    with torch.inference_mode():
+        for parameter in low.model.diffusion_model.parameters():
+            parameter.mul_(0.9)
+    given = {"folder": "experts", "vae": vae, "clip": clip, "resolution": 128, "validation": 0.25}
+    return high, low, clip, vae, host.call("GraftDataset", **given)[0]
+
+
+@pytest.fixture
+def run(request, host):
+    """A run name of its own for each test."""
+    name = f"pair {abs(hash(request.node.name))}"
+    yield name
+    for folder in ("graft", "graft_states", "loras"):
+        for path in Path(host.output, folder).glob(f"{name}*"):
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True) if path.is_file() else None
+
+
+def objective(host, expert="both"):
+    return host.call("GraftObjective", expert=expert, boundary=BOUNDARY)[0]
+
+
+def begun(host, parts, run, expert="both", model=None, low="connected", **given):
+    high, low_model, clip, vae, dataset = parts
+    if low == "connected":
+        given["low_noise_model"] = low_model
+    given.setdefault("adapter", host.call("GraftAdapter", rank=2)[0])
+    return host.call(
+        "GraftTrainStart",
+        model=model or high,
+        dataset=dataset,
+        clip=clip,
+        vae=vae,
+        optimizer=host.call("GraftOptimizer", learning_rate=1e-3, batch_size=2, precision="float32")[0],
+        objective=objective(host, expert),
+        ema=host.call("GraftEMA", schedule="ramp")[0],
+        run=run,
+        **given,
+    )
+
+
+def prompts(host, clip):
+    latent = host.call("EmptyLatentImage", width=128, height=128, batch_size=1)[0]
+    conditioning = host.call("CLIPTextEncode", clip=clip, text="a red circle")[0]
+    return {"positive": conditioning, "latent": latent}
+
+
+def test_the_experts_take_turns_and_each_gets_the_bytes_of_a_run_of_its_own(host, parts, run, monkeypatch):
+    import comfy.model_management as management
+
+    high, low, clip, _, _ = parts
+    alone = {}
+    for expert, model in (("high noise", high), ("low noise", low)):
+        state, _ = begun(host, parts, f"{run} alone", expert, model, low=None)
+        alone[expert] = host.call("TrainStep", state=state, steps=5, validate_every=2)[0]
+    denoiser, seen = host.module("host.denoiser").Denoiser, []
+    denoise = denoiser.denoise
+
+    def watched(self, x, sigma, *more):
+        networks = {id(one.model.model) for one in management.current_loaded_models}
+        assert {id(parts[0].model), id(parts[1].model)} & networks == {id(self.model)}
+        seen.extend((self.model is high.model, float(level)) for level in sigma)
+        return denoise(self, x, sigma, *more)
+
+    monkeypatch.setattr(denoiser, "denoise", watched)
+    pair, report = begun(host, parts, run)
+    assert f"run '{run}_high_noise'" in report and f"run '{run}_low_noise'" in report
+    assert "from 0.6 up are trained" in report and "below 0.6 are trained" in report
+    found = host.call(
+        "TrainStep", state=pair, steps=5, validate_every=2, preview_every=3, switch_every=2, **prompts(host, clip)
+    )
+    for state, expected in zip(found[0].states, alone.values(), strict=True):
+        assert equal(state, expected) and state.history == expected.history
+    assert seen and all((level >= BOUNDARY) == is_high for is_high, level in seen)
+    turns = [is_high for number, (is_high, _) in enumerate(seen) if not number or is_high != seen[number - 1][0]]
+    assert turns == [True, False] * 4  # up to 2, 3, 4 and 5
+    assert "8 previews" not in found[5] and "2 previews of the pair" in found[5]
+    assert "sampled with this expert alone" not in found[5]
+    for ending in ("high_noise", "low_noise"):
+        names = sorted(path.name for path in Path(host.output, "graft", f"{run}_{ending}", "previews").iterdir())
+        assert [name[13:] for name in names] == ["00000003-average-0.jpg", "00000003-weights-0.jpg"]
+    seen.clear()
+    again = host.call("TrainStep", state=pair, steps=5, validate_every=2)[0]
+    assert not seen and all(equal(*two) for two in zip(again.states, found[0].states, strict=True))
+    split = host.call("GraftSplitExperts", state=found[0])
+    assert (split[0], split[3]) == found[0].states
+    for model, state in ((split[1], alone["high noise"]), (split[4], alone["low noise"])):
+        assert model.model is state.subject.model.model
+    assert split[2].keys() == split[5].keys() and not all(torch.equal(split[2][k], split[5][k]) for k in split[2])
+
+
+def test_a_preview_is_what_two_ksamplers_make_of_the_pair(host, parts, run):
+    """ComfyUI's own KSampler (Advanced), which changes the model at a step, is the oracle."""
+    high, low, clip, _, _ = parts
+    given, seed = prompts(host, clip), 11
+    sampling = high.get_model_object("model_sampling")
+    import comfy.samplers
+
+    sigmas = comfy.samplers.calculate_sigmas(sampling, "simple", 20)
+    border = int((sigmas[:-1] >= BOUNDARY).sum())
+    assert 2 < border < 18
+    common = {"noise_seed": seed, "steps": 20, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple"}
+    common |= {"positive": given["positive"], "negative": given["positive"]}
+    first = host.call(
+        "KSamplerAdvanced", model=high, add_noise="enable", latent_image=given["latent"], start_at_step=0,
+        end_at_step=border, return_with_leftover_noise="enable", **common,
+    )[0]  # fmt: skip
+    expected = host.call(
+        "KSamplerAdvanced", model=low, add_noise="disable", latent_image=first, start_at_step=border,
+        end_at_step=10000, return_with_leftover_noise="disable", **common,
+    )[0]  # fmt: skip
+    sample = host.module("host.pair_previews").sample_pair
+    before = torch.get_rng_state()
+    found = sample(high, low, BOUNDARY, given["positive"], None, given["latent"], seed)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(found, expected["samples"].cpu(), rtol=1e-4, atol=1e-4)
+    whole = host.module("host.pair_previews").sample_pair(
+        high, low, 0.0, given["positive"], None, given["latent"], seed
+    )
+    assert not torch.allclose(whole, found, atol=1e-2), "the other expert has a part in it"
+
+
+def test_both_are_saved_loaded_and_trained_on(host, parts, run):
+    high, low, _, _, dataset = parts
+    pair, _ = begun(host, parts, run)
+    whole = host.call("TrainStep", state=pair, steps=4, validate_every=0)[0]
+    half = host.call("TrainStep", state=pair, steps=2, validate_every=0)[0]
+    folders = host.call("GraftSaveState", state=half, name=run)[0].splitlines()
+    assert [Path(one).name for one in folders] == [f"{run}_high_noise", f"{run}_low_noise"]
+    for ending in ("high_noise", "low_noise"):
+        shutil.rmtree(Path(host.output, "graft", f"{run}_{ending}"))
+    given = {"model": high, "low_noise_model": low, "dataset": dataset}
+    for name in (f"{run}_high_noise", f"{run}_low_noise"):
+        loaded = host.call("GraftLoadState", name=name, **given)[0]
+        on = host.call("TrainStep", state=loaded, steps=2, validate_every=0, switch_every=1)[0]
+        assert all(equal(*two) for two in zip(on.states, whole.states, strict=True))
+    single = host.call("GraftLoadState", name=f"{run}_low_noise", model=low, dataset=dataset)[0]
+    assert equal(host.call("TrainStep", state=single, steps=2, validate_every=0)[0], whole.low)
+    changed = host.call("TrainStep", state=half, steps=2, validate_every=0, objective=objective(host))[0]
+    assert all(equal(*two) for two in zip(changed.states, whole.states, strict=True))
+    paths = [Path(one) for one in host.call("GraftSaveLoRA", state=whole, prefix=f"loras/{run}")[0].splitlines()]
+    assert [path.name.rpartition("_0")[0] for path in paths] == [f"{run}_high_noise", f"{run}_low_noise"]
+    for path, expert in zip(paths, ("high noise", "low noise"), strict=True):
+        with safe_open(path, "pt") as file:
+            assert file.metadata()["graft_expert"] == expert
+    with pytest.raises(ValueError, match="does not end in _high_noise or _low_noise"):
+        host.call("GraftSaveState", state=whole.high, name=run)
+        host.call("GraftLoadState", name=run, **given)
+    with pytest.raises(ValueError, match="EMA Merge: this training state is of a pair of experts"):
+        host.call("EMAMerge", model=high, state=whole)
+    with pytest.raises(ValueError, match="Split Expert Pair: this training state is of one model"):
+        host.call("GraftSplitExperts", state=whole.high)
+
+
+def test_what_does_not_fit_a_pair_is_said(host, parts, run):
+    with pytest.raises(ValueError, match="expert is high noise, and both experts are connected"):
+        begun(host, parts, run, "high noise")
+    with pytest.raises(ValueError, match="expert is both, and only one of them is connected"):
+        begun(host, parts, run, low=None)
+    with pytest.raises(ValueError, match="model and low noise model are the same model"):
+        begun(host, parts, run, model=parts[1])
+    adapter = host.call("GraftAdapter", text_encoder=True)[0]
+    with pytest.raises(ValueError, match="low noise model is connected, and train text encoder is on"):
+        begun(host, parts, run, adapter=adapter)
+    assert not list(Path(host.output, "graft").glob(f"{run}*"))
