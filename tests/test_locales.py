@@ -160,7 +160,7 @@ def test_every_text_of_the_panels_has_a_chinese_one_with_the_same_blanks():
 
 
 def test_no_chinese_text_is_left_over():
-    everything = "\n".join(panel_sources().values()) + (ROOT / "nodes" / "training.py").read_text(
+    everything = "\n".join(panel_sources().values()) + (ROOT / "nodes" / "step_call.py").read_text(
         encoding="utf-8"
     ).replace('"', "'")
     words = set(re.findall(QUOTED, everything)) | set(re.findall(r"\b(\w+): \(\) =>", everything))
