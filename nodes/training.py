@@ -215,7 +215,7 @@ def _check_pair(adapter: AdapterSettings, training_only: Any, words: Any) -> Non
     if training_only:
         errors.append("a training-only LoRA is connected, which is that of one expert")
     if words is not None:
-        errors.append("Train Words is connected, whose words one model at a time learns")
+        errors.append("Train Words is connected, whose words are for one model")
     if process_group.current().size > 1:
         errors.append("there are several ranks")
     if errors:
