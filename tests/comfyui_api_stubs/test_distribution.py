@@ -1,0 +1,192 @@
+"""comfyui-api-stubs as a distribution of its own: the wheel is built, and works without Graft; its pytest plugin loads
+packs, checks nodes and runs workflows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from graft_nodes.nodes import NODES
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "comfyui_api_stubs"
+BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
+ALONE = """
+import sys
+sys.modules["graft_nodes"] = None
+import comfyui_api_stubs
+assert comfyui_api_stubs.install()
+import comfy.comfy_types, comfy_api.v0_0_2, execution, folder_paths, nodes
+from comfy_api.latest import IO, UI, io
+assert IO is io and IO.Autogrow and UI.PreviewMask
+print(comfyui_api_stubs.__file__)
+"""
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-z", FOLDER], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.strip("\0").split("\0") if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from what is tracked alone."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for name in tracked():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    command = [sys.executable, "-c", BUILD, str(out)]
+    done = subprocess.run(command, cwd=source / FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory):
+    """A folder with the wheel installed in it, and nothing else."""
+    site = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
+    return site
+
+
+@pytest.fixture
+def run_pytest(pytester, monkeypatch, site):
+    """pytest in a process and a folder of its own, with the wheel; the plugin is found by its entry point."""
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    pytester.makeini("[pytest]")
+    return pytester.runpytest_subprocess
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        metadata = [name for name in archive.namelist() if ".dist-info/" in name]
+    assert sorted(names) == sorted(name for name in tracked() if name.endswith((".py", "py.typed")))
+    assert any(name.endswith("licenses/LICENSE") for name in metadata)
+
+
+def test_the_wheel_works_without_graft(site, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(site))
+
+
+PACK = """
+from comfy_api.latest import ComfyExtension, io
+import folder_paths
+
+
+class Double(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema("Double", inputs=[io.Int.Input("value", default=1)], outputs=[io.Int.Output()])
+
+    @classmethod
+    def execute(cls, value):
+        return io.NodeOutput(2 * value)
+
+
+class Wrong:
+    RETURN_TYPES, RETURN_NAMES, FUNCTION, CATEGORY = ("INT",), ("a", "b"), "run", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"value": ("INT", {"default": 9, "max": 5})}, "optinal": {}}
+
+    def run(self, other):
+        return (other,)
+
+
+class Show(Wrong):
+    RETURN_TYPES, RETURN_NAMES, OUTPUT_NODE = (), (), True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"value": ("INT", {"default": 0})}}
+
+    def run(self, value):
+        if value > 10:
+            raise ValueError("too much")
+        return {"ui": {"text": [str(value)]}}
+
+
+NODE_CLASS_MAPPINGS = {"Double": Double, "Wrong": Wrong, "Show": Show}
+"""
+
+
+def workflow(value, shown="Show"):
+    return {
+        "1": {"class_type": "Double", "inputs": {"value": value}},
+        "2": {"class_type": shown, "inputs": {"value": ["1", 0]}},
+    }
+
+
+def files_needed():
+    load = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "big.safetensors"}}
+    encode = {"class_type": "CLIPTextEncode", "inputs": {"text": "", "clip": ["1", 1]}}
+    empty = {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}}
+    decode = {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["1", 2]}}
+    return {
+        "1": load,
+        "2": encode,
+        "3": empty,
+        "4": decode,
+        "5": {"class_type": "PreviewImage", "inputs": {"images": ["4", 0]}},
+    }
+
+
+def test_a_pack_is_loaded_checked_and_its_workflows_run(pytester, run_pytest):
+    pack = pytester.path / "pack"
+    (pack / "workflows").mkdir(parents=True)
+    (pack / "__init__.py").write_text(PACK, encoding="utf-8")
+    files = {"good": workflow(4), "fails": workflow(6), "other": workflow(1, "NotHere"), "files": files_needed()}
+    for name, data in files.items():
+        (pack / "workflows" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
+    (pack / "package.json").write_text('{"name": "no workflow"}', encoding="utf-8")
+    (pytester.path / "test_own.py").write_text(
+        "def test_run(comfy_pack):\n"
+        f"    assert comfy_pack.run({workflow(3)!r})['2'] == {{'text': ['6']}}\n"
+        "    assert list(comfy_pack.nodes) == ['Double', 'Wrong', 'Show']\n",
+        encoding="utf-8",
+    )
+    result = run_pytest("--comfy-pack=pack", "test_own.py", "-rA")
+    result.assert_outcomes(passed=5, failed=2, skipped=2)
+    text = result.stdout.str()
+    assert "RETURN_NAMES has 2 entries for 1 outputs" in text and "its default 9 is not from 9 to 5" in text
+    assert "INPUT_TYPES has 'optinal'" in text and "run takes no value, which INPUT_TYPES has" in text
+    assert "node 2 (Show): ValueError: too much" in text
+    assert "the embedded host has no NotHere" in text and "it needs big.safetensors" in text
+    for name in ("pack::loads", "node::Double", "workflow::workflows/good.json"):
+        assert f"{name}" in text
+
+
+def test_a_pack_that_does_not_load_is_told_with_its_stack(pytester, run_pytest):
+    (pytester.path / "pack.py").write_text("import no_such_package\n", encoding="utf-8")
+    result = run_pytest("--comfy-pack=pack.py")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*pack.py does not load:*", "*ModuleNotFoundError*no_such_package*"])
+
+
+def test_a_pack_that_is_not_there_is_refused(run_pytest):
+    result = run_pytest("--comfy-pack=nowhere")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--comfy-pack: there is no *nowhere*"])
+
+
+def test_graft_itself_loads_and_its_nodes_are_valid(run_pytest):
+    result = run_pytest(f"--comfy-pack={ROOT}", "-k", "not workflow")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 1 + len(NODES) and "failed" not in outcomes
