@@ -9,6 +9,8 @@ python dev.py check                     formatter, linters, type checker, known 
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
 python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of ComfyUI's own templates with what its front
                                         end exports in a browser: COMFYUI_PATH or ~/ComfyUI; --help lists the options
+python dev.py execution-tests CHECKOUT …  run ComfyUI's own execution tests on the embedded host: of a folder, or of a
+                                        version such as v0.33.0, which is fetched (5 minutes each)
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
                                         needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
@@ -146,6 +148,12 @@ def templates(arguments: list[str]) -> None:
     """Compare what Graft makes of ComfyUI's own templates with what ComfyUI's front end exports."""
     install("develop")
     run("-m", "graft_nodes.tests.headless.templates", *arguments)
+
+
+def execution_tests(arguments: list[str]) -> None:
+    """Run ComfyUI's own execution tests, unchanged, on the embedded host."""
+    install("develop")
+    run("-m", "graft_nodes.tests.with_comfyui.execution_tests", *arguments)
 
 
 def second_device(arguments: list[str]) -> None:
@@ -295,6 +303,7 @@ def main(arguments: list[str]) -> None:
         "browser": browser,
         "host": host,
         "templates": templates,
+        "execution-tests": execution_tests,
         "second-device": second_device,
         "gpu": gpu,
     }

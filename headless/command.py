@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from . import doctor, hosts, log, run, torchrun, workflow
+from . import caching, doctor, hosts, log, run, torchrun, workflow
 from .problem import HostError, Problem, WorkflowError
 from .schema import catalogue
 
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         help="with --shard: get exactly the bytes that one process gets; slower, and uses private parts of torch"
         " (default: FSDP2's own order of sums; without --shard you always get the bytes of one process)",
     )
+    caching.add_options(runs)
     commands.add_parser(
         "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
     )
@@ -122,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     edits.add_argument("--cpu", action="store_true", help="run on the CPU only")
     edits.add_argument("--input", metavar="DIR", help="the input folder (default: ./input)")
     edits.add_argument("--output", metavar="DIR", help="the output folder (default: ./output)")
+    edits.add_argument(
+        "--pack", metavar="DIR", action="append", default=[], help="load this pack of nodes too; may be given again"
+    )
+    caching.add_options(edits)
     edits.add_argument("--verbose", action="store_true", help="show the host's own log, and every refused request")
     return parser
 
@@ -179,7 +184,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         document = workflow.read(arguments.workflow)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
-        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         report["device"] = doctor.device(host)
         print(f"device: {report['device']}", file=stream, flush=True)
@@ -234,7 +239,7 @@ def _follow(arguments: argparse.Namespace) -> int:
         assert place is not None
         torchrun.take_device(place, arguments.cpu)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
-        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
         if not arguments.verbose:
             logging.getLogger().setLevel(logging.WARNING)  # the first rank logs the rest
         with log.quiet("execution"), _join(host, place, arguments) as group:

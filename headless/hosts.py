@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import comfyui_api_stubs
 from . import log, signals
+from .caching import Caching
 from .problem import HostError
 
 PACKAGE = Path(__file__).absolute().parent.parent
@@ -48,6 +49,7 @@ class Host:
     folders: ModuleType
     management: ModuleType
     utils: ModuleType
+    caching: Caching
     not_imported: list[str] = field(default_factory=list)
 
     @property
@@ -122,7 +124,13 @@ def folder_named(name: str, what: str) -> Path:
     return path
 
 
-def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
+def open_host(
+    choice: Choice,
+    cpu: bool,
+    input_folder: str | None,
+    output_folder: str | None,
+    caching: Caching = Caching(),  # noqa: B008  (it cannot be changed)
+) -> Host:
     """Import the host's modules, set its folders, and load its nodes and Graft's. Raises HostError that says what to do
     if that fails.
     """
@@ -131,10 +139,10 @@ def open_host(choice: Choice, cpu: bool, input_folder: str | None, output_folder
     if output_folder is not None:
         folder_named(output_folder, "--output")
     with signals.stopping():
-        return _opened(choice, cpu, input_folder, output_folder)
+        return _opened(choice, cpu, input_folder, output_folder, caching)
 
 
-def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None) -> Host:
+def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None, caching: Caching) -> Host:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     if choice.root is None:
@@ -152,7 +160,8 @@ def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: 
         raise HostError(_import_failure(choice, error)) from error
     if choice.root is not None:
         _configure_comfyui(choice.root, folders)
-    host = Host(choice, loop, server.PromptServer(loop), nodes, execution, folders, management, utils)
+    caching.type_in(execution)
+    host = Host(choice, loop, server.PromptServer(loop), nodes, execution, folders, management, utils, caching)
     _set_folders(host, input_folder, output_folder)
     load_nodes(host)
     return host
@@ -163,6 +172,17 @@ def load_other_packs(host: Host) -> None:
     with signals.stopping():
         for name in ("init_builtin_api_nodes", "init_external_custom_nodes"):
             host.loop.run_until_complete(getattr(host.nodes, name)())
+
+
+def load_packs(host: Host, packs: Sequence[str]) -> None:
+    """Load other packs by their folder or file. Raises HostError if one does not load."""
+    for pack in packs:
+        path = folder_named(pack, "--pack")
+        known = set(host.nodes.NODE_CLASS_MAPPINGS)
+        with signals.stopping():
+            loaded = host.loop.run_until_complete(host.nodes.load_custom_node(str(path), ignore=known))
+        if not loaded:
+            raise HostError(f"--pack {pack} did not load; the log above says why")
 
 
 def missing_requirements(root: Path) -> list[str]:

@@ -5,7 +5,6 @@ files it wrote.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import time
 import uuid
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from . import signals, workflow
+from .caching import new_executor
 from .hosts import Host
 from .problem import Problem
 from .progress import Progress
@@ -222,15 +222,6 @@ def _once(problems: Sequence[Problem], look_up: Catalogue) -> list[Problem]:
             named = schema.named_in(said)
         kept += [problem for problem in same if problem.input in named] or same[:1]
     return kept
-
-
-def new_executor(host: Host) -> Any:
-    """A new executor of the host. Newer ComfyUI versions need a cache type: CLASSIC keeps every output."""
-    execution = host.execution
-    if "cache_args" in inspect.signature(execution.PromptExecutor.__init__).parameters:
-        caching = {"lru": 0, "ram": 4.0, "ram_inactive": 4.0}
-        return execution.PromptExecutor(host.server, cache_type=execution.CacheType.CLASSIC, cache_args=caching)
-    return execution.PromptExecutor(host.server)
 
 
 def _read_messages(result: Result, messages: list[tuple[str, dict[str, Any]]], graph: Graph) -> None:

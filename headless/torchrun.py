@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import hosts, rank_placement, run, signals
+from .caching import new_executor
 from .problem import HostError
 from .workflow import Catalogue, Graph
 
@@ -227,7 +228,7 @@ class Follower:
 
     def __init__(self, host: hosts.Host, group: Any) -> None:
         self.host, self.group = host, group
-        self.executor = run.new_executor(host)
+        self.executor = new_executor(host)
         self.graph: Graph = {}
         self.results: dict[str, rank_placement.Values] = {}
         self.busy = False

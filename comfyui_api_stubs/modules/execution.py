@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import comfy.model_management
+import latent_preview
 import torch
 from comfy_api.internal import (
     _ComfyNodeInternal,
@@ -805,6 +806,7 @@ class PromptExecutor:
         execute_outputs: list[str] = [],  # noqa: B006
     ) -> None:
         """Execute a validated workflow as far as `execute_outputs` need it."""
+        latent_preview.set_preview_method(extra_data.get("preview_method"))
         nodes.interrupt_processing(False)
         self.server.client_id = extra_data.get("client_id")
         self.server.last_prompt_id = prompt_id
@@ -920,7 +922,8 @@ def _range_problem(name: str, value: Any, input_type: Any, options: dict) -> dic
         return _problem("value_smaller_than_min", f"Value {value} smaller than min of {options['min']}", name, **extra)
     if "max" in options and value > options["max"]:
         return _problem("value_bigger_than_max", f"Value {value} bigger than max of {options['max']}", name, **extra)
-    if not isinstance(input_type, list) and input_type != "COMBO":
+    is_combo = isinstance(input_type, list) or input_type == "COMBO"  # packs override __ne__, not __eq__
+    if not is_combo:
         return None
     choices = input_type if isinstance(input_type, list) else options.get("options") or []
     chosen = value if options.get("multiselect") and isinstance(value, list) else [value]
@@ -952,8 +955,10 @@ class _Validator:
         inputs = self.prompt[node_id].get("inputs", {}).values()
         return [value[0] for value in inputs if is_link(value) and value[0] in self.prompt]
 
-    async def visit(self, node_id: str) -> None:
-        """Find the problems of one node itself; what its own validation raises is one of them."""
+    async def visit(self, node_id: str, is_start: bool) -> None:
+        """Find the problems of one node itself; what its own validation raises is one of them, under a name that tells
+        an output of the workflow from a node that it needs.
+        """
         class_def = self.known_class(node_id)
         if node_id in self.problems or class_def is None:
             return
@@ -961,12 +966,14 @@ class _Validator:
             self.problems[node_id] = await self._of_node(node_id, class_def)
         except Exception as error:  # noqa: BLE001  (a node's own code: whatever it raises is reported as the node's problem)
             extra = {
+                "exception_message": str(error),
                 "exception_type": full_type_name(type(error)),
                 "traceback": traceback.format_tb(error.__traceback__),
             }
-            self.problems[node_id] = [
-                _problem("exception_during_validation", "Exception when validating node", str(error), **extra)
-            ]
+            kind, message = "exception_during_inner_validation", "Exception when validating inner node"
+            if is_start:
+                kind, message = "exception_during_validation", "Exception when validating node"
+            self.problems[node_id] = [_problem(kind, message, str(error), **extra)]
 
     def found(self) -> dict[str, list[dict]]:
         """All problems, by node in the workflow's order."""
@@ -1201,7 +1208,7 @@ async def validate_prompt(
     for start in list(prompt) if unknown or not outputs else outputs:
         validator.cycles(start)
         for node_id in validator.upstream(start):
-            await validator.visit(node_id)
+            await validator.visit(node_id, node_id == start)
     dependents = validator.dependents(outputs) if validator.found() else {}
     node_errors = {
         node_id: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from comfy.cli_args import LatentPreviewMethod, args
 
 MAX_PREVIEW_RESOLUTION = args.preview_size
+default_preview_method = args.preview_method
 
 
 class LatentPreviewer:
@@ -58,3 +60,15 @@ def prepare_callback(model: Any, steps: int, x0_output_dict: dict | None = None)
         )
 
     return callback
+
+
+def set_preview_method(override: str | None = None) -> None:
+    """Use a preview method from now on ("none", "auto", "latent2rgb" or "taesd"); without one, or with "default", the
+    host's own.
+    """
+    method = None
+    if override and override != "default":
+        method = LatentPreviewMethod.from_string(override)
+        if method is None:
+            logging.warning("there is no preview method %r", override)
+    args.preview_method = method or default_preview_method

@@ -752,6 +752,27 @@ class PreviewAny:
         return {"ui": {"text": (text,)}}
 
 
+class RebatchImages(io.ComfyNode):
+    """Cuts a list of batches into batches of one size."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="RebatchImages",
+            display_name="Rebatch Images",
+            category="image/batch",
+            is_input_list=True,
+            inputs=[io.Image.Input("images"), io.Int.Input("batch_size", default=1, min=1, max=4096)],
+            outputs=[io.Image.Output(is_output_list=True)],
+        )
+
+    @classmethod
+    def execute(cls, images: list[torch.Tensor], batch_size: list[int]) -> io.NodeOutput:
+        single = [image for batch in images for image in batch.split(1)]
+        size = batch_size[0]
+        return io.NodeOutput([torch.cat(single[start : start + size]) for start in range(0, len(single), size)])
+
+
 # --- primitives -------------------------------------------------------------------------------------------------------
 
 
@@ -920,6 +941,7 @@ async def init_builtin_extra_nodes() -> list[str]:
     for primitive in (PrimitiveString, PrimitiveStringMultiline, PrimitiveInt, PrimitiveFloat, PrimitiveBoolean):
         schema = primitive.GET_SCHEMA()
         _register(schema.node_id, primitive, schema.display_name, set(), "comfy_extras.nodes_primitive")
+    _register("RebatchImages", RebatchImages, "Rebatch Images", set(), "comfy_extras.nodes_rebatch")
     return []
 
 

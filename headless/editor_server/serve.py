@@ -14,6 +14,7 @@ import webbrowser
 from typing import Any
 
 from .. import hosts
+from ..caching import chosen
 from ..problem import HostError
 
 PATIENCE = 60.0  # seconds to wait for an interrupted workflow to end
@@ -29,7 +30,8 @@ def main(arguments: argparse.Namespace) -> int:
     listening = listen(arguments.listen, arguments.port)
     with contextlib.closing(listening):
         choice = hosts.Choice(None, "the editor runs on it")
-        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, chosen(arguments))
+        hosts.load_packs(host, arguments.pack)
         print(f"host: {choice}", flush=True)
         return host.loop.run_until_complete(_serve(host, front_end, listening, arguments))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 from typing import Any
 
-from .. import run
+from ..caching import new_executor
 from ..hosts import Host
 from .clients import UNENCODED_PREVIEW_IMAGE
 
@@ -24,7 +23,12 @@ class Worker:
         self.ending = threading.Event()
 
     def start(self) -> None:
-        """Start the thread, and send the progress of nodes to the clients."""
+        """Start the thread, and send the progress of nodes to the clients, with previews unless a workflow asks for
+        none.
+        """
+        import latent_preview
+
+        latent_preview.default_preview_method = latent_preview.LatentPreviewMethod.Auto
         self.host.utils.set_progress_bar_global_hook(self._moved)
         self.host.utils.set_progress_bar_enabled(False)
         self.thread.start()
@@ -43,7 +47,7 @@ class Worker:
         return not self.thread.is_alive()
 
     def _work(self) -> None:
-        executor = run.new_executor(self.host)
+        executor = new_executor(self.host)
         while not self.ending.is_set():
             entry = self.queue.get(timeout=IDLE)
             self._asked(executor, self.queue.get_flags())  # before workflows that were queued later
@@ -55,7 +59,6 @@ class Worker:
         server.last_prompt_id = prompt_id
         if self.ending.is_set():
             return
-        _set_previews(extra_data.get("preview_method"))
         try:
             executor.execute(prompt, prompt_id, extra_data, outputs)
         finally:
@@ -99,16 +102,3 @@ class Worker:
         flags = server.sockets_metadata.get(server.client_id, {}).get("feature_flags", {})
         if preview is not None and flags.get("supports_preview_metadata") is not True:
             server.send_sync(UNENCODED_PREVIEW_IMAGE, preview, server.client_id)
-
-
-def _set_previews(method: Any) -> None:
-    """Set the latent preview method for this workflow: the one the client asked for, else Auto."""
-    from comfy.cli_args import LatentPreviewMethod, args
-
-    if isinstance(method, str):
-        preview_method = LatentPreviewMethod.from_string(method)
-    else:
-        preview_method = None
-    args.preview_method = preview_method or LatentPreviewMethod.Auto
-    if isinstance(method, str) and preview_method is None and method != "default":
-        logging.warning("there is no preview method %r", method)

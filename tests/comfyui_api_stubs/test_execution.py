@@ -378,6 +378,20 @@ def test_a_v3_class_is_locked_while_it_runs(host):
     assert result["errors"]["1"][0]["exception_type"] == "AttributeError"
 
 
+def test_previews_follow_each_workflow(host, monkeypatch):
+    import latent_preview
+    from comfy.cli_args import LatentPreviewMethod
+
+    if not hasattr(latent_preview, "set_preview_method"):
+        pytest.skip("this ComfyUI has one preview method for all workflows")
+    monkeypatch.setattr(latent_preview, "default_preview_method", LatentPreviewMethod.TAESD)
+    monkeypatch.setattr(latent_preview.args, "preview_method", LatentPreviewMethod.TAESD)
+    methods = {"none": "none", "latent2rgb": "latent2rgb", "default": "taesd", "no such": "taesd", None: "taesd"}
+    for asked, used in methods.items():
+        host.run({"1": node("TestShow", value="x")}, extra_data={"preview_method": asked})
+        assert latent_preview.args.preview_method.value == used
+
+
 def test_execute_from_outside_a_loop(host):
     host.executor.execute({"1": node("TestShow", value="x")}, "id", {}, ["1"])
     assert host.executor.success and host.executor.history_result["outputs"] == {"1": {"text": ["x"]}}
@@ -438,6 +452,21 @@ def test_one_good_output_is_enough_for_comfyui(host):
     }
     valid, error, outputs, node_errors = host.validate(prompt)
     assert (valid, error, outputs) == (True, None, ["1"]) and list(node_errors) == ["3"]
+
+
+def test_what_a_nodes_validation_raises_is_told_apart(host):
+    raising = {"VALIDATE_INPUTS": classmethod(lambda cls, value: 1 / 0)}
+    host.nodes.NODE_CLASS_MAPPINGS["TestRaises"] = type("TestRaises", (Changing,), raising)
+    host.nodes.NODE_CLASS_MAPPINGS["TestRaisesShown"] = type(
+        "TestRaisesShown", (Changing,), {**raising, "OUTPUT_NODE": True}
+    )
+    prompt = {"1": node("TestRaises", value=1), "2": node("TestShow", value=["1", 0])}
+    errors = host.run({**prompt, "3": node("TestRaisesShown", value=1)})["errors"]
+    assert {key: [error["type"] for error in found] for key, found in errors.items()} == {
+        "1": ["exception_during_inner_validation"],
+        "3": ["exception_during_validation"],
+    }
+    assert errors["1"][0]["extra_info"]["exception_type"] == "ZeroDivisionError"
 
 
 def test_constants_are_converted(host):

@@ -6,7 +6,7 @@ import os
 import types
 
 import pytest
-from graft_nodes.headless import run
+from graft_nodes.headless import caching, run
 
 GRAPH = {
     "1": {"class_type": "Painter", "inputs": {}, "_meta": {"title": "paints"}},
@@ -21,6 +21,7 @@ class MadeUpHost:
         self.output, self.sent, self.noted, self.writes, self.results = output, sent, noted, writes, results or {}
         self.loop, self.page = asyncio.new_event_loop(), []
         self.execution = types.SimpleNamespace(PromptExecutor=self.executor, validate_prompt=self.validate_prompt)
+        self.caching = caching.Caching()
         self.server = types.SimpleNamespace(send_sync=lambda *event: self.page.append(event))
         self.folders = types.SimpleNamespace(
             get_output_directory=lambda: str(output), get_directory_by_type=lambda kind: str(output.parent / kind)

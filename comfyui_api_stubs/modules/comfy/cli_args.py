@@ -66,8 +66,10 @@ args = argparse.Namespace(
     reserve_vram=None,
     fast=set(),
     verbose="INFO",
+    cache_classic=False,
     cache_lru=0,
     cache_none=False,
+    cache_ram=[],
     default_device=None,
     cuda_device=None,
 )
