@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from . import parse
 from .entry import LoraEntry
 from .key_formats import registry as key_formats
 
@@ -188,7 +189,7 @@ def _problem(tensor: Tensor, part: TokenizerPart) -> str | None:
         return f"expected vectors of {part.width} numbers for {part.key}, got {tensor.dtype} {tuple(tensor.shape)}"
     if tensor.shape[-1] != part.width:
         return f"its vectors have {tensor.shape[-1]} numbers, {part.key} of this CLIP takes {part.width}"
-    if not bool(torch.isfinite(tensor.float()).all()):
+    if not parse.is_finite(tensor):
         return "holds NaN or infinite values"
     return None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import threading
+from collections import OrderedDict
 
+import torch
 from torch import Tensor
 
 from ...storage.bounded_read import MB, read_bounded
@@ -12,6 +14,9 @@ from ...storage.safetensors import TensorInfo, load_safetensors, read_header
 from .peft_config import BESIDE
 
 _MOST_SETTINGS = 16 * MB  # of an adapter_config.json
+_MOST_FILES = 128  # that are kept open: they are mapped, so the system keeps or drops their bytes
+_opened: OrderedDict[str, tuple[tuple[tuple[int, int], ...], tuple[dict[str, Tensor], dict[str, str]]]] = OrderedDict()
+_lock = threading.Lock()
 
 
 def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -25,8 +30,24 @@ def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`load`, cached as long as the file's `version` stays the same; do not modify the result."""
-    return _load_version(path, version(path))
+    """`load`, kept as long as the file's `version` stays the same; do not modify the result.
+
+    The files used last are kept. A file that has changed takes the place of what it was.
+    """
+    current = version(path)
+    with _lock:
+        kept = _opened.get(path)
+        if kept is not None and kept[0] == current:
+            _opened.move_to_end(path)
+            return kept[1]
+    with torch.inference_mode(False):  # as tensors that count their changes, so that they are checked once
+        contents = load(path)
+    with _lock:
+        _opened[path] = current, contents
+        _opened.move_to_end(path)
+        if len(_opened) > _MOST_FILES:
+            _opened.popitem(last=False)
+    return contents
 
 
 def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
@@ -46,11 +67,6 @@ def version(path: str) -> tuple[tuple[int, int], ...]:
         status = os.stat(written)
         versions.append((status.st_size, status.st_mtime_ns))
     return tuple(versions)
-
-
-@lru_cache(maxsize=128)  # mapped files: the system keeps or drops their bytes
-def _load_version(path: str, version: tuple[tuple[int, int], ...]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    return load(path)
 
 
 def _peft_config_path(path: str) -> str | None:

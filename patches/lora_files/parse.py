@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...storage.problem_list import problem_lines
 from ..adapters.diff import Diff
@@ -276,13 +277,13 @@ def _layers(
     if any(file_format.ignores_alpha(tensors) for file_format in present):
         tensors.pop("alpha", None)
     for role, tensor in tensors.items():
-        if not _is_finite(tensor):
+        if not is_finite(tensor):
             problems.append(f"{group[role][0]}: holds NaN or infinite values")
     alpha = tensors.get("alpha")
     if alpha is not None and alpha.numel() != 1:
         problems.append(f"{group['alpha'][0]}: expected one number, got {tuple(alpha.shape)}")
         return
-    if alpha is not None and _is_finite(alpha) and abs(float(alpha)) > LARGEST_ALPHA:
+    if alpha is not None and is_finite(alpha) and abs(float(alpha)) > LARGEST_ALPHA:
         problems.append(f"{group['alpha'][0]}: is {float(alpha):g}, expected at most {LARGEST_ALPHA:g}; it is damaged")
     contradiction = _contradiction(group, present)
     if contradiction is not None:
@@ -311,8 +312,25 @@ def _layers(
         yield _place(target, placed), placed.layer
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether a layer's numbers are finite in float32, in which they are computed with."""
+# what `is_finite` found of each tensor that is still in use, and the version of its contents
+_looked_at: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a file's numbers are finite in float32, in which they are computed with.
+
+    Each tensor is looked at once: a row whose strength changes keeps its file's tensors.
+    """
+    if tensor.is_inference():  # its contents may change without a new version
+        return _all_finite(tensor)
+    looked_at = _looked_at.get(tensor)
+    if looked_at is None or looked_at[0] != tensor._version:
+        looked_at = tensor._version, _all_finite(tensor)
+        _looked_at[tensor] = looked_at
+    return looked_at[1]
+
+
+def _all_finite(tensor: Tensor) -> bool:
     if tensor.element_size() in (1, 8):
         tensor = tensor.float()
     return bool(torch.isfinite(tensor).all())

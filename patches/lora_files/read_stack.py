@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...storage.problem_list import problem_lines
@@ -245,7 +244,7 @@ def _read_enlarging(
         raise ValueError(f"{refused}- it enlarges {', '.join(unknown)}, which this model does not have")
     if not can_enlarge:
         raise ValueError(f"{refused}- it enlarges {', '.join(names)}; only a real ComfyUI can do that")
-    not_finite = [key for key, tensor in state.items() if not bool(torch.isfinite(tensor.float()).all())]
+    not_finite = [key for key, tensor in state.items() if not parse.is_finite(tensor)]
     if not_finite:
         raise ValueError(refused + problem_lines([f"{key}: holds NaN or infinite values" for key in not_finite]))
     layers = {name: key_map[name].weight for name in names}

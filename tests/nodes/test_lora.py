@@ -1,5 +1,6 @@
 """The LoRA nodes on the open host, against the host's own LoRA loader and float64."""
 
+import builtins
 import hashlib
 import json
 import logging
@@ -719,6 +720,47 @@ def test_a_second_queue_reads_nothing(host, small, files):
     os.utime(path)  # changed on disk: noticed
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         host.call("LoRAStackPatch", model=model, lora_stack=stack)
+
+
+@pytest.mark.parametrize("mode", ["merge", "bypass", "host"])
+def test_a_changed_strength_opens_no_file_and_checks_no_tensor(host, small, files, monkeypatch, mode):
+    """Counted: what is opened, and the numbers that are looked at for NaN."""
+    model, loaded = small.unet(), None
+    looked_at, opened, real_finite, real_open = [], [], torch.isfinite, builtins.open
+
+    def finite(tensor):
+        looked_at.append(tensor.numel())
+        return real_finite(tensor)
+
+    def opening(path, *arguments, **settings):
+        opened.append(str(path))
+        return real_open(path, *arguments, **settings)
+
+    monkeypatch.setattr(torch, "isfinite", finite)
+    monkeypatch.setattr(builtins, "open", opening)
+    counts = []
+    for strength in (1.0, 0.25, -0.5):
+        listed = rows({"file": "lora0.safetensors", "model": strength}, {"file": "lora1.safetensors", "model": 0.5})
+        stack, _ = host.call("GraftLoRAStack", rows=listed)
+        loaded = host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)[0]
+        small.load(loaded)
+        counts.append((len(looked_at), len([path for path in opened if path.endswith(".safetensors")])))
+    assert counts[0][0] > 0 and counts[0] == counts[1] == counts[2]
+    path = os.path.join(host.models, "loras", "lora0.safetensors")
+    state = {key: value.clone() for key, value in files["lora0.safetensors"].items()}
+    damaged = next(key for key in state if "lora_up" in key)
+    state[damaged].view(-1)[0] = float("nan")
+    save_file(state, path)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        host.call("LoRAStackPatch", model=model, lora_stack=stack, mode=mode)
+
+
+def test_a_trained_lora_that_changes_in_place_is_checked_again(host, small):
+    model, state = small.unet(), small.lora(small.unet(), 3)
+    host.call("LoRAStackPatch", model=model, lora_model=state)
+    next(tensor for key, tensor in state.items() if "lora_up" in key).view(-1)[0] = float("inf")
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        host.call("LoRAStackPatch", model=model, lora_model=state)
 
 
 def test_a_partial_row_applies_and_counts(host, small):
