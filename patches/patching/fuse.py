@@ -217,19 +217,21 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _add_product(rows: Tensor, fused: Fused, target: Tensor) -> None:
-    """Write rows + up @ down in the weight's own type, a block of rows at a time."""
+    """Write rows + up @ down in the weight's own type, a block of rows and columns at a time."""
     half = rows.dtype == torch.bfloat16
-    if half and fused.down.dtype == torch.bfloat16:
-        down = fused.down
-    else:
-        down = fused.down.float()
-    for block in _blocks(len(rows), FACTOR_ELEMENTS // max(1, len(fused.scale))):
-        up = fused.up_of(block)
-        if half:
-            factors = bfloat16_factors(up, down, rows[block])
-        else:
-            factors = (up, down)
-        torch.addmm(rows[block], *factors, out=target[block])
+    step = FACTOR_ELEMENTS // max(1, len(fused.scale))
+    for columns in _blocks(rows.shape[1], step):
+        down = fused.down[:, columns]
+        if not half or down.dtype != torch.bfloat16:
+            down = down.float()
+        for block in _blocks(len(rows), step):
+            base = rows[block, columns]
+            up = fused.up_of(block)
+            if half:
+                factors = bfloat16_factors(up, down, base)
+            else:
+                factors = (up, down)
+            torch.addmm(base, *factors, out=target[block, columns])
 
 
 def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Generator | None) -> None:

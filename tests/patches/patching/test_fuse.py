@@ -1,5 +1,7 @@
 """Fused stacks against deltas worked out by hand in float64."""
 
+import weakref
+
 import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
@@ -16,6 +18,7 @@ from graft_nodes.patches.patching.fuse import (
     shared_out,
 )
 from graft_nodes.patches.patching.strength_schedule import Schedule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def generator(seed=0):
@@ -218,6 +221,47 @@ def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtyp
     assert (
         error <= (1.0001 if dtype == torch.bfloat16 else 8) * best
     )  # float32 sums of 48 products are rounded on the way
+
+
+class Peak(TorchDispatchMode):
+    """`highest`: the most bytes that were made inside and alive at once; `before` was there already."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.sizes = {tensor.untyped_storage()._cdata: 0 for tensor in before}
+        self.alive = self.highest = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            storage = result.untyped_storage()
+            if storage._cdata not in self.sizes:
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.alive += storage.nbytes()
+                weakref.finalize(storage, self.freed, storage._cdata)
+        self.highest = max(self.highest, self.alive)
+        return result
+
+    def freed(self, key):
+        self.alive -= self.sizes.pop(key)
+
+
+def test_wide_weights_take_no_more_memory_beside_their_joined_factors(monkeypatch):
+    """Only the factors side by side, in the files' type, are as long as a row; they are split and rounded in blocks."""
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.FACTOR_ELEMENTS", 2**12)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", lambda dtype, device: True)
+    peaks, rank = {}, 16
+    for columns in (640, 5120):
+        base = random(64, columns, seed=1, dtype=torch.bfloat16)
+        patches = [Patch(linear(64, columns, rank, seed=n, dtype=torch.float16), 0.3) for n in range(2)]
+        made, factors = torch.empty_like(base), [part for each in patches for part in (each.layer.up, each.layer.down)]
+        with Peak([base, made, *factors]) as peak:
+            patched(base, patches, out=made)
+        peaks[columns] = peak.highest - 2 * 2 * rank * columns
+        exact = by_hand(base, patches)
+        best = (exact.bfloat16().double() - exact).abs().mean()
+        assert (made.double() - exact).abs().mean() <= 1.0001 * best
+    assert peaks[5120] < 1.1 * peaks[640]
 
 
 def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
