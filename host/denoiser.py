@@ -8,13 +8,21 @@ from typing import Any
 
 import torch
 
+from ..patches.adapters.rank_mask import at_timesteps
 from ..patches.models import registry
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
-from .model_sampling import as_comfyui_counts, noisy_latents, prediction_type, sigma_at, with_zero_terminal_snr
+from .model_sampling import (
+    as_comfyui_counts,
+    noisy_latents,
+    prediction_type,
+    sigma_at,
+    timestep_of,
+    with_zero_terminal_snr,
+)
 
 
 class Denoiser:
@@ -131,11 +139,12 @@ class Denoiser:
         for name, condition in conditions[0].items():
             arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
-        if wrapper is None:
-            return self.model.apply_model(x, sigma, **arguments).float()
-        return wrapper(
-            self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
-        ).float()
+        with at_timesteps(timestep_of(self.sampling, sigma)):
+            if wrapper is None:
+                return self.model.apply_model(x, sigma, **arguments).float()
+            return wrapper(
+                self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
+            ).float()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from ..patches.patching import ledger
 from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
 from .base_weights import base_weights
-from .lora_host_patches import can_enlarge, enlarges_weight, with_enlarging_loras, with_host_patches
 from .lora_injection import carried_stacks, inject_stacks
 from .model_difference import weight_as_sampled
 
@@ -42,6 +41,8 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
     prompts call them with `embedding:NAME`. Raises ValueError that lists everything wrong with
     every entry; no model is touched before that.
     """
+    from .lora_host_patches import with_enlarging_loras
+
     weights = model_weights(model, clip)
     if clip is not None and any(key_formats.embedding_names(entry.state_dict) for entry in entries):
         weights = _with_tokenizer(weights, clip)
@@ -65,6 +66,8 @@ def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: 
 
 def with_patches(patcher: Any, label: str, patches: Patches, mode: str) -> tuple[Any, list[str]]:
     """(Clone of a patcher with these patches by weight, report lines). ValueError if the mode is impossible."""
+    from .lora_host_patches import with_host_patches
+
     target = PatchTarget(label, patcher.model, carried_stacks(patcher), why_not_merge(patcher))
     plan = plan_stack(target, patches, mode)
     if plan.host_patches:
@@ -111,6 +114,8 @@ def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor
 def model_weights(model: Any, clip: Any = None) -> ModelWeights:
     """The weights of a MODEL and a CLIP (or None) that LoRAs may patch, with every LoRA key that ComfyUI knows."""
     import comfy.lora
+
+    from .lora_host_patches import can_enlarge, enlarges_weight
 
     targets, shapes = _targets("model", model, comfy.lora.model_lora_keys_unet)
     if clip is not None:

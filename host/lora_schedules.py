@@ -1,4 +1,4 @@
-"""Schedules of LoRA strengths that follow ComfyUI's sampling."""
+"""Schedules of LoRA strengths, and ranks by noise level, that follow ComfyUI's sampling."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..patches.patching import ledger
+from .model_sampling import timestep_of
 
 SHARES = 100_000  # the steps in which a share of sampling is counted
 
@@ -23,7 +24,9 @@ def on_prepare_state(patcher: Any, timestep: torch.Tensor, *_: Any) -> None:
 
 
 def _set_strengths(model: Any, sigma: torch.Tensor) -> None:
-    ledger.tick(model, sampled_share(model.model_sampling, float(sigma.flatten()[0])))
+    first = sigma.flatten()[:1]
+    timestep = float(timestep_of(model.model_sampling, first))
+    ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from ..training.objective.noise import zero_terminal
-
 # ComfyUI's model samplings whose prediction training does not know.
 _UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
 
@@ -75,12 +73,29 @@ def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
     return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
 
 
+def timestep_of(sampling: Any, sigma: torch.Tensor) -> torch.Tensor:
+    """The timesteps (B,) of noise levels as ComfyUI counts them, from 0 (no noise) to 1000: diffusers' timesteps of
+    models with a table, and a thousand times the level of a flow.
+    """
+    if counts_as_cosmos(sampling):
+        return 1000 * sigma / (1 + sigma)
+    if prediction_type(sampling) == "flow":
+        return 1000 * sigma
+    if not hasattr(sampling, "log_sigmas"):  # Stable Cascade
+        return 1000 * sampling.timestep(sigma) / getattr(sampling, "multiplier", 1.0)
+    table = sampling.log_sigmas.to(sigma.device)
+    nearest = (sigma.log().unsqueeze(1) - table).abs().argmin(dim=1)
+    return nearest.float() * (1000 / len(table))
+
+
 def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
     """A MODEL whose noise levels reach zero terminal SNR (Lin 2023) when that is enabled and it is a v model; else the
     MODEL itself.
 
     Raises ValueError for a v model whose schedule is not discrete.
     """
+    from ..training.objective.noise import zero_terminal
+
     sampling = patcher.get_model_object("model_sampling")
     if not enabled or prediction_type(sampling) != "v":
         return patcher

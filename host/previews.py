@@ -8,19 +8,20 @@ import contextlib
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..patches.adapters.rank_mask import at_timesteps
 from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders
 from .latents import sampled
-from .model_sampling import prediction_type
+from .model_sampling import prediction_type, timestep_of
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
@@ -116,6 +117,7 @@ def guided(guider: Any, positive: Any, negative: Any) -> Any:
         **patcher.model_options,
         "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True},
     }
+    guider.model_options = with_timesteps(guider.model_options, sampling)
     guider.set_conds(positive, negative if negative is not None else positive)
     guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
     return guider
@@ -126,6 +128,19 @@ def kept_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:
     if patcher.load_device.type == "cuda":
         return torch.random.fork_rng([patcher.load_device])
     return torch.random.fork_rng([])
+
+
+def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str, Any]:
+    """Model options for sampling in which adapters that are being trained know the noise level."""
+    import comfy.patcher_extension as extension
+
+    def told(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        with at_timesteps(timestep_of(sampling, t.flatten()[:1])):  # one level for all pictures
+            return executor(x, t, *args, **kwargs)
+
+    own = {"wrappers": {extension.WrappersMP.APPLY_MODEL: {"graft_timesteps": [told]}}}
+    options = model_options.get("transformer_options", {})
+    return {**model_options, "transformer_options": extension.merge_nested_dicts(options, own)}
 
 
 def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:

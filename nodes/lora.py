@@ -332,7 +332,8 @@ class GraftSaveLoRA(io.ComfyNode):
                     default="kohya",
                     tooltip=(
                         "The names of the tensors in the file. kohya (lora_unet_...) is read by most tools; peft"
-                        " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own."
+                        " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own;"
+                        " t-lora those of T-LoRA's authors, for T-LoRAs of a UNet's attention layers."
                     ),
                 ),
                 advanced(

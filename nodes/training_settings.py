@@ -24,7 +24,7 @@ class GraftAdapter(io.ComfyNode):
             display_name="Adapter Settings",
             category="Graft/training",
             description=(
-                "What to train: an adapter (LoRA, LoCon, LoHa, LoKr, DoRA, OFT) or the full weights, and"
+                "What to train: an adapter (LoRA, LoCon, LoHa, LoKr, DoRA, OFT, T-LoRA) or the full weights, and"
                 " in which layers."
             ),
             **aliases("lora settings", "locon", "rank", "network dim", "full fine-tune"),
@@ -146,6 +146,31 @@ class GraftAdapter(io.ComfyNode):
                     optional=True,
                     tooltip="Optional. A LoRA of the same type, rank and layers to continue from.",
                 ),
+                advanced(
+                    io.Int,
+                    "min_rank",
+                    display_name="smallest rank",
+                    default=0,
+                    min=0,
+                    max=4096,
+                    tooltip=(
+                        "T-LoRA (tlora) only: how many ranks work on pure noise; towards a finished image all do. 0 is"
+                        " half the rank. Set it lower, down to 1, if the LoRA copies the training images' composition."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "rank_exponent",
+                    display_name="rank exponent",
+                    default=1.0,
+                    min=0.01,
+                    max=100.0,
+                    step=0.1,
+                    tooltip=(
+                        "T-LoRA (tlora) only: how the ranks grow as noise goes (the authors' alpha_rank_scale). 1 is"
+                        " evenly; above 1 they come later."
+                    ),
+                ),
             ],
             outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
         )
@@ -160,6 +185,8 @@ class GraftAdapter(io.ComfyNode):
         module_dropout=None,
         network_dropout=None,
         max_norm=None,
+        min_rank=None,
+        rank_exponent=None,
     ) -> bool | str:
         return refusal(
             cls,
@@ -173,6 +200,7 @@ class GraftAdapter(io.ComfyNode):
             module_dropout=module_dropout,
             network_dropout=network_dropout,
             max_norm=max_norm,
+            rank_exponent=rank_exponent,
         )
 
     @classmethod
@@ -189,6 +217,8 @@ class GraftAdapter(io.ComfyNode):
         network_dropout=0.0,
         max_norm=0.0,
         initial=None,
+        min_rank=0,
+        rank_exponent=1.0,
     ) -> io.NodeOutput:
         return io.NodeOutput(
             AdapterSettings(
@@ -203,6 +233,8 @@ class GraftAdapter(io.ComfyNode):
                 network_dropout=network_dropout,
                 max_norm=max_norm,
                 initial=initial,
+                min_rank=min_rank,
+                rank_exponent=rank_exponent,
             )
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -57,12 +57,12 @@ class Start:
     @property
     def digest(self) -> str:
         """Identity of the run: the same start gives the same digest in every process."""
-        adapter = {f.name: getattr(self.adapter, f.name) for f in fields(self.adapter) if f.name != "initial"}
         if self.ema is None:
             ema = None
         else:
             ema = asdict(self.ema)
-        identity: dict[str, Any] = {"model": self.model, "dataset": self.dataset, "adapter": adapter, "ema": ema}
+        identity: dict[str, Any] = {"model": self.model, "dataset": self.dataset, "adapter": self.adapter.identity()}
+        identity["ema"] = ema
         identity["seed"] = self.seed
         if self.training_only:
             identity["training_only"] = self.training_only

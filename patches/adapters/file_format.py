@@ -59,6 +59,7 @@ class TensorRole:
     - `is_rank`: its first side is a rank, for reports; `divides_alpha`: that rank divides the alpha that PEFT keeps
       outside the file.
     - `takes_scale`: PEFT's scale is multiplied into this tensor in a layer without such a rank.
+    - `keeps_type`: it is saved in its own type, whichever is asked for.
     - `to_save` reshapes the tensor for saving; it gets the layer's tensors by role.
     """
 
@@ -70,6 +71,7 @@ class TensorRole:
     is_rank: bool = False
     divides_alpha: bool = False
     takes_scale: bool = False
+    keeps_type: bool = False
     check: TensorCheck = accept
     to_save: Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None = None
 

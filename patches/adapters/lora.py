@@ -185,9 +185,6 @@ _FORMAT = FileFormat(
         ".reshape_weight": "a weight that grows (reshape_weight)",
         ".lora_A.bias": "a bias between the factors",
         ".lora_down.bias": "a bias between the factors",
-        ".q_layer.weight": "T-LoRA",
-        ".p_layer.weight": "T-LoRA",
-        ".lambda_layer": "T-LoRA",
     },
     incomplete="expected an up and a down matrix",
 )

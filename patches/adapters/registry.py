@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..registry import Registry
-from . import diff, dora, glora, ia3, input_oft, loha, lokr, lora, oft
+from . import diff, dora, glora, ia3, input_oft, loha, lokr, lora, oft, tlora
 from .file_format import FileFormat, TensorRole
 from .kind import AdapterKind
 from .layer import Layer
@@ -48,6 +48,7 @@ KINDS: Registry[AdapterKind] = Registry(
         glora.KIND,
         diff.KIND,
         ia3.KIND,
+        tlora.KIND,
     ),
     duplicates=_taken_names,
 )
@@ -163,3 +164,13 @@ def trainable_kind(name: str) -> TrainableKind:
 def up_factor_suffixes() -> tuple[str, ...]:
     """The suffixes of trained tensors that LoRA+ gives a higher learning rate."""
     return tuple({f".{form.up_factor}" for form in _trainable().values() if form.up_factor})
+
+
+@KINDS.derived
+def _constant_suffixes() -> tuple[str, ...]:
+    return tuple({f".{suffix}" for form in _trainable().values() for suffix in form.constants})
+
+
+def is_constant(name: str) -> bool:
+    """Whether a tensor of an adapter keeps the value that it has before the first step."""
+    return name.endswith(_constant_suffixes())

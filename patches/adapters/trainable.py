@@ -7,7 +7,7 @@ are what lycoris writes and ComfyUI reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .layer import AdditiveLayer
+from .rank_mask import RankMask
 
 PreHook = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
 Hook = Callable[[Any, tuple[Any, ...], Tensor], Tensor]
@@ -35,6 +36,10 @@ class TargetSize(Protocol):
     @property
     def alpha(self) -> float:
         """The change is scaled by alpha / rank."""
+
+    @property
+    def rank_mask(self) -> RankMask | None:
+        """Which ranks work at which noise level, for kinds that mask ranks; None for all."""
 
 
 class Dropout(Protocol):
@@ -114,13 +119,28 @@ def column_norms(shape: tuple[int, ...], source: InitSource) -> Tensor:
 class TrainedTensor:
     """One trained tensor of a module: its suffix, its shape, and its initial values.
 
-    Its generator is seeded by the module's path, and by the suffix where `seeded_by_suffix`.
+    Its generator is seeded by the module's path, and by the suffix where `seeded_by_suffix`. With `copy_of`, the suffix
+    of another tensor, it is a copy of that one before the first step, and is kept as it is: no step changes it.
     """
 
     suffix: str
     shape: tuple[int, ...]
     init: InitRule = zeros
     seeded_by_suffix: bool = True
+    copy_of: str = ""
+
+
+def initial_tensors(
+    records: Sequence[TrainedTensor], source_of: Callable[[TrainedTensor], InitSource]
+) -> dict[str, Tensor]:
+    """The tensors of one module before the first step, by suffix; `source_of` gives what a tensor is drawn from."""
+    tensors: dict[str, Tensor] = {}
+    for record in records:
+        if record.copy_of:
+            tensors[record.suffix] = tensors[record.copy_of].clone()
+        else:
+            tensors[record.suffix] = record.init(record.shape, source_of(record))
+    return tensors
 
 
 class TrainableKind:
@@ -134,6 +154,8 @@ class TrainableKind:
     network_dropout: ClassVar[bool] = True  # has inner activations to leave out
     network_module: ClassVar[str] = "lycoris.kohya"  # kohya's `ss_network_module`
     up_factor: ClassVar[str] = ""  # suffix of the tensor that LoRA+ gives a higher rate
+    constants: ClassVar[tuple[str, ...]] = ()  # suffixes of tensors that no step changes
+    masks_ranks: ClassVar[bool] = False  # fewer ranks work the more noise there is
 
 
 class FullWeights(TrainableKind):
@@ -146,6 +168,7 @@ class TrainableAdapter(TrainableKind):
     """A kind that trains tensors next to a module's weight, which stays unchanged."""
 
     scale_tensor: ClassVar[str] = ""  # suffix of the tensor that another scale of the change is multiplied into
+    scale_tensors: ClassVar[tuple[str, ...]] = ()  # of all of them, where the change is a sum
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
         """The trained tensors of one module; together their initial values change nothing."""
@@ -163,7 +186,13 @@ class TrainableAdapter(TrainableKind):
 
     def rescale_(self, tensors: Tensors, ratio: Tensor) -> None:
         """Multiplies the change of the weight by `ratio`, in place (max_norm)."""
-        tensors[self.scale_tensor].mul_(ratio)
+        for suffix in self.all_scale_tensors:
+            tensors[suffix].mul_(ratio)
+
+    @property
+    def all_scale_tensors(self) -> tuple[str, ...]:
+        """The suffixes of the tensors that another scale of the change is multiplied into."""
+        return self.scale_tensors or (self.scale_tensor,)
 
     def alpha_counts(self, suffixes: Container[str]) -> bool:
         """Whether tensors of these suffixes are scaled by alpha / rank."""

@@ -18,7 +18,7 @@ from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
 from .entry import LoraEntry, StateDict
 from .peft_config import peft_configs
-from .trainer import oft_trainer
+from .trainer import oft_trainer, rank_schedules
 
 if TYPE_CHECKING:
     from .embeddings import Embedding, EmbeddingReading, TokenizerPart
@@ -113,7 +113,11 @@ def read_stack(
     if weights.tokenizer is None:
         for entry, parsed in reading.loras:
             report += [f"{entry.name}: {line}" for line in _embeddings_left_out(parsed, _CONNECT_CLIP)]
-    return LoraStackPatches(_patches_by_space(reading, weights), reading.enlarging, report, embeddings.embeddings)
+    masked = mode not in ("merge", "host")
+    if not masked:
+        report += _all_ranks_lines(reading)
+    patches = _patches_by_space(reading, weights, masked)
+    return LoraStackPatches(patches, reading.enlarging, report, embeddings.embeddings)
 
 
 def read_stack_to_merge(
@@ -127,7 +131,7 @@ def read_stack_to_merge(
     `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError listing every error.
     """
     reading = read_files(entries, weights, convert)
-    patches = _patches_by_space(reading, weights)
+    patches = _patches_by_space(reading, weights, masked=False)
     reading.problems += [f"{lora.name} enlarges weights, which no other LoRA can hold" for lora in reading.enlarging]
     report = []
     for entry, lora in reading.loras:
@@ -140,6 +144,7 @@ def read_stack_to_merge(
         _warn_without_effect(entry, lora)
         if left_out:
             report.append(f"{entry.name}: {'; '.join(left_out)}")
+    report += _all_ranks_lines(reading)
     for space, by_weight in patches.items():
         for weight, on_weight in by_weight.items():
             dtype = base_weights[space][weight].dtype
@@ -177,6 +182,7 @@ def _read_file(
         if not state:
             return
     hint = metadata.made_for(entry.state_dict, entry.metadata)
+    state = {**state, **rank_schedules(state, entry.metadata)}
     configs = peft_configs(entry.metadata)
     trainer = oft_trainer(entry.state_dict, entry.metadata)
     lora = parse.read(
@@ -279,10 +285,26 @@ def _changed_and_enlarged(reading: LoraReading, weights: ModelWeights) -> list[s
 # --- patches and report -----------------------------------------------------------------------------------------------
 
 
-def _patches_by_space(reading: LoraReading, weights: ModelWeights) -> SpacePatches:
+def _all_ranks_lines(reading: LoraReading) -> list[str]:
+    """Report lines for T-LoRAs that are merged: their ranks cannot follow the noise level."""
+    lines = []
+    for entry, parsed in reading.loras:
+        if any(_has_masked_ranks(layer) for layers in parsed.layers.values() for layer in layers):
+            lines.append(
+                f"{entry.name}: merged with all of its ranks at every step, while T-LoRA uses fewer the more noise"
+                " there is; patch modes auto and bypass do that"
+            )
+    return lines
+
+
+def _has_masked_ranks(layer: Any) -> bool:
+    return getattr(layer, "rank_mask", None) is not None
+
+
+def _patches_by_space(reading: LoraReading, weights: ModelWeights, masked: bool) -> SpacePatches:
     patches = {}
     for space in ("model", "clip"):
-        on_space = patches_by_weight(reading.loras, space, weights.shapes)
+        on_space = patches_by_weight(reading.loras, space, weights.shapes, masked)
         if on_space:
             patches[space] = on_space
     return patches
@@ -292,9 +314,10 @@ def patches_by_weight(
     loras: Iterable[tuple[LoraEntry, parse.ParsedLora]],
     space: str,
     shapes: Mapping[tuple[str, str], Sequence[int]],
+    masked: bool = True,
 ) -> dict[str, list[Patch]]:
     """The patches of LoRAs for the "model" or the "clip" by weight, with block weights. Layers of strength 0 are
-    skipped.
+    skipped. Unless `masked`, ranks that follow the noise level work always; a text encoder's do so anyway.
     """
     patches: dict[str, list[Patch]] = {}
     for file, (entry, lora) in enumerate(loras):
@@ -307,7 +330,9 @@ def patches_by_weight(
         for weight, layer, part in parse.patches_of(lora, space, shapes):
             strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
-                applied = _as_applied(layer, strength, entry)
+                applied: Any = _as_applied(layer, strength, entry)
+                if _has_masked_ranks(applied) and not (masked and space == "model"):
+                    applied = applied.with_all_ranks()
                 patches.setdefault(weight, []).append(Patch(applied, strength, part, schedule, file))
     return patches
 

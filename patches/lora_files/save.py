@@ -10,12 +10,14 @@ from torch import Tensor
 from ...storage.digest import sha256
 from ...storage.problem_list import problem_lines
 from ...storage.safetensors import safetensors_bytes
+from ..adapters.tlora import SCHEDULE
 from ..models.family import Kohya, ModelFamily, ModelSpec
 from ..models.recognise import recognise_lora
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .key_formats.kohya import is_inner_parameter
 from .parse import grouped
+from .trainer import MIN_RANK, RANK_EXPONENT
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
@@ -117,6 +119,10 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
     }
     if ranks:
         entries["ss_network_dim"] = str(ranks[0]) if len(ranks) == 1 else "Dynamic"
+    schedules = {tuple(group[SCHEDULE][1].tolist()) for group in groups.values() if SCHEDULE in group}
+    if len(schedules) == 1:
+        min_rank, exponent = schedules.pop()
+        entries |= {MIN_RANK: f"{min_rank:g}", RANK_EXPONENT: f"{exponent:g}"}
     if alphas:
         entries["ss_network_alpha"] = f"{alphas[0]:g}" if len(alphas) == 1 else "Dynamic"
     return {**entries, **more, **_family_metadata(_family(lora))}

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
+from torch import Tensor
+
 from ..adapters.file_format import Trainer
+from ..adapters.tlora import BASE_LAMBDAS, SCHEDULE
 from .peft_config import peft_configs
 
 _ONETRAINER_METADATA = ("ot_branch", "ot_revision", "ot_config")
@@ -25,6 +29,28 @@ def oft_trainer(keys: Iterable[str], metadata: Mapping[str, str]) -> Trainer:
     if len(trainers) == 1:
         return trainers.pop()
     return ""
+
+
+MIN_RANK, RANK_EXPONENT = "ss_tlora_min_rank", "ss_tlora_alpha_rank_scale"  # metadata, with the authors' names
+_AUTHORS_MIN_RANK, _AUTHORS_EXPONENT = 1, 1.0  # of their inference where its config does not say them
+
+
+def rank_schedules(keys: Iterable[str], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors with which Graft writes a T-LoRA's smallest rank and exponent, for the layers of a file that have
+    none: from its metadata, else the authors' defaults.
+    """
+    names = set(keys)
+    layers = {key.removesuffix(f".{BASE_LAMBDAS}") for key in names if key.endswith(f".{BASE_LAMBDAS}")}
+    if not layers:
+        return {}
+    schedule = torch.tensor([_AUTHORS_MIN_RANK, _AUTHORS_EXPONENT])
+    given = metadata.get(MIN_RANK, ""), metadata.get(RANK_EXPONENT, "")
+    try:
+        schedule = torch.tensor([float(value or default) for value, default in zip(given, schedule, strict=True)])
+    except ValueError as error:
+        raise ValueError(f"its metadata {MIN_RANK} and {RANK_EXPONENT} are not numbers: {given}") from error
+    missing = (f"{layer}.{SCHEDULE}" for layer in layers)
+    return {name: schedule for name in sorted(missing) if name not in names}
 
 
 def _by_name(key: str) -> Trainer:

@@ -121,7 +121,7 @@ class Bypass:
         compute: tuple[torch.dtype, torch.device] | None = None,
     ):
         self.clock, self.compiled = clock or Clock(), compiled
-        self.schedules = {patch.schedule for patch in (*weight, *bias) if patch.schedule is not None}
+        self.schedules = {patch.changes for patch in (*weight, *bias) if patch.changes is not None}
         self.clock.users.add(self)
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None
         dtype_and_device = compute or (torch.float32, torch.device("cpu"))

@@ -21,9 +21,10 @@ from torch import Tensor
 from ..adapters.channel_maps import Map, PartMap, Scale, apply_maps, is_scale, transposed_maps
 from ..adapters.layer import MAX_FACTOR_RANK, ActivationForm
 from .fuse import Patch, Slice, additive, fuse, in_order
-from .strength_schedule import Schedule
+from .strength_schedule import MaskedRanks, Schedule
 
-Place = Callable[[Schedule | None], int]  # index of a schedule's multiplier
+# Index of a schedule's multiplier, or of that of the first of masked ranks; the others follow it.
+Place = Callable[[Schedule | MaskedRanks | None], int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,8 @@ class Composed:
     """All patches of one module, combined.
 
     - `inputs`, `outputs`: maps of what goes into the module and of what comes out.
-    - `pairs`: (multiplier index, up, down). `diffs`, `krons`, `biases`: (multiplier index, tensor or product).
+    - `pairs`: (multiplier indices, up, down): the components take the indices in turn.
+    - `diffs`, `krons`, `biases`: (multiplier index, tensor or product).
     - `own` is false if nothing of the module's own output is used.
     """
 
@@ -73,7 +75,7 @@ class Composed:
     inputs: tuple[Map, ...] = ()
     outputs: tuple[Map, ...] = ()
     own: bool = True
-    pairs: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    pairs: list[tuple[range, Tensor, Tensor]] = field(default_factory=list)
     diffs: list[tuple[int, Tensor]] = field(default_factory=list)
     krons: list[tuple[int, Kron]] = field(default_factory=list)
     biases: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -82,6 +84,9 @@ class Composed:
         """Add additive patches."""
         for schedule, patch_group in _by_schedule(patches):
             index, not_kronecker = place(schedule), []
+            indices = range(index, index + 1)
+            if isinstance(schedule, MaskedRanks):
+                indices = range(index, index + schedule.mask.rank)
             for patch in patch_group:
                 kron = self._kron(patch)
                 if kron is None:
@@ -95,6 +100,8 @@ class Composed:
             )
             diff = fused.diff
             # the factors of a grouped convolution mix groups, so take their product, which is smaller
+            if groups > 1 and len(indices) > 1:
+                raise ValueError("a T-LoRA cannot change a grouped convolution by noise level: set patch mode to merge")
             if groups > 1 and fused.up.shape[1]:
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
                 if diff is None:
@@ -102,7 +109,7 @@ class Composed:
                 else:
                     diff = diff + product
             elif fused.up.shape[1]:
-                self.pairs.append((index, fused.up, fused.down.float()))
+                self.pairs.append((indices, fused.up, fused.down.float()))
             if diff is not None:
                 self.diffs.append((index, diff))
 
@@ -181,7 +188,7 @@ class Composed:
         return (
             torch.cat(ups, 1),
             torch.cat(downs, 0),
-            [place for place, up, _ in self.pairs for _ in range(up.shape[1])],
+            [places[rank % len(places)] for places, up, _ in self.pairs for rank in range(up.shape[1])],
         )
 
 
@@ -228,9 +235,9 @@ def uniform(
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
-        change = in_order(base, [patch for patch in patches if patch.schedule is None]) - base
+        change = in_order(base, [patch for patch in patches if patch.changes is None]) - base
         made = Composed(made.shape, diffs=[(0, change.cpu())])
-        made.add([patch for patch in patches if patch.schedule is not None], place, groups)
+        made.add([patch for patch in patches if patch.changes is not None], place, groups)
     made.expand()
     if made.own:
         outputs = made.outputs
@@ -248,7 +255,7 @@ def uniform(
     else:
         summed = []
     factors = [
-        (index, *_factors(diff))
+        (range(index, index + 1), *_factors(diff))
         for index, diff in (*summed, *(scheduled_diff for scheduled_diff in made.diffs if scheduled_diff[0]))
     ]
     return Composed(made.shape, made.inputs, outputs, pairs=made.pairs + factors)
@@ -288,8 +295,8 @@ def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> A
     )
 
 
-def _by_schedule(patches: Sequence[Patch]) -> list[tuple[Schedule | None, list[Patch]]]:
-    groups: dict[Schedule | None, list[Patch]] = {}
+def _by_schedule(patches: Sequence[Patch]) -> list[tuple[Schedule | MaskedRanks | None, list[Patch]]]:
+    groups: dict[Schedule | MaskedRanks | None, list[Patch]] = {}
     for patch in patches:
-        groups.setdefault(patch.schedule, []).append(patch)
+        groups.setdefault(patch.changes, []).append(patch)
     return list(groups.items())

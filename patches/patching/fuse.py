@@ -18,7 +18,7 @@ from ...storage.digest import sha256, tensor_bytes
 from ..adapters.layer import MAX_FACTOR_RANK, Layer
 from ..adapters.registry import plain_fields
 from .rounding import stochastic
-from .strength_schedule import Schedule
+from .strength_schedule import MaskedRanks, Schedule
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
 
@@ -47,6 +47,19 @@ class Patch:
     part: Slice | None = None
     schedule: Schedule | None = None
     file: int = 0
+
+    @property
+    def masked_ranks(self) -> MaskedRanks | None:
+        """The layer's ranks, if fewer of them work the more noise there is."""
+        mask = getattr(self.layer, "rank_mask", None)
+        if mask is None:
+            return None
+        return MaskedRanks(mask, self.schedule)
+
+    @property
+    def changes(self) -> Schedule | MaskedRanks | None:
+        """What makes it change during sampling; None if it stays as it is."""
+        return self.masked_ranks or self.schedule
 
 
 class WeightChange(NamedTuple):

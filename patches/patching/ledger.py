@@ -24,7 +24,6 @@ from ..models.layers import (
 )
 from .bypass import Bypass, Wrapped, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
-from .huge_pages import empty
 from .strength_schedule import Clock
 
 ATTRIBUTE = "_graft_ledger"  # set on a model while anything is attached; two imports of this package share it
@@ -201,6 +200,8 @@ class Ledger:
 
         All kept memory is one mapping. So if any of it is no longer needed, all of it is allocated anew.
         """
+        from .huge_pages import empty
+
         kept_weights = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
         if new and any(name not in bases or name in new for name in kept_weights):
@@ -426,11 +427,13 @@ def bases(model: nn.Module) -> dict[str, Tensor]:
     return {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
 
 
-def tick(model: nn.Module, percent: float) -> None:
-    """Set the scheduled strengths of attached stacks to their values when `percent` (0 to 1) of sampling is done."""
+def tick(model: nn.Module, percent: float, timestep: float | None = None) -> None:
+    """Set the scheduled strengths of attached stacks to their values when `percent` (0 to 1) of sampling is done, and
+    their masked ranks to those of a timestep (0 to 1000).
+    """
     ledger = model.__dict__.get(ATTRIBUTE)
     if ledger is not None:
-        ledger.kept.clock.tick(percent)
+        ledger.kept.clock.tick(percent, timestep)
 
 
 def forget(model: nn.Module) -> None:

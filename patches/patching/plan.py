@@ -173,7 +173,7 @@ def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[st
     scheduled: dict[str, list[Patch]] = {}
     for weight, on_weight in patches.items():
         for patch in on_weight:
-            if patch.schedule is None:
+            if patch.changes is None:
                 constant.setdefault(weight, []).append(patch)
             else:
                 scheduled.setdefault(weight, []).append(patch)
@@ -186,7 +186,7 @@ def scheduled_weights(stacks: Iterable[Stack]) -> set[str]:
 
 
 def _has_schedule(patches: Iterable[Patch]) -> bool:
-    return any(patch.schedule is not None for patch in patches)
+    return any(patch.changes is not None for patch in patches)
 
 
 def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
@@ -197,7 +197,7 @@ def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
         changing = weight in already_scheduled
         refused = []
         for patch in on_weight:
-            changing = changing or patch.schedule is not None
+            changing = changing or patch.changes is not None
             if changing and not patch.layer.additive:
                 refused.append(patch.layer.kind)
         if refused:
@@ -205,8 +205,8 @@ def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
     if problems:
         raise ValueError(
             "a schedule works for layers that add to a weight, and what changes the weight that it finds must come"
-            " before them: empty the schedule of these rows, or move rows with a schedule to the end:\n"
-            + problem_lines(problems)
+            " before them (T-LoRAs count as rows with a schedule): empty the schedule of these rows, or move rows with"
+            " a schedule to the end:\n" + problem_lines(problems)
         )
 
 
@@ -216,7 +216,7 @@ def _scheduled_stack(target: PatchTarget, patches: Patches) -> Stack:
     if plan.merge or plan.host:
         weights = problem_lines((*plan.merge, *plan.host))
         raise ValueError(
-            "a schedule works at the activations, and these weights have no bypass; empty the row's"
-            f" schedule:\n{weights}"
+            "a schedule, or a T-LoRA (then set patch mode to merge), works at the activations, and these weights have"
+            f" no bypass; empty the row's schedule:\n{weights}"
         )
     return Stack(patches, plan.bypass)

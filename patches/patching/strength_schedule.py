@@ -6,9 +6,11 @@ import bisect
 import math
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from ..adapters.rank_mask import TIMESTEPS, RankMask
 
 
 @dataclass(frozen=True)
@@ -57,36 +59,81 @@ class Schedule:
         return low + (high - low) * (percent - left) / (right - left)
 
 
+class MaskedRanks(NamedTuple):
+    """Ranks that work by noise level, of layers whose strength may follow a schedule too."""
+
+    mask: RankMask
+    schedule: Schedule | None = None
+
+    def at(self, percent: float, timestep: float) -> torch.Tensor:
+        """The multiplier of every rank (rank,) when `percent` of sampling is done, at a timestep from 0 to 1000."""
+        ranks = self.mask.at(torch.tensor([timestep]))[0].float()
+        if self.schedule is None:
+            return ranks
+        return ranks * self.schedule.at(percent)
+
+
 class Clock:
     """The current multipliers of all schedules on a model, in one tensor that adapters read.
 
     Each schedule has an index; index 0 is always 1. `tick` writes to the same memory, so nothing is recomputed or
     recompiled while sampling. A schedule keeps its index while one of `users` (objects with `schedules`) that has it is
-    alive; schedules that nobody uses need no index.
+    alive; schedules that nobody uses need no index. Masked ranks have an index for each rank, behind the schedules';
+    for them the tensor grows.
     """
 
     def __init__(self, places: int = 64) -> None:
         self._schedules: dict[Schedule, int] = {}
+        self._ranks: dict[MaskedRanks, int] = {}
+        self._places = places
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         with torch.inference_mode(False):
             self.values = torch.ones(places)
 
-    def place(self, schedule: Schedule | None) -> int:
-        """The index of a schedule's multiplier in `values`. Until the next tick the multiplier is that of the start of
-        sampling.
+    def place(self, schedule: Schedule | MaskedRanks | None) -> int:
+        """The index of a schedule's multiplier in `values`, or that of the first of masked ranks. Until the next tick
+        the multipliers are those of the start of sampling.
         """
         if schedule is None:
             return 0
+        if isinstance(schedule, MaskedRanks):
+            return self._rank_place(schedule)
         if schedule not in self._schedules:
             self._schedules[schedule] = self._free()
         index = self._schedules[schedule]
         self.values[index] = schedule.at(0.0)
         return index
 
+    def _rank_place(self, ranks: MaskedRanks) -> int:
+        count = ranks.mask.rank
+        if ranks not in self._ranks:
+            used = self._used()
+            self._ranks = {other: first for other, first in self._ranks.items() if other in used}
+            self._ranks[ranks] = self._free_places(count)
+        first = self._ranks[ranks]
+        missing = first + count - len(self.values)
+        if missing > 0:
+            with torch.inference_mode(False):
+                self.values = torch.cat((self.values, self.values.new_ones(missing)))
+        self.values[first : first + count] = ranks.at(0.0, TIMESTEPS).to(self.values)
+        return first
+
+    def _free_places(self, count: int) -> int:
+        """The first of `count` indices in a row that no ranks have."""
+        first = self._places
+        for ranks, start in sorted(self._ranks.items(), key=lambda entry: entry[1]):
+            if first + count <= start:
+                return first
+            first = start + ranks.mask.rank
+        return first
+
+    def _used(self) -> set[Schedule | MaskedRanks]:
+        return {schedule for user in self.users for schedule in user.schedules}
+
     def _free(self) -> int:
-        places = len(self.values) - 1
+        places = self._places - 1
         if len(self._schedules) == places:
-            used = {schedule for user in self.users for schedule in user.schedules}
+            used = self._used()
             self._schedules = {schedule: index for schedule, index in self._schedules.items() if schedule in used}
         if len(self._schedules) == places:
             raise ValueError(f"at most {places} different schedules work on one model; use fewer")
@@ -96,7 +143,13 @@ class Clock:
         """Move the multipliers to the device of the activations."""
         self.values = self.values.to(device)
 
-    def tick(self, percent: float) -> None:
-        """Set every multiplier to its value when `percent` of sampling is done."""
+    def tick(self, percent: float, timestep: float | None = None) -> None:
+        """Set every multiplier to its value when `percent` of sampling is done, at a timestep from 0 (no noise) to
+        1000; without one, as if the timesteps were those of `percent`.
+        """
+        if timestep is None:
+            timestep = TIMESTEPS * (1.0 - percent)
         for schedule, index in self._schedules.items():
             self.values[index] = schedule.at(percent)
+        for ranks, first in self._ranks.items():
+            self.values[first : first + ranks.mask.rank] = ranks.at(percent, timestep).to(self.values)

@@ -197,7 +197,7 @@ class AllGatheredGradients(LocalGradients):
     """
 
     def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        super().__init__(trained)
+        super().__init__({name: tensor for name, tensor in trained.items() if tensor.requires_grad})
         self.group, self.rank, self.size = group, group.rank, group.size
         self.buckets = [Bucket(tensors, group.rank, group.size) for tensors in _in_buckets(self.tensors[::-1])]
         self._places: dict[int, tuple[Bucket, int]] = {}

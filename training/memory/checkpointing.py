@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 
+from ...patches.adapters.rank_mask import at_timesteps, current_timesteps
 from ...patches.token_routing import route
 from .saved_tensors import KeptTensor, active_mode, entered
 
@@ -110,6 +111,7 @@ class _Call:
         self._function_modes = list(_get_current_function_mode_stack())
         self._copying = active_mode()
         self._routed = route.active_call()
+        self._timesteps = current_timesteps()
         given = (*args, *kwargs.values())
         self._autocasts = _autocasts(value for value in given if isinstance(value, Tensor))
         self._places: list[ReferenceType[_Place]] = []
@@ -158,7 +160,8 @@ class _Call:
             for autocast in self._autocasts:
                 stack.enter_context(autocast)
             copying, routed = entered(self._copying), route.entered(self._routed)
-            for context in (torch.enable_grad(), copying, routed, suppress(_Enough)):
+            timesteps = at_timesteps(self._timesteps)
+            for context in (torch.enable_grad(), copying, routed, timesteps, suppress(_Enough)):
                 stack.enter_context(context)
             args, kwargs = _again(self._args), {key: _again(value) for key, value in self._kwargs.items()}
             with saved_tensors_hooks(keep, KeptTensor.value):

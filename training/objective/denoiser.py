@@ -46,4 +46,7 @@ class Denoiser(Protocol):
     def denoise(
         self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
     ) -> Tensor:
-        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image."""
+        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image.
+
+        The network runs inside `rank_mask.at_timesteps`, or adapters that mask ranks (tlora) use them all.
+        """

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...patches.adapters.registry import is_constant
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
@@ -110,21 +111,25 @@ class OptimizerStepper:
         copies = {}
         for name, tensor in trained.items():
             start = slots[name].get(self._live_slot, tensor)
-            copies[name] = start.to(devices[name], dtype, copy=True).requires_grad_()
+            copies[name] = start.to(devices[name], dtype, copy=True).requires_grad_(not is_constant(name))
         return copies
+
+    def _moving(self) -> dict[str, Tensor]:
+        """The tensors that steps change."""
+        return {name: tensor for name, tensor in self.trained.items() if tensor.requires_grad}
 
     def _optimizer_parameters(self) -> dict[str, Tensor]:
         """The tensors that the optimizers step: the live ones, or float32 stand-ins that take memory only during their
         step.
         """
         if self.half:
-            return {name: _placeholder(tensor) for name, tensor in self.trained.items()}
-        return dict(self.trained)
+            return {name: _placeholder(tensor) for name, tensor in self._moving().items()}
+        return self._moving()
 
     def _build_pieces(self) -> list[_Piece]:
         pieces = []
         for part in self.record.parts:
-            names = [name for name, tensor in self.trained.items() if self._part_of(name, tensor) == part]
+            names = [name for name, tensor in self._moving().items() if self._part_of(name, tensor) == part]
             for piece_names in self._split(names):
                 pieces.append(self._piece(piece_names, part))
         return pieces
@@ -220,7 +225,7 @@ class OptimizerStepper:
 
     def _sampling_weights(self, name: str) -> Tensor | None:
         """The weights to sample with, if the optimizer has others than the live ones; else None."""
-        if self.record.sampling_weights is None:
+        if self.record.sampling_weights is None or name not in self._piece_of:
             return None
         optimizer = self._piece_of[name].optimizer
         state = optimizer.state.get(self._parameters[name], {})
@@ -286,7 +291,7 @@ class OptimizerStepper:
             yield
             return
         hooks = []
-        for name, tensor in self.trained.items():
+        for name, tensor in self._moving().items():
             hooks.append(tensor.register_post_accumulate_grad_hook(partial(self._step_early, name)))
         try:
             yield

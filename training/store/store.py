@@ -14,7 +14,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -442,11 +442,10 @@ def check_file(path: Path, expected: str) -> None:
 
 def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
     """The entries of a state.json, except its history and files."""
-    adapter = {f.name: getattr(state.start.adapter, f.name) for f in fields(state.start.adapter) if f.name != "initial"}
     begun_from = {
         "model": state.start.model,
         "dataset": state.start.dataset,
-        "adapter": adapter,
+        "adapter": state.start.adapter.identity(),
         "ema": None if state.start.ema is None else asdict(state.start.ema),
         "seed": state.start.seed,
     }

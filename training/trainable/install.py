@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.adapters.diff import difference_name, parameter_name
-from ...patches.adapters.trainable import InitSource, Tensors
+from ...patches.adapters.tlora import SCHEDULE
+from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
 from ..random_draws import generator
@@ -24,6 +25,7 @@ from .targets import AdapterTarget, adapter_targets
 from .words import only_words, without_words
 
 _PREFIX = "diffusion_model."
+_FROM_SETTINGS = (".alpha", f".{SCHEDULE}")  # what a LoRA has beside the trained tensors
 
 
 def by_module(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -79,14 +81,13 @@ def init_module(settings: AdapterSettings, target: AdapterTarget, seed: int) -> 
     def norms() -> Tensor:
         return _column_norms(target.module, None)
 
-    tensors = {}
-    for record in settings.adapter.tensors(target):
+    def source_of(record: TrainedTensor) -> InitSource:
         purpose = f"start {target.path}"
         if record.seeded_by_suffix:
             purpose += f" {record.suffix}"
-        source = InitSource(partial(generator, seed, 0, purpose), norms)
-        tensors[record.suffix] = record.init(record.shape, source)
-    return tensors
+        return InitSource(partial(generator, seed, 0, purpose), norms)
+
+    return initial_tensors(settings.adapter.tensors(target), source_of)
 
 
 def _copied_weights(
@@ -169,16 +170,17 @@ def _start_from_(trained: dict[str, Tensor], settings: AdapterSettings, targets:
     for name in common:
         trained[name] = initial[name].detach().to("cpu", torch.float32).clone()
     for path, target in targets.items():
-        name = f"{path}.{settings.adapter.scale_tensor}"
-        if name in initial and settings.adapter.alpha_counts(suffixes[path]):
-            alpha = initial.get(f"{path}.alpha")
-            given_alpha = target.rank if alpha is None else float(alpha)
-            trained[name] = trained[name] * (given_alpha / target.alpha)
+        for suffix in settings.adapter.all_scale_tensors:
+            name = f"{path}.{suffix}"
+            if name in initial and settings.adapter.alpha_counts(suffixes[path]):
+                alpha = initial.get(f"{path}.alpha")
+                given_alpha = target.rank if alpha is None else float(alpha)
+                trained[name] = trained[name] * (given_alpha / target.alpha)
 
 
 def _tensor_mismatches(given: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> Iterator[str]:
     for name in sorted(given.keys() - trained.keys()):
-        if not name.endswith(".alpha"):
+        if not name.endswith(_FROM_SETTINGS):
             yield f"{name}: not a tensor that these settings train"
     for name in sorted(given.keys() & trained.keys()):
         if given[name].shape != trained[name].shape:
@@ -230,6 +232,9 @@ def _as_layers(
         if settings.adapter.takes_alpha:
             alpha = settings.size_of(path)[1]
         lora[f"{_generic_name(path)}.alpha"] = torch.tensor(alpha)
+        mask = settings.rank_mask_of(path)
+        if mask is not None:
+            lora[f"{_generic_name(path)}.{SCHEDULE}"] = torch.tensor([float(mask.min_rank), mask.exponent])
     return lora
 
 
@@ -254,7 +259,7 @@ def _from_layers(
     lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     if not settings.full_weights:
-        factors = {name: tensor for name, tensor in lora.items() if not name.endswith(".alpha")}
+        factors = {name: tensor for name, tensor in lora.items() if not name.endswith(_FROM_SETTINGS)}
         return {name.removeprefix(_PREFIX): tensor.clone() for name, tensor in factors.items()}
     if base is None:
         raise ValueError("Whole weights from differences need the base weights, and none are attached to this state.")

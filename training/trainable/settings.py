@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from ...patches.adapters import registry
+from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
 from ...storage.digest import sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
+# Not part of a run's identity at their defaults, which are what runs of before had.
+_LATER = frozenset({"min_rank", "rank_exponent"})
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
 
@@ -35,7 +38,8 @@ class AdapterSettings:
     proj_in and proj_out; `all` is every module of the model. kind lora takes linear layers and convolutions of kernel
     1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
     rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
-    blocks (or their number, whichever is larger). `alpha` 0 is the rank.
+    blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
+    how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes.
     """
 
     kind: str = "lora"
@@ -50,6 +54,8 @@ class AdapterSettings:
     max_norm: float = 0.0
     initial_digest: str = ""
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
+    min_rank: int = 0
+    rank_exponent: float = 1.0
 
     def __post_init__(self) -> None:
         errors = [*_value_errors(self)]
@@ -64,6 +70,15 @@ class AdapterSettings:
             raise ValueError("Adapter Settings: " + "; ".join(errors) + ".")
         if self.initial is not None and not self.initial_digest:
             object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that a run is known by, as plain values."""
+        values: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name != "initial" and (setting.name not in _LATER or value != setting.default):
+                values[setting.name] = value
+        return values
 
     @property
     def trainable_kind(self) -> TrainableKind:
@@ -104,6 +119,15 @@ class AdapterSettings:
                 alpha = alpha if size.alpha is None else size.alpha
         return rank, alpha or float(rank)
 
+    def rank_mask_of(self, path: str) -> RankMask | None:
+        """Which ranks work at which noise level, of the adapter at a module's path; None where all always do: a text
+        encoder sees no noise.
+        """
+        if not self.trainable_kind.masks_ranks or path.startswith(TEXT_ENCODER):
+            return None
+        rank, _ = self.size_of(path)
+        return RankMask(rank, min(rank, self.min_rank or max(1, rank // 2)), self.rank_exponent)
+
 
 def _value_errors(settings: AdapterSettings) -> Iterator[str]:
     """Errors of single values."""
@@ -119,6 +143,10 @@ def _value_errors(settings: AdapterSettings) -> Iterator[str]:
     for label, value in _dropouts(settings):
         if not 0.0 <= value < 1.0:
             yield f"{label} is {value}, expected 0 or more, and below 1"
+    if settings.min_rank < 0:
+        yield f"smallest rank is {settings.min_rank}, expected 0 (half the rank) or more"
+    if not 0 < settings.rank_exponent < math.inf:
+        yield f"rank exponent is {settings.rank_exponent}, expected above 0"
     if not 0 <= settings.max_norm < math.inf:
         yield f"maximum weight norm is {settings.max_norm}, expected 0 (off) or more"
 
@@ -135,6 +163,8 @@ def _dropouts(settings: AdapterSettings) -> list[tuple[str, float]]:
 def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator[str]:
     """Errors for settings that this adapter kind does not have."""
     kind = settings.kind
+    if settings.min_rank > settings.rank and settings.trainable_kind.masks_ranks:
+        yield f"smallest rank is {settings.min_rank}, expected at most rank (dim), which is {settings.rank}"
     if settings.full_weights:
         for label, value in (
             *_dropouts(settings),

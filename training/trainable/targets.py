@@ -9,6 +9,7 @@ from functools import cached_property
 
 from torch import nn
 
+from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableKind
 from ...patches.models import registry
 from ...patches.models.family import TrainingTargets
@@ -23,12 +24,15 @@ _TEXT_FEED_FORWARD = ("mlp", "DenseReluDense")
 
 @dataclass(frozen=True)
 class AdapterTarget:
-    """A module that gets an adapter: its weight is (out, in, *kernel), the change is scaled by alpha / rank."""
+    """A module that gets an adapter: its weight is (out, in, *kernel), the change is scaled by alpha / rank, and
+    `rank_mask` says which ranks work at which noise level (None: all).
+    """
 
     path: str
     module: nn.Module
     rank: int
     alpha: float
+    rank_mask: RankMask | None = None
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -79,7 +83,7 @@ def _targets_in(module: nn.Module, settings: AdapterSettings, prefix: str) -> It
     for name, part in module.named_modules():
         path = prefix + name
         if not name.startswith(unread) and _can_train(part, kind) and _is_chosen(path, settings):
-            yield AdapterTarget(path, part, *settings.size_of(path))
+            yield AdapterTarget(path, part, *settings.size_of(path), settings.rank_mask_of(path))
 
 
 def _can_train(module: nn.Module, kind: TrainableKind) -> bool:

@@ -20,6 +20,6 @@ def layer_tensors(name: str, group: Group, dtype: torch.dtype) -> Iterator[tuple
             tensor = record.to_save(tensor, by_role)
         if role == "alpha":
             tensor = tensor.to(torch.float32)
-        elif tensor.is_floating_point():
+        elif tensor.is_floating_point() and not record.keeps_type:
             tensor = tensor.to(dtype)
         yield name + record.saved_suffix, tensor

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from ...registry import Registry
-from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, xlabs
+from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, t_lora, xlabs
 from .key_format import KeyFormat, KeySpelling
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ FORMATS: Registry[KeyFormat] = Registry(
         ai_toolkit.FORMAT,
         xlabs.FORMAT,
         diffsynth.FORMAT,
+        t_lora.FORMAT,
     ),
     duplicates=_taken_prefixes,
 )

@@ -7,7 +7,8 @@ import pytest
 import torch
 from graft_nodes.patches.adapters import registry
 from graft_nodes.patches.adapters.kind import AdapterKind
-from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter
+from graft_nodes.patches.adapters.rank_mask import RankMask
+from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter, initial_tensors
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read
 from graft_nodes.patches.lora_files.save import to_key_format
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped
@@ -28,6 +29,7 @@ class Size:
     shape: tuple
     rank: int = 2
     alpha: float = 1.5
+    rank_mask: RankMask | None = None
 
 
 class NoDropout:
@@ -48,7 +50,7 @@ def trained_tensors(adapter, size, weight, moved):
     """A module's trained tensors as they start, or after a random walk."""
     generator = torch.Generator().manual_seed(3)
     source = InitSource(lambda: generator, lambda: column_norms(weight))
-    tensors = {record.suffix: record.init(record.shape, source) for record in adapter.tensors(size)}
+    tensors = initial_tensors(adapter.tensors(size), lambda record: source)
     if not moved:
         return tensors
     return {name: t + 0.2 * torch.randn(t.shape, generator=generator) for name, t in tensors.items()}
@@ -196,6 +198,9 @@ LAYERS = {  # one of every class, for a weight (8, 12)
     "OFT": lambda make: make(random(2, 4, 4)),
     "InputOFT": lambda make: make(torch.linalg.matrix_exp(random(3, 4, 4) - random(3, 4, 4).mT)[None]),
     "GLoRA": lambda make: make(random(12, 2), random(2, 12), random(8, 2), random(2, 12)),
+    "TLoRA": lambda make: make(
+        random(3, 12), random(8, 3), random(1, 3), random(3, 12) + 0.1, random(8, 3) + 0.1, random(1, 3) + 0.1, 1.5
+    ),
     "IA3": lambda make: make(random(12), True),
 }
 

@@ -13,7 +13,7 @@ from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
 from torch import nn
 
-ADAPTERS = ("lora", "locon", "loha", "lokr", "dora", "oft")
+ADAPTERS = ("lora", "locon", "loha", "lokr", "dora", "oft", "tlora")
 
 
 class Odd(nn.Module):
@@ -176,7 +176,7 @@ def lycoris():
     "build", [lambda: nn.Linear(24, 40), lambda: nn.Conv2d(16, 36, 3, padding=1)], ids=["linear", "conv"]
 )
 @pytest.mark.parametrize("rank", [3, 8])
-@pytest.mark.parametrize("kind", ADAPTERS[1:])
+@pytest.mark.parametrize("kind", MODULES)
 def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, build):
     net = nn.Module()
     torch.manual_seed(0)

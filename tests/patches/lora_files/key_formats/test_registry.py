@@ -41,7 +41,7 @@ def test_every_field_says_something(key_format):
 
 
 def test_save_lora_lists_the_formats_that_can_be_written():
-    assert list(registry.writable()) == ["kohya", "peft", "comfyui"]
+    assert list(registry.writable()) == ["kohya", "peft", "comfyui", "t-lora"]
 
 
 def test_embeddings_in_a_file():

@@ -1,0 +1,77 @@
+"""Ranks by noise level (T-LoRA, arXiv 2507.05964): how many of an adapter's ranks work at a timestep, and the timesteps
+of the forward pass that runs now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TIMESTEPS = 1000  # how the authors count noise: 0 is none, 1000 is nothing else
+
+
+@dataclass(frozen=True)
+class RankMask:
+    """All `rank` ranks work on a picture without noise, and `min_rank` on noise alone; `exponent` bends what is
+    between.
+    """
+
+    rank: int
+    min_rank: int
+    exponent: float = 1.0
+
+    def ranks_at(self, timesteps: Tensor) -> Tensor:
+        """How many ranks work at timesteps (B,): int(((1000 - t) / 1000) ** exponent * (rank - min_rank)) + min_rank.
+
+        It is computed in float32 and in the authors' order, because a rounding decides about a rank.
+        """
+        share = ((TIMESTEPS - timesteps.float()) / TIMESTEPS).clamp(0.0, 1.0)
+        return (share**self.exponent * (self.rank - self.min_rank)).to(torch.int64) + self.min_rank
+
+    def at(self, timesteps: Tensor) -> Tensor:
+        """Which ranks work at timesteps (B,), as booleans (B, rank)."""
+        numbers = torch.arange(self.rank, device=timesteps.device)
+        return numbers < self.ranks_at(timesteps).unsqueeze(1)
+
+
+_here = threading.local()  # the timesteps of the forward pass that a thread is in
+
+
+def current_timesteps() -> Tensor | None:
+    """The timesteps (B,) of the forward pass that this thread is in; None where nothing told them."""
+    return getattr(_here, "timesteps", None)
+
+
+@contextmanager
+def at_timesteps(timesteps: Tensor | None) -> Iterator[None]:
+    """A context for a forward pass of a model at timesteps (B,), from 0 (no noise) to 1000.
+
+    Gradient checkpointing enters it again when it runs a block again: backward passes have threads of their own.
+    """
+    before = current_timesteps()
+    _here.timesteps = timesteps
+    try:
+        yield
+    finally:
+        _here.timesteps = before
+
+
+def rows_of(timesteps: Tensor, rows: int) -> Tensor:
+    """Timesteps (B,) for a layer that gets `rows` rows: those of one picture lie side by side.
+
+    Raises ValueError if the rows cannot be told apart by picture.
+    """
+    pictures = timesteps.shape[0]
+    if pictures == 1 or rows == pictures:
+        return timesteps
+    if rows % pictures == 0:
+        return timesteps.repeat_interleave(rows // pictures)
+    raise ValueError(
+        f"adapter type tlora: a layer got {rows} rows for {pictures} pictures, so their noise levels cannot be told"
+        " apart: set batch size to 1, or leave that layer out with the layer filter"
+    )
