@@ -112,7 +112,8 @@ def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.
 def guided(guider: Any, positive: Any, negative: Any) -> Any:
     """One of ComfyUI's CFGGuiders with the prompts and the guidance of previews."""
     patcher = guider.model_patcher
-    flow = prediction_type(patcher.get_model_object("model_sampling")) == "flow"
+    sampling = patcher.get_model_object("model_sampling")
+    flow = prediction_type(sampling) == "flow"
     guider.model_options = {
         **patcher.model_options,
         "transformer_options": {**patcher.model_options.get("transformer_options", {}), EVALUATING: True},
