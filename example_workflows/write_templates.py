@@ -2,7 +2,8 @@
 the blueprint or of a node's inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
 
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "See what your
-LoRAs do" measures and compares the rows of a stack on the demo model. "Train a LoRA for
+LoRAs do" measures and compares the rows of a stack on the demo model. "Train a word without a LoRA" trains an embedding
+alone on it. "Train a LoRA for
 …" loads a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its
 training adapter, and Wan 2.2 with both of its models.
 """
@@ -21,6 +22,7 @@ BLUEPRINT = HERE.parent / "subgraphs" / "Train a LoRA (Graft).json"
 OPTIONAL = 7  # the shape of an optional input's socket
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
+WORDS = "Train a word without a LoRA"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
 
@@ -440,6 +442,67 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     return graph.document()
 
 
+# --- a word alone -----------------------------------------------------------------------------------------------------
+
+WORDS_NOTE = (
+    "# Train a word without a LoRA",
+    "Textual inversion on the demo model, without a GPU: the model stays as it is, and two vectors in place of the word"
+    " *zorp* are trained. The images show a purple ring. The demo model knows neither purple nor rings: it knows"
+    " circles, squares, triangles and crosses in red, yellow, green and blue.",
+    "**Press Run.** It trains for a minute or two, from *blue circle*. **Before** is the prompt *a blue circle middle*,"
+    " **After** is *a embedding:zorp middle*: purple, which lies between the colors that the model knows. A ring lies"
+    " outside of what it can draw: for that, train a LoRA beside the word (connect *Adapter Settings* and switch"
+    " *words only* off).",
+    "*Save Words* writes `zorp.safetensors` into ComfyUI's embeddings folder, for prompts with `embedding:zorp`.",
+    "**With your own**: write a new word into your captions (*a photo of sks_cat*), give it to *Train Words* with what"
+    " it is most like (*cat*), and set the learning rate to 0.001.",
+)
+
+
+def words(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A word of the demo's captions that is trained alone, and images before and after."""
+    graph = Graph(classes, WORDS)
+    graph.note("\n\n".join(WORDS_NOTE), (-560, 60), (500, 620))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    dataset = graph.add(
+        "GraftDataset", (0, 270), (400, 560), folder="graft_demo/concept", resolution=256, validation=0.2
+    )
+    word = graph.add(
+        "GraftWords", (460, 60), (360, 260), words="zorp", initial="blue circle", learning_rate=0.1, alone=True
+    )
+    optimizer = graph.add(
+        "GraftOptimizer", (460, 400), (360, 220), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=80
+    )
+    start = graph.add("GraftTrainStart", (880, 60), (360, 300), run="word")
+    step = graph.add("TrainStep", (880, 440), (400, 560), steps=80, validate_every=20)
+    save = graph.add("GraftSaveWords", (1340, 60), (300, 60))
+    before = graph.add("CLIPTextEncode", (1340, 200), (300, 110), "Prompt before", text="a blue circle middle")
+    after = graph.add("CLIPTextEncode", (1340, 380), (300, 110), "Prompt after", text="a embedding:zorp middle")
+    negative = graph.add("CLIPTextEncode", (1340, 560), (300, 110), "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", (1340, 740), (300, 130), width=256, height=256, batch_size=4)
+    sampled_before = _sampled(graph, (1720, 60), "Before", "words/before")
+    sampled_after = _sampled(graph, (1720, 640), "After", "words/after")
+    for node in (dataset, start):
+        graph.link(demo, 1, node, "clip")
+        graph.link(demo, 2, node, "vae")
+    graph.link(demo, 0, start, "model")
+    for source, name in ((dataset, "dataset"), (word, "words"), (optimizer, "optimizer")):
+        graph.link(source, 0, start, name)
+    graph.link(start, 0, step, "state")
+    graph.link(step, 3, save, "lora_model")
+    for text, source, output in ((before, demo, 1), (negative, demo, 1), (after, step, 2)):
+        graph.link(source, output, text, "clip")
+    _link_samplers(graph, ((sampled_before, demo),), demo, before, negative, latent)
+    _link_samplers(graph, ((sampled_after, demo),), demo, after, negative, latent)
+    graph.group("The demo model and its images", "#3f789e", demo, dataset)
+    graph.group("The word", "#b58b2a", word, optimizer)
+    graph.group("Train", "#b58b2a", start, step)
+    graph.group("Prompts, and the embedding's file", "#88A", save, before, after, negative, latent)
+    graph.group("Before", "#8A8", *sampled_before)
+    graph.group("After", "#8A8", *sampled_after)
+    return graph.document()
+
+
 # --- real models ------------------------------------------------------------------------------------------------------
 
 NOTE = (
@@ -732,7 +795,7 @@ def _file_lines(family: Family) -> str:
 
 def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every template of this file, by its title, which is its file's name."""
-    made = {FIRST: first(classes), LORAS: loras(classes)}
+    made = {FIRST: first(classes), LORAS: loras(classes), WORDS: words(classes)}
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "example_workflows"
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
+WORDS = "Train a word without a LoRA"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -66,7 +67,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, *REAL]
+    titles = [FIRST, LORAS, WORDS, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
@@ -197,6 +198,18 @@ def put_in_place(graph, host):
                 node["inputs"][name] = ["demo", OUTPUTS[kind]]
     for loader in loaders:
         del graph[loader]
+
+
+def test_a_word_is_trained_alone_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, WORDS))
+    step = id_of(graph, "TrainStep")
+    result = host.run(graph, {"state": [step, 0], "model": [step, 1], "base": [id_of(graph, "GraftDemo"), 0]})
+    assert result["success"], result["errors"]
+    found = result["captured"]
+    assert list(found["state"].trained) == ["bundle_emb.zorp.words"] and found["model"] is found["base"]
+    (text,) = result["history"][id_of(graph, "GraftSaveWords")]["text"]
+    assert text.startswith("embedding:zorp saved in ") and Path(text.partition(" saved in ")[2]).is_file()
 
 
 def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):

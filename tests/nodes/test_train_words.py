@@ -3,6 +3,7 @@ the CLIP that comes out.
 """
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -237,3 +238,70 @@ def test_a_word_that_the_clip_carries_is_refused(host, alone):
     given = {"model": subject.model, "clip": alone["clip"], "dataset": subject.dataset}
     with pytest.raises(ValueError, match=r"this CLIP has embedding:zorp already, from words alone at step 4"):
         host.call("GraftTrainStart", **given, words=words, run="carried")
+
+
+def test_averages_and_previews_have_the_words(host, pictures, monkeypatch):
+    """EMA Merge averages the words of a run's snapshots as it does the factors, and scores them; a preview prompt has
+    the word as captions have it.
+    """
+    encoding = host.module("host.encoding")
+    kept, real = [], encoding.LiveEncoder.encode_prompts
+    monkeypatch.setattr(
+        encoding.LiveEncoder, "encode_prompts", lambda self, prompts: kept.append(real(self, prompts)) or kept[-1]
+    )
+
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    prompt = _workflow(host, pictures, "words ema", 4, adapter={}, optimizer={"total_steps": 100})
+    prompt["7"] = node("GraftEMA", schedule="power", snapshots=1, widths="0.05 0.1")
+    prompt["8"] = node("EmptyLatentImage", width=64, height=64, batch_size=1)
+    prompt["5"]["inputs"].update(ema=["7", 0], vae=["1", 2])
+    prompt["10"]["inputs"].update(preview_every=4, prompts="a zorp left", latent=["8", 0])
+    found = _run(host, prompt)
+    state = found["state"]
+    (live, average) = (torch.as_tensor(prompts[0][0][0]).float() for prompts in kept)
+    assert torch.allclose(live, _encode(found["clip"], "a embedding:zorp left"), atol=1e-5)
+    assert not torch.allclose(average, live, atol=1e-5)
+    merged = host.call(
+        "EMAMerge", model=found["base"], clip=found["base clip"], state=state, profile="width", width=0.1
+    )
+    lora = merged[2]
+    assert torch.allclose(lora[NAME], state.powers[f"1/{NAME}"], atol=0.02) and lora.keys() == found["lora"].keys()
+    assert "embedding:zorp" in merged[4]
+    best = host.call(
+        "EMAMerge", model=found["base"], clip=found["base clip"], state=state, profile="best", weights="0.1"
+    )
+    assert NAME in best[2]
+
+
+@pytest.mark.long
+def test_the_demo_learns_its_concept_from_two_vectors_alone(host):
+    """The template as it is: the images are of a purple ring. The word draws purple, which the demo model has no word
+    for, where the caption says; a ring is more than a word can do. The model has its bytes.
+    """
+    root = Path(__file__).resolve().parents[2]
+    score, rule = host.module("demo.score"), host.module("demo.rule")
+    schema, workflow = host.module("headless.schema"), host.module("headless.workflow")
+    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    graph = workflow.read(str(root / "example_workflows" / "Train a word without a LoRA.json")).graph(look_up)
+    ids = {node["class_type"]: node_id for node_id, node in graph.items()}
+    host.fresh()
+    capture = {"state": [ids["TrainStep"], 0], "clip": [ids["TrainStep"], 2], "model": [ids["TrainStep"], 1]}
+    capture |= {"base": [ids["GraftDemo"], 0], "vae": [ids["GraftDemo"], 2]}
+    result = host.run(graph, capture)
+    assert result["success"], result["errors"]
+    found = result["captured"]
+    losses = [loss for _, loss in found["state"].history.validation]
+    assert losses[-1] < 0.8 * losses[0]
+    assert found["model"] is found["base"]
+    counts = {}
+    for prompt in ("a blue circle", "a embedding:zorp"):
+        captions = [f"{prompt} {position}" for position in ("left", "middle", "right") * 4]
+        seen = [rule.detect(p) for p in score.sample(found["model"], found["clip"], found["vae"], captions)]
+        places = zip(seen, captions, strict=True)
+        right = sum(one.position == caption.split()[-1] for one, caption in places)
+        counts[prompt] = (sum(one.colour == "purple" for one in seen), right)
+    assert counts["a blue circle"][0] == 0
+    purple, right = counts["a embedding:zorp"]
+    assert purple > 6 and right > 8, counts  # of 12
