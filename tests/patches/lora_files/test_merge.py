@@ -13,6 +13,8 @@ from graft_nodes.patches.patching.fuse import Patch, in_order
 
 from ..patching.test_compose import KINDS, layer
 
+SHAPES = [(12, 10), (12, 6, 3, 3)]
+
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -48,6 +50,28 @@ def test_exact(shape):
     target = Target("model", "a.weight")
     parsed = read(made.state, {"lora_unet_a_b": target}, {("model", "a.weight"): shape}, "merged")
     assert len(list(patches_of(parsed, "model", {("model", "a.weight"): shape}))) == 1
+
+
+@pytest.mark.parametrize("tens", range(10))
+def test_a_hundred_random_stacks_are_dense_float64(tens):
+    """Files of random ranks, alphas, strengths and layers, summed into one: each layer's change within 1e-6."""
+    for seed in range(10 * tens, 10 * tens + 10):
+        draws = np.random.default_rng(seed)
+        shapes = {f"lora_unet_{letter}": SHAPES[draws.integers(len(SHAPES))] for letter in "abc"}
+        entries, total = [], {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        for number in range(draws.integers(1, 6)):
+            state, strength = {}, float(draws.uniform(-1.5, 1.5))
+            for place, name in enumerate(draws.permutation(list(shapes))[: draws.integers(1, 4)]):
+                alpha, rank = float(draws.uniform(0.1, 8)), int(draws.integers(1, 9))
+                one = lora(str(name), 1000 * seed + 10 * number + 2 * place, rank, shapes[name], alpha)
+                total[name] += strength * change(one, shapes[name])
+                state |= one
+            entries.append(LoraEntry(f"file{number}", state, strength))
+        made = merge_loras(entries).state
+        for name, expected in total.items():
+            layer_state = {key: value for key, value in made.items() if key.startswith(f"{name}.")}
+            error = float((change(layer_state, shapes[name]) - expected).norm())
+            assert error <= 1e-6 * float(expected.norm()), (seed, name)
 
 
 @pytest.mark.parametrize("difference", [False, True])
