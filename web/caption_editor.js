@@ -6,29 +6,70 @@ import { t } from './texts.js'
 const ROUTE = '/graft/dataset/caption'
 const MOST_UNDONE = 100
 
-/** The changes of captions that can be undone, the last one at the end. */
+/**
+ * The changes of captions by hand at a node, and how many of them hold now: those after are undone. `mark` names the last
+ * one that holds; the workflow keeps it, so that a change of a caption is a step of undo like any other.
+ */
 export class CaptionHistory {
   constructor() {
     this.changes = []
+    this.at = 0
+    this.turn = Promise.resolve() // one change after the other
   }
 
   get last() {
-    return this.changes.at(-1)
+    return this.changes[this.at - 1]
+  }
+
+  get mark() {
+    return this.last?.mark ?? ''
   }
 
   /** Write the caption of a picture; `place` is {folder, name, captions, encoding}. */
   async write(place, text, version) {
     const wrote = await post(place, text, version)
-    this.changes = [...this.changes, { place, before: wrote.before, version: wrote.version }].slice(-MOST_UNDONE)
+    const mark = `${Date.now()}.${this.changes.length}`
+    const change = { mark, place, text, before: wrote.before, version: wrote.version }
+    this.changes = [...this.changes.slice(0, this.at), change].slice(-MOST_UNDONE)
+    this.at = this.changes.length
   }
 
   /** Put the caption back that the last change replaced; returns its place. */
   async undo() {
-    const { place, before, version } = this.last
-    await post(place, before, version)
-    this.changes.pop()
-    return place
+    const { last } = this
+    last.version = (await post(last.place, last.before, last.version)).version
+    this.at -= 1
+    return last.place
   }
+
+  async redo() {
+    const next = this.changes[this.at]
+    next.version = (await post(next.place, next.text, next.version)).version
+    this.at += 1
+  }
+
+  /** Undo or redo changes until this one is the last that holds; whether captions were written. */
+  moveTo(mark) {
+    const move = async () => {
+      const to = mark ? this.changes.findIndex((change) => change.mark === mark) + 1 : 0
+      if (to === this.at || (mark && !to)) return false
+      while (this.at > to) await this.undo()
+      while (this.at < to) await this.redo()
+      return true
+    }
+    this.turn = this.turn.then(move, move)
+    return this.turn
+  }
+}
+
+const histories = new WeakMap() // what keeps a workflow's steps of undo -> Map of place -> CaptionHistory
+
+/** The history of the node at a place of a workflow: an undo makes the node anew. */
+export function historyAt(tracker, place) {
+  if (!histories.has(tracker)) histories.set(tracker, new Map())
+  const places = histories.get(tracker)
+  if (!places.has(place)) places.set(place, new CaptionHistory())
+  return places.get(place)
 }
 
 const post = (place, text, version) =>

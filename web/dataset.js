@@ -3,10 +3,24 @@
  * the headers of its pictures say; after a run, what was read (the node's `graft_dataset` output,
  * training/data/folder_report.py makes both). Captions are edited in place; dropped files are uploaded.
  */
-import { CaptionHistory, editCaption } from './caption_editor.js'
+import { editCaption, historyAt } from './caption_editor.js'
 import { askAndUpload, entriesOf, plan } from './dataset_upload.js'
 import { el, hasFiles } from './dom.js'
-import { addPanel, api, asked, chain, changing, everyNode, fit, widen, wordsOf } from './editor.js'
+import {
+  addPanel,
+  api,
+  app,
+  asked,
+  chain,
+  changing,
+  everyNode,
+  fit,
+  isRestoring,
+  placeOf,
+  trackerOf,
+  widen,
+  wordsOf,
+} from './editor.js'
 import { chooserOf, refreshOutside } from './folder_chooser.js'
 import { valueOf, widgetOf } from './latent_size.js'
 import { boxOf } from './problem_box.js'
@@ -15,6 +29,7 @@ import { t } from './texts.js'
 
 const AT_ONCE = 24
 const PATIENCE = 400 // milliseconds without a further change before the folder is looked at
+const CAPTIONS = 'graft captions' // the last change of a caption
 const PROPERTY = 'graft folder' // that was read last, where a link gives its name
 const UNUSED = ['regularisation_share', 'caption_dropout', 'clip_skip', 'weighted_captions', 'dataset']
 const panels = new WeakMap()
@@ -37,7 +52,6 @@ export function refresh() {
 class Panel {
   constructor(node) {
     this.node = node
-    this.history = new CaptionHistory()
     this.question = null // what the panel shows the answer to
     this.tab = 'Images'
     this.editing = false
@@ -73,6 +87,7 @@ class Panel {
       chooser.onProblem = (line) => this.say([line])
     }
     chain(node, 'onConfigure', () => {
+      if (isRestoring()) this.followUndo()
       this.follow()
       requestAnimationFrame(() => this.follow()) // now its links are there
     })
@@ -113,6 +128,14 @@ class Panel {
     clearTimeout(this.timer)
     if (inputs.folder) this.timer = setTimeout(() => this.look(inputs), PATIENCE)
     else this.empty()
+  }
+
+  /** Look at the folder at once. */
+  lookNow() {
+    clearTimeout(this.timer)
+    const inputs = this.inputs()
+    this.question = JSON.stringify(inputs)
+    return this.look(inputs)
   }
 
   tellChooser(said) {
@@ -290,6 +313,29 @@ class Panel {
     return figure
   }
 
+  get history() {
+    return historyAt(trackerOf() ?? app, placeOf(this.node))
+  }
+
+  /** Note in the workflow which change of a caption was the last: one step of undo. */
+  noteCaption() {
+    changing(() => (this.node.properties[CAPTIONS] = this.history.mark))
+  }
+
+  /** Bring the captions to where an undo or a redo has brought the workflow. */
+  async followUndo() {
+    const problems = []
+    try {
+      const isWritten = await this.history.moveTo(this.node.properties?.[CAPTIONS] ?? '')
+      if (!isWritten) return this.tellUndo()
+    } catch (error) {
+      problems.push(t('Not undone: {error}', { error: wordsOf(error) }))
+    }
+    this.tellUndo()
+    await this.lookNow()
+    if (problems.length) this.say(problems)
+  }
+
   async edit(row, figure) {
     if (this.editing) return
     this.editing = true
@@ -301,7 +347,10 @@ class Panel {
       this.editing = false
       figure.classList.remove('graft-wide')
       figure.querySelector('.graft-caption').focus()
-      if (saved) this.renew(row, figure)
+      if (saved) {
+        this.noteCaption()
+        this.renew(row, figure)
+      }
       this.late?.()
       this.late = null
     }
@@ -317,6 +366,7 @@ class Panel {
     this.undoer.disabled = true
     try {
       const { folder, name } = await this.history.undo()
+      this.noteCaption()
       this.say([])
       const rows = this.found?.folder === folder ? this.found.pictures : []
       const row = rows.find((one) => one.name === name)
@@ -405,10 +455,8 @@ class Panel {
       if (chooser.value !== folder) chooser.take(folder)
     } else if (widget) changing(() => setTo(widget, folder))
     else problems = [...problems, t('Uploaded to {folder}. Now choose it where the link comes from.', { folder })]
-    clearTimeout(this.timer)
-    this.question = JSON.stringify(this.inputs())
     const before = this.problemCount()
-    await this.look(this.inputs())
+    await this.lookNow()
     if (this.problemCount() > before) this.turn('Problems')
     if (problems.length) this.say(problems)
   }

@@ -8,16 +8,52 @@ export { api, app }
 
 const MARGIN = 10 // below a DOM widget; the editor adds it when it draws, which would be a change of its own
 const places = new WeakMap() // element of a widget: where its node is in the workflow
+let changes = 0 // that are being made
 
 /** Tell the editor that the graph changes, so that undo knows it: `change` runs between its two marks. */
 export function changing(change) {
   app.canvas?.emitBeforeChange?.()
+  changes += 1
   try {
     change()
   } finally {
+    changes -= 1
     app.canvas?.emitAfterChange?.()
     app.canvas?.setDirty?.(true, true)
   }
+}
+
+/** Where a node is in the workflow: the same for the node that an undo puts in its place. */
+export function placeOf(node) {
+  const isInside = node.graph && node.graph !== (app.rootGraph ?? app.graph)
+  return `${isInside ? node.graph.id : ''} ${node.id}`
+}
+
+/** Whether the editor loads what an undo or a redo brings back. */
+export const isRestoring = () => Boolean(trackerOf()?._restoringState)
+
+/** What keeps the steps of undo of the workflow that is open. */
+export const trackerOf = () => app.extensionManager?.workflow?.activeWorkflow?.changeTracker
+
+/** Have the editor note what has changed. */
+function note(tracker) {
+  if (tracker?.captureCanvasState) tracker.captureCanvasState()
+  else tracker?.checkState?.() // its name before 1.49
+}
+
+/**
+ * Change what only follows a change of before, such as a node's size when the server has answered: it belongs to the last
+ * step of undo, or to the one that a person is making, and ends no redo.
+ */
+function following(change) {
+  const tracker = trackerOf()
+  const now = () => JSON.parse(JSON.stringify((app.rootGraph ?? app.graph).serialize()))
+  const isNoted = tracker?.activeState && !changes && tracker.constructor.graphEqual(tracker.activeState, now())
+  change()
+  if (!isNoted) return
+  const lists = [tracker.undoQueue, tracker.redoQueue].map((list) => [list, [...list]])
+  note(tracker)
+  for (const [list, before] of lists) list.splice(0, list.length, ...before)
 }
 
 /** The JSON that a route of the pack answers; an Error with the server's own words (`words`) when it refuses. */
@@ -94,9 +130,7 @@ export function whenSized(element, act) {
 export function remember(node, name, value) {
   if (JSON.stringify(node.properties[name]) === JSON.stringify(value)) return
   node.properties[name] = value
-  const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker
-  if (tracker?.captureCanvasState) tracker.captureCanvasState()
-  else tracker?.checkState?.() // its name before 1.49
+  note(trackerOf())
 }
 
 /**
@@ -138,11 +172,15 @@ export function widen(node, width) {
   if (node.size[0] < width) node.setSize([width, node.size[1]])
 }
 
-/** Make a node as tall as its widgets need, keeping the width; never smaller than the user made it unless `shrink`. */
+/**
+ * Make a node as tall as its widgets need, keeping the width; never smaller than the user made it unless `shrink`. It is no
+ * step of undo of its own.
+ */
 export function fit(node, shrink = false) {
   const [width, needed] = node.computeSize()
   const height = needed + MARGIN
-  node.setSize([Math.max(node.size[0], width), shrink ? height : Math.max(node.size[1], height)])
+  const size = [Math.max(node.size[0], width), shrink ? height : Math.max(node.size[1], height)]
+  if (size[0] !== node.size[0] || size[1] !== node.size[1]) following(() => node.setSize(size))
   app.canvas?.setDirty?.(true, true)
 }
 

@@ -294,10 +294,8 @@ class Rows {
   /** Fold a part of a row in or out: `opened` has the rows where it is out, `selector` finds its button. */
   unfold(opened, row, selector) {
     if (!opened.delete(row)) opened.add(row)
-    changing(() => {
-      this.draw()
-      this.refit()
-    })
+    this.draw()
+    this.refit()
     this.check()
     this.focus(row, selector)
   }
@@ -376,7 +374,7 @@ class Rows {
     this.list.children[this.rows.indexOf(row)]?.querySelector(selector)?.focus()
   }
 
-  /** Fit the node to its rows after a change by hand, as one undo step. A loaded graph brings its own size. */
+  /** Fit the node to its rows. A loaded graph brings its own size. */
   refit() {
     const height = this.height()
     if (height === this.drawnHeight || !this.element.isConnected) return

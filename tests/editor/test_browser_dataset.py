@@ -137,6 +137,56 @@ def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
     editor.errors[:] = [error for error in editor.errors if "409" not in error]
 
 
+STEPS = "() => app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+
+
+def test_a_change_of_a_caption_is_one_step_of_undo(editor, place):
+    name = "undone nodes2" if editor.modern else "undone classic"
+    folder = fill(place / "input" / name, "a.png", "a.txt", "b.png")
+    page, panel = editor.page, editor.page.locator(PANEL)
+    editor.clear()
+    editor.add("GraftDataset", 100, 60, folder=name)
+    panel.get_by_role("tab", name="Images (2)").wait_for()
+
+    def write(picture, words):
+        before = editor.do(STEPS)
+        panel.get_by_role("button", name=f"Edit the caption of {picture}").click()
+        panel.get_by_role("textbox").fill(words)
+        page.keyboard.press("Control+Enter")
+        panel.get_by_role("button", name=f"Edit the caption of {picture}").get_by_text(words).wait_for()
+        editor.settle()
+        page.mouse.click(800, 880)
+        editor.settle()
+        assert editor.do(STEPS) == before + 1
+
+    def captions(first, second):
+        for of, words in (("a.png", first), ("b.png", second)):
+            panel.get_by_role("button", name=f"Edit the caption of {of}").get_by_text(words).wait_for()
+        found = [path.read_text() if path.exists() else "no caption" for path in (folder / "a.txt", folder / "b.txt")]
+        assert found == [first, second]
+
+    page.mouse.click(800, 880)
+    editor.settle()
+    write("a.png", "first")
+    write("b.png", "second")
+    page.keyboard.press("Control+z")
+    captions("first", "no caption")
+    page.keyboard.press("Control+z")
+    captions("words of a.txt", "no caption")
+    for wanted in (("first", "no caption"), ("first", "second")):
+        page.keyboard.press("Control+y")
+        captions(*wanted)
+    panel.get_by_role("button", name="Undo caption").click()
+    captions("first", "no caption")
+    page.keyboard.press("Control+z")
+    captions("first", "second")
+    (folder / "b.txt").write_text("written elsewhere")
+    page.keyboard.press("Control+z")
+    panel.get_by_text("Not undone: b.txt has changed on disk").wait_for()
+    assert (folder / "b.txt").read_text() == "written elsewhere", "nothing is lost"
+    editor.errors[:] = [error for error in editor.errors if "409" not in error]
+
+
 def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor):
     editor.clear()
     editor.add("GraftDataset", 100, 60)

@@ -9,6 +9,7 @@ import serving
 import torch
 from safetensors.torch import save_file
 
+STEPS = "() => app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
 BLOCKS = (
     "lora_te_text_model_encoder_layers_0_mlp_fc1",
     "lora_unet_mid_block_attentions_0_proj_in",
@@ -265,6 +266,65 @@ def test_block_weights_by_sliders_and_their_checks(loader):
     editor.page.get_by_role("button", name="All blocks at 1").click()
     editor.page.wait_for_timeout(300)
     assert editor.rows(node)[0]["blocks"] == ""
+
+
+def change_by_change(editor, change, *others):
+    """Make changes by hand, each followed by a click beside the node, where the editor notes what has changed since:
+    [how many steps of undo it took].
+    """
+    taken = []
+    for act in (change, *others):
+        before = editor.do(STEPS)
+        act()
+        editor.settle()
+        editor.page.mouse.click(800, 880)
+        editor.settle()
+        taken.append(editor.do(STEPS) - before)
+    return taken
+
+
+def test_each_change_is_one_step_of_undo_and_comes_back(loader):
+    """Also those whose row grows later: by a picture, by what the server says of block weights, by folding out."""
+    editor, node, _ = loader
+    page, keyboard = editor.page, editor.page.keyboard
+
+    def add(query):
+        page.locator(".graft-add:visible").click()
+        page.locator(".graft-picker-search:visible").fill(query)
+        keyboard.press("Enter")
+
+    def type_into(field, text):
+        field.fill(text)
+        keyboard.press("Tab")
+
+    blocks, unfold = page.get_by_label("Block weights of"), page.locator(".graft-more:visible").first
+    changes = (
+        lambda: add("anime"),
+        lambda: type_into(page.locator(".graft-model:visible").first, "0.5"),
+        lambda: add("zorp"),
+        lambda: page.locator(".graft-on:visible").last.click(),
+        lambda: (unfold.click(), blocks.wait_for(), editor.settle(), type_into(blocks, "D=zero")),
+        lambda: menu(editor, 1, "Move to the top"),
+        lambda: menu(editor, 0, "Duplicate"),
+        lambda: page.locator(".graft-remove:visible").last.click(),
+    )
+    change_by_change(editor, lambda: None)  # what the editor has not noted so far
+    rows, taken = [editor.rows(node)], []
+    for change in changes:
+        taken += change_by_change(editor, change)
+        rows.append(editor.rows(node))
+    assert taken == [1] * len(changes)
+    assert change_by_change(editor, lambda: page.locator(".graft-info-button:visible").first.click()) == [0], (
+        "what only folds out changes nothing"
+    )
+    for before in rows[-2::-1]:
+        keyboard.press("Control+z")
+        editor.settle()
+        assert editor.rows(node) == before
+    for after in rows[1:]:
+        keyboard.press("Control+y")
+        editor.settle()
+        assert editor.rows(node) == after
 
 
 LONG = "a folder of mine/another one/a rather long name of a LoRA file_with_underscores-and-numbers-0001.safetensors"
