@@ -14,20 +14,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
-from . import caching, doctor, hosts, log, run, torchrun, workflow
+from . import batch, caching, doctor, hosts, log, run, signals, torchrun, watch, workflow
 from .problem import HostError, Problem, WorkflowError
 from .schema import catalogue
 
+COMMAND = "graft"  # the name that pip installs
 DONE, FAILED, INVALID, INTERRUPTED = 0, 1, 2, 130
 STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    wrong = _wrong_options(arguments)
+    if wrong:
+        parser.error(wrong)
     try:
         with log.shown(arguments.verbose):
             if arguments.command == "editor":
@@ -43,10 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    package = __package__.partition(".")[0]  # in ComfyUI's custom_nodes this is the name of Graft's folder
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {package}", description="Run ComfyUI workflows without a browser."
-    )
+    parser = argparse.ArgumentParser(prog=typed_name(), description="Run ComfyUI workflows without a browser.")
     parser.add_argument("--version", action="version", version=f"Graft {hosts.graft_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
@@ -74,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails"
     )
     runs = commands.add_parser("run", parents=[shared], help="run a workflow file (API format or the editor's own)")
-    runs.add_argument("workflow", metavar="WORKFLOW.json")
+    runs.add_argument("workflow", metavar="WORKFLOW.json", nargs="?")
     runs.add_argument(
         "--set",
         metavar="NODE.INPUT=VALUE",
@@ -82,6 +86,25 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         dest="assignments",
         help="change an input before the run; NODE is an id or a unique title, VALUE is JSON or plain text",
+    )
+    runs.add_argument(
+        "--set-from",
+        metavar="TABLE.csv",
+        help="one run for each row of a table whose header names NODE.INPUT; results go to TABLE.csv.results.jsonl, and"
+        " the same command again runs only the rows that are not done",
+    )
+    runs.add_argument(
+        "--watch",
+        metavar="FOLDER",
+        help="run each workflow file that is put into the folder or changed there, until Ctrl-C",
+    )
+    runs.add_argument(
+        "--pack",
+        metavar="DIR",
+        action="append",
+        default=[],
+        dest="packs",
+        help="load another node pack from its folder, on the embedded host too; may be given again",
     )
     runs.add_argument(
         "--custom-nodes",
@@ -131,6 +154,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def typed_name() -> str:
+    """The command as it was typed: `graft`, or `python -m` with the package's name."""
+    name = Path(sys.argv[0]).stem
+    if name == COMMAND:
+        return name
+    return f"python -m {__package__.partition('.')[0]}"  # in custom_nodes this is the name of Graft's folder
+
+
+def _wrong_options(arguments: argparse.Namespace) -> str:
+    """Why the options of `run` do not go together; empty if they do."""
+    if arguments.command != "run":
+        return ""
+    if (arguments.workflow is None) == (arguments.watch is None):
+        return "run takes one of WORKFLOW.json and --watch FOLDER"
+    if arguments.watch is not None and arguments.set_from is not None:
+        return "--set-from goes with WORKFLOW.json, and not with --watch"
+    if torchrun.place(os.environ) is not None and (arguments.watch or arguments.set_from):
+        return "--watch and --set-from run in one process: start them without torchrun"
+    return ""
+
+
 def rank_count(text: str) -> int:
     """Parse a number of ranks from the command line."""
     if not text.isdecimal() or int(text) < 1:
@@ -155,14 +199,7 @@ def _edit(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     started = time.monotonic()
-    report: dict[str, Any] = {
-        "status": "invalid",
-        "host": None,
-        "device": None,
-        "outputs": {},
-        "files": [],
-        "errors": [],
-    }
+    report = {**_report(), "host": None, "device": None}
     if arguments.json:
         stream = sys.stderr
     else:
@@ -175,24 +212,43 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return status
 
 
+def _report() -> dict[str, Any]:
+    """What is said of a run, before it began."""
+    return {"status": "invalid", "outputs": {}, "files": [], "errors": []}
+
+
 def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
     """Run the `run` command and fill in the report on the way."""
     try:
         place = torchrun.place(os.environ)
         if place is not None:
             torchrun.take_device(place, arguments.cpu)
-        document = workflow.read(arguments.workflow)
+        problems = workflow.malformed_assignments(arguments.assignments)
+        if problems:
+            return _invalid(problems, report)
+        document, rows = None, None
+        if arguments.workflow is not None:
+            document = workflow.read(arguments.workflow)
+        if arguments.set_from is not None:
+            rows = batch.read_table(arguments.set_from)
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
+        hosts.load_packs(host, arguments.packs)
         report["device"] = doctor.device(host)
         print(f"device: {report['device']}", file=stream, flush=True)
         with _join(host, place, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
-            status = _run_opened(arguments, argv, report, stream, host, document, group)
+            opened = _Opened(arguments, argv, stream, host, group)
+            if document is None:
+                status = _run_watched(opened, report)
+            elif rows is not None:
+                status = _run_rows(opened, document, rows, report)
+            else:
+                status = _run_opened(opened, document, (), report)
             torchrun.finish(group, status)
             return status
     except WorkflowError as error:
@@ -203,21 +259,91 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
         return FAILED
 
 
-def _run_opened(
-    arguments: argparse.Namespace,
-    argv: Sequence[str],
-    report: dict[str, Any],
-    stream: TextIO,
-    host: hosts.Host,
-    document: workflow.Document,
-    group: Any,
+@dataclass
+class _Opened:
+    """What every run of a command shares: its options, an open host, and the group of ranks (this is the first one)."""
+
+    arguments: argparse.Namespace
+    argv: Sequence[str]
+    stream: TextIO
+    host: hosts.Host
+    group: Any
+
+
+def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch.Row], report: dict[str, Any]) -> int:
+    """Run the workflow once for each row that is not done yet; 1 if one failed."""
+    results = batch.read_results(opened.arguments.set_from)
+    failed = 0
+    for row in rows:
+        identity = batch.identity(document.data, opened.arguments.assignments, row)
+        label = f"row {row.number} of {rows[-1].number}"
+        if results.has(row, identity):
+            print(f"{label}: done before", file=opened.stream, flush=True)
+            continue
+        print(f"{label}: {', '.join(row.assignments)}", file=opened.stream, flush=True)
+        own = _report()
+        status = _one_of_many(opened, document, row.assignments, own)
+        if status == INTERRUPTED:
+            report["status"] = "interrupted"
+            return status
+        results.keep(row, identity, own)
+        failed += status != DONE
+    report.update(rows=[results.rows[row.number] for row in rows], status="failed" if failed else "done")
+    print(f"{len(rows) - failed} of {len(rows)} rows are done; their results are in {results.path}", file=opened.stream)
+    return FAILED if failed else DONE
+
+
+def _run_watched(opened: _Opened, report: dict[str, Any]) -> int:
+    """Run each workflow file that comes into the folder, until Ctrl-C; 1 if one failed."""
+    folder = watch.watch(opened.arguments.watch)
+    print(f"watching {folder.folder}; Ctrl-C ends it", file=opened.stream, flush=True)
+    failed = 0
+    try:
+        with signals.stopping():
+            while True:
+                for path in folder.ready():
+                    print(f"run {path.name}", file=opened.stream, flush=True)
+                    failed += _run_file(opened, str(path)) != DONE
+                time.sleep(watch.EVERY)
+    except KeyboardInterrupt:
+        report["status"] = "failed" if failed else "done"
+    return FAILED if failed else DONE
+
+
+def _run_file(opened: _Opened, path: str) -> int:
+    own = _report()
+    try:
+        status = _one_of_many(opened, workflow.read(path), (), own)
+    except WorkflowError as error:
+        return _invalid(error.problems, own)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    return status
+
+
+def _one_of_many(
+    opened: _Opened, document: workflow.Document, assignments: Sequence[str], report: dict[str, Any]
 ) -> int:
-    """Validate and run a workflow in an open host; `group` is the group of training ranks; this is the first one."""
+    """One run of several in this process: nothing of it stays."""
+    started = time.monotonic()
+    try:
+        return _run_opened(opened, document, assignments, report)
+    finally:
+        report["seconds"] = round(time.monotonic() - started, 3)
+        workflow.forget()
+
+
+def _run_opened(
+    opened: _Opened, document: workflow.Document, assignments: Sequence[str], report: dict[str, Any]
+) -> int:
+    """Validate and run a workflow in an open host, with what --set and these assignments set."""
+    host, group, arguments, stream = opened.host, opened.group, opened.arguments, opened.stream
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
         if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
             group.publish({"packs": True})
-        graph, problems = workflow.set_values(document.graph(look_up), arguments.assignments, look_up)
+        wanted = [*arguments.assignments, *assignments]
+        graph, problems = workflow.set_values(document.graph(look_up), wanted, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)
     with log.quiet():
@@ -229,7 +355,7 @@ def _run_opened(
         result = run.execute(
             host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1
         )
-    return _finish(result, report, argv, stream, arguments.verbose)
+    return _finish(result, report, opened.argv, stream, arguments.verbose)
 
 
 def _follow(arguments: argparse.Namespace) -> int:
@@ -299,7 +425,7 @@ def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], str
         if verbose:
             print("".join(error["traceback"]), file=sys.stderr)
     if result.status == "interrupted":
-        command_line = ["python", "-m", __package__.partition(".")[0], *argv]
+        command_line = [*typed_name().split(), *argv]
         report["continue"] = subprocess.list2cmdline(command_line) if os.name == "nt" else shlex.join(command_line)
         print(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", file=sys.stderr)
     if result.status == "done":

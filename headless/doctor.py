@@ -45,7 +45,7 @@ def main(arguments: argparse.Namespace) -> int:
             report["host"] = str(choice)
             if choice.root is not None:
                 report["missing packages"] = hosts.missing_requirements(choice.root)
-            host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output)
+            host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, make_folders=False)
         except HostError as error:
             report["errors"] = [str(error)]
         else:
@@ -90,10 +90,13 @@ def _look(host: hosts.Host) -> dict[str, Any]:
             "temp": host.folders.get_temp_directory(),
         },
         "memory": _memory(host, torch_device),
-        "free disk": (
-            f"{shutil.disk_usage(host.folders.get_output_directory()).free / GIB:.1f} GiB in the output folder"
-        ),
+        "free disk": _free_disk(host.folders.get_output_directory()),
     }
+
+
+def _free_disk(folder: str) -> str:
+    """The space where the output folder is, or where a run would make it."""
+    return f"{shutil.disk_usage(hosts.existing(folder)).free / GIB:.1f} GiB in the output folder"
 
 
 def _dtypes(place: Any) -> dict[str, str]:

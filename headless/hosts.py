@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -130,6 +131,7 @@ def open_host(
     input_folder: str | None,
     output_folder: str | None,
     caching: Caching = Caching(),  # noqa: B008  (it cannot be changed)
+    make_folders: bool = True,
 ) -> Host:
     """Import the host's modules, set its folders, and load its nodes and Graft's. Raises HostError that says what to do
     if that fails.
@@ -139,10 +141,17 @@ def open_host(
     if output_folder is not None:
         folder_named(output_folder, "--output")
     with signals.stopping():
-        return _opened(choice, cpu, input_folder, output_folder, caching)
+        return _opened(choice, cpu, input_folder, output_folder, caching, make_folders)
 
 
-def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: str | None, caching: Caching) -> Host:
+def _opened(
+    choice: Choice,
+    cpu: bool,
+    input_folder: str | None,
+    output_folder: str | None,
+    caching: Caching,
+    make_folders: bool,
+) -> Host:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     if choice.root is None:
@@ -163,6 +172,7 @@ def _opened(choice: Choice, cpu: bool, input_folder: str | None, output_folder: 
     caching.type_in(execution)
     host = Host(choice, loop, server.PromptServer(loop), nodes, execution, folders, management, utils, caching)
     _set_folders(host, input_folder, output_folder)
+    _see_to_folders(host, make_folders)
     load_nodes(host)
     return host
 
@@ -256,7 +266,7 @@ def _configure_comfyui(root: Path, folders: ModuleType) -> None:
 
 
 def _set_folders(host: Host, input_folder: str | None, output_folder: str | None) -> None:
-    """Set the host's input and output folders, and create the folders that it uses."""
+    """Set the host's input and output folders."""
     for folder, setter in (
         (input_folder, host.folders.set_input_directory),
         (output_folder, host.folders.set_output_directory),
@@ -265,15 +275,28 @@ def _set_folders(host: Host, input_folder: str | None, output_folder: str | None
             setter(str(folder_named(folder, "the folder")))
     if output_folder is not None:
         host.folders.add_model_folder_path("loras", os.path.join(host.folders.get_output_directory(), "loras"))
+
+
+def _see_to_folders(host: Host, make: bool) -> None:
+    """Create the folders that the host uses, or only see whether they could be made."""
     for getter in (
         host.folders.get_input_directory,
         host.folders.get_output_directory,
         host.folders.get_temp_directory,
     ):
         try:
-            os.makedirs(getter(), exist_ok=True)
+            if make:
+                os.makedirs(getter(), exist_ok=True)
+            elif not existing(getter()).is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         except OSError as error:
             raise HostError(f"cannot create the folder {getter()}: {error.strerror}") from error
+
+
+def existing(folder: str) -> Path:
+    """The folder, or what is there of the way to it."""
+    path = Path(folder).absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def load_nodes(host: Host) -> None:

@@ -69,6 +69,12 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
+def forget() -> None:
+    """Look for garbage again in everything that was read: a run that is not the last one of its process is over."""
+    gc.unfreeze()
+    gc.collect()
+
+
 def read(path: str) -> Document:
     """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
     try:
@@ -132,6 +138,17 @@ def problem(graph: Graph, node_id: str, message: str, name: str = "") -> Problem
 def is_link(value: Any) -> bool:
     """Whether an input's value is a link: [node id, output slot]."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], (str, int)) and type(value[1]) is int
+
+
+def malformed_assignments(assignments: Iterable[str]) -> list[Problem]:
+    """What is wrong with --set in any workflow."""
+    problems = []
+    for assignment in assignments:
+        target, equals, _ = assignment.partition("=")
+        if not equals or "." not in target:
+            message = f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)"
+            problems.append(Problem(message))
+    return problems
 
 
 def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> tuple[Graph, list[Problem]]:
@@ -381,11 +398,10 @@ def _choices(options: Sequence[Any]) -> str:
 
 def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tuple[str, Input], str]:
     """Parse NODE.INPUT=VALUE into the node id, the input (its name and description) and the value's text."""
-    target, equals, text = assignment.partition("=")
-    if not equals or "." not in target:
-        raise WorkflowError(
-            [Problem(f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)")]
-        )
+    malformed = malformed_assignments([assignment])
+    if malformed:
+        raise WorkflowError(malformed)
+    target, _, text = assignment.partition("=")
     splits = [(target[:index], target[index + 1 :]) for index, letter in enumerate(target) if letter == "."]
     matches = [(node_ids, name) for node, name in splits if (node_ids := _named(graph, node))]
     if not matches:

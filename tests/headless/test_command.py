@@ -289,3 +289,58 @@ def test_doctor_whatever_lies_in_the_current_folder(place):
         and report["dtypes"]["float32"] == "computes"
         and report["folders"]["output"] == str(place / "out")
     )
+
+
+def test_a_malformed_set_is_said_before_a_host_opens(place, monkeypatch, capsys):
+    def never(*_, **__):
+        raise AssertionError("the host was opened")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(hosts, "open_host", never)
+    (place / "w.json").write_text(json.dumps(GOOD))
+    assert main(["run", "w.json", "--embedded", "--set", "seed=3", "--set", "1.seed"]) == 2
+    said = capsys.readouterr().err
+    assert "(2 errors)" in said and "--set seed=3: expected NODE.INPUT=VALUE" in said and "--set 1.seed: " in said
+
+
+@pytest.mark.parametrize(("typed", "name"), [("/usr/bin/graft", "graft"), ("x/__main__.py", "python -m graft_nodes")])
+def test_help_says_the_name_that_was_typed(monkeypatch, capsys, typed, name):
+    monkeypatch.setattr(sys, "argv", [typed])
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: {name} run ")
+
+
+@pytest.mark.parametrize("options", [("w.json", "--watch", "in"), (), ("--watch", "in", "--set-from", "t.csv")])
+def test_options_that_exclude_each_other_are_said(options, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["run", *options])
+    assert left.value.code == 2 and "--watch" in capsys.readouterr().err
+
+
+@any_host
+def test_doctor_creates_nothing(place):
+    _, how = command(place, None)
+    before = sorted(place.rglob("*"))
+    words = [sys.executable, "-m", "graft_nodes", "doctor", "--embedded", "--cpu"]
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    assert sorted(place.rglob("*")) == before
+
+
+@any_host
+def test_another_pack_is_loaded_from_its_folder(place):
+    (place / "shout").mkdir()
+    (place / "shout" / "__init__.py").write_text(
+        "class Shout:\n"
+        "    RETURN_TYPES, FUNCTION, CATEGORY = ('STRING',), 'shout', 'shout'\n"
+        "    INPUT_TYPES = classmethod(lambda cls: {'required': {'text': ('STRING', {})}})\n"
+        "    def shout(self, text):\n"
+        "        return (text.upper(),)\n"
+        "NODE_CLASS_MAPPINGS = {'Shout': Shout}\n"
+    )
+    graph = {"1": {"class_type": "Shout", "inputs": {"text": "loud"}}, "2": SINK}
+    status, _, err = run(place, graph, "--pack", "shout")
+    assert status == 0 and (place / "out" / "out.txt").read_text() == "LOUD", err
+    status, _, err = run(place, graph, "--pack", "in")
+    assert status == 1 and "--pack in did not load; the log above says why" in err

@@ -1,0 +1,97 @@
+"""Tables of values: what they may hold, which rows are done, and a batch in a process of its own."""
+
+import gc
+import json
+import weakref
+
+import pytest
+from graft_nodes.headless import batch, workflow
+from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, run
+
+
+def table(folder, text):
+    path = folder / "table.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_header_names_inputs_and_an_empty_cell_sets_nothing(tmp_path):
+    rows = batch.read_table(table(tmp_path, '\ufeff1.number,"Save, last.name"\n3,a\n,b\n\n"{""x"": 1}",\n'))
+    assert rows == [
+        batch.Row(1, ("1.number=3", "Save, last.name=a")),
+        batch.Row(2, ("Save, last.name=b",)),
+        batch.Row(4, ('1.number={"x": 1}',)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "empty; expected a header"),
+        ("1.number\n", "no rows below the header"),
+        ("number\n3\n", "column 1 is headed 'number'; expected NODE.INPUT"),
+        ("1.number=,2.name\n3,a\n", "column 1 is headed '1.number='"),
+        ("1.number,1.number\n3,4\n", "column 2, '1.number', is there twice"),
+        ("1.number\n3,4\n", "row 1 has 2 cells, the header 1"),
+        ('1.number\n"3\n', "not a CSV file in UTF-8"),
+    ],
+)
+def test_a_table_that_cannot_be_run_says_why(tmp_path, text, expected):
+    with pytest.raises(WorkflowError) as error:
+        batch.read_table(table(tmp_path, text))
+    assert "--set-from" in str(error.value) and expected in str(error.value)
+
+
+def test_a_row_is_done_with_the_same_workflow_and_values_only(tmp_path):
+    path = table(tmp_path, "1.number\n3\n")
+    (row,) = batch.read_table(path)
+    results = batch.read_results(path)
+    results.keep(row, batch.identity({"1": {}}, [], row), {"status": "done"})
+    again = batch.read_results(path)
+    assert again.has(row, batch.identity({"1": {}}, [], row))
+    assert not again.has(row, batch.identity({"2": {}}, [], row))
+    assert not again.has(row, batch.identity({"1": {}}, ["1.text=x"], row))
+    assert not again.has(batch.Row(1, ("1.number=4",)), batch.identity({"1": {}}, [], batch.Row(1, ("1.number=4",))))
+
+
+def test_results_that_are_none_are_left_alone(tmp_path):
+    path = table(tmp_path, "1.number\n3\n")
+    batch.results_path(path).write_text("no JSON\n")
+    with pytest.raises(WorkflowError, match="not the results of a batch"):
+        batch.read_results(path)
+    assert batch.results_path(path).read_text() == "no JSON\n"
+
+
+def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):
+    class Node:
+        pass
+
+    first = Node()
+    first.itself = first
+    seen = weakref.ref(first)
+    (tmp_path / "w.json").write_text(json.dumps(GOOD))
+    workflow.read(str(tmp_path / "w.json"))  # takes all there is out of the search for garbage
+    assert gc.get_freeze_count() > 0
+    del first
+    workflow.forget()
+    assert gc.get_freeze_count() == 0 and seen() is None
+
+
+def test_a_batch_goes_on_after_a_row_that_fails_and_again_does_the_missing_rows_alone(tmp_path):
+    (tmp_path / "in").mkdir()
+    graph = {"1": SOURCE, "2": {**SINK, "inputs": {"name": "out", "text": ["1", 0]}}}
+    text = "1.text,2.name\none,a\ntwo,not plain\nthree,c\n"
+    table(tmp_path, text)
+    status, out, err = run(tmp_path, graph, "--set-from", "table.csv", "--json")
+    assert status == 1 and "row 2 of 3" in err and "'not plain' is not a plain name" in err
+    assert [row["status"] for row in json.loads(out)["rows"]] == ["done", "invalid", "done"]
+    written = {name: (tmp_path / "out" / f"{name}.txt").stat().st_mtime_ns for name in ("a", "c")}
+    assert (tmp_path / "out" / "c.txt").read_text() == "three"
+    table(tmp_path, text.replace("not plain", "b"))
+    status, out, err = run(tmp_path, graph, "--set-from", "table.csv")
+    assert status == 0, err
+    assert out.count("done before") == 2 and (tmp_path / "out" / "b.txt").read_text() == "two"
+    assert {name: (tmp_path / "out" / f"{name}.txt").stat().st_mtime_ns for name in ("a", "c")} == written
+    kept = [json.loads(line) for line in (tmp_path / "table.csv.results.jsonl").read_text().splitlines()]
+    assert [(one["row"], one["status"]) for one in kept] == [(1, "done"), (2, "done"), (3, "done")]
