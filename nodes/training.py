@@ -180,7 +180,7 @@ class GraftTrainStart(io.ComfyNode):
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
 
-        _check_words(words, adapter, clip)
+        _check_words(words, adapter, clip, low_noise_model)
         adapter = adapter or AdapterSettings()
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         objective = objective or objectives.ObjectiveSettings()
@@ -277,12 +277,17 @@ def _begun(
     return state, text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
 
 
-def _check_words(words: Any, adapter: Any, clip: Any) -> None:
+def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> None:
     """Raises ValueError where words cannot be trained with what is connected."""
     if words is None:
         return
     if clip is None:
         raise ValueError("Start Training: Train Words is connected, and no CLIP is. Connect the model's CLIP.")
+    if low_noise_model is not None:
+        raise ValueError(
+            "Start Training: Train Words is connected, and so is low noise model: each of the two models would train"
+            " vectors of its own for one word. Disconnect one of them."
+        )
     if words.alone and adapter is not None:
         raise ValueError(
             "Start Training: words only is on in Train Words, and Adapter Settings is connected. Disconnect it, or"

@@ -16,7 +16,16 @@ import torch
 from graft_nodes.storage.digest import sha256_of_tensors
 from PIL import Image
 
-NODES = ("GraftDataset", "GraftAdapter", "GraftOptimizer", "GraftObjective", "GraftEMA", "GraftTrainStart", "TrainStep")
+NODES = (
+    "GraftDataset",
+    "GraftAdapter",
+    "GraftWords",
+    "GraftOptimizer",
+    "GraftObjective",
+    "GraftEMA",
+    "GraftTrainStart",
+    "TrainStep",
+)
 SETTINGS = {"GraftAdapter": "adapter", "GraftOptimizer": "optimizer", "GraftObjective": "objective", "GraftEMA": "ema"}
 BASE = {
     "GraftDataset": {"folder": "dead", "resolution": 128, "bucket_step": 32, "validation": 0.25},
@@ -46,6 +55,7 @@ PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negat
 EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
 PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": {"low_noise_model": 1.05}}
 FULL = {"GraftAdapter": {"kind": "full"}}
+WORDS = {"GraftWords": {"words": "two", "initial": "circle"}}
 
 CASES: dict[str, dict[str, Case]] = {
     "GraftDataset": {
@@ -152,6 +162,15 @@ CASES: dict[str, dict[str, Case]] = {
         "widths": Case("0.06 0.2", {"GraftEMA": {"snapshots": 1}}, changes="files"),
         "switch_every": Case(1),
     },
+    "GraftWords": {
+        "words": Case("one", WORDS),
+        "initial": Case("triangle", WORDS),
+        "count": Case(2, WORDS, refused="vectors per word is 2"),
+        "learning_rate": Case(0.1, WORDS),
+        "stop_after": Case(0.5, {**WORDS, "GraftOptimizer": {"total_steps": 4}, "TrainStep": {"steps": 4}}),
+        "max_norm": Case(0.5, WORDS),
+        "alone": Case(True, {**WORDS, "GraftTrainStart": {"adapter": None}}),
+    },
     "GraftTrainStart": {
         "model": Case("other"),
         "dataset": Case(None, {"GraftDataset": {"folder": "dead2"}}),
@@ -165,6 +184,7 @@ CASES: dict[str, dict[str, Case]] = {
         "run": Case("another run", changes="run"),
         "training_only": Case([("graft_demo/zorp.safetensors", 1.0, 1.0)]),
         "low_noise_model": Case(1.1, PAIR),
+        "words": Case(WORDS["GraftWords"]),
     },
     "TrainStep": {
         "state": Case("step 1"),
@@ -281,6 +301,9 @@ class Lab:
         for node, name in SETTINGS.items():
             if begin.get(name, "") is not None:
                 parts[name] = host.call(node, **given[node])[0]
+        words = begin.pop("words", None) or given["GraftWords"]
+        if words:
+            parts["words"] = host.call("GraftWords", **words)[0]
         begin = {k: v for k, v in begin.items() if k not in (*SETTINGS.values(), "dataset")}
         model = (
             self.other("model")

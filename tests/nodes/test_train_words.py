@@ -209,6 +209,7 @@ def test_a_run_without_words_is_stored_as_before(host):
 REFUSED = {
     "no clip": ({"clip": False}, "no CLIP is. Connect the model's CLIP"),
     "both": ({"alone": True, "adapter": {}}, "words only is on in Train Words, and Adapter Settings is connected"),
+    "pair": ({"start": {"low_noise_model": ["1", 0]}}, "each of the two models would train vectors of its own"),
     "missing": ({"words": "blorp"}, "no caption of the dataset has blorp as a word of its own; the first is 'a"),
     "known": ({"words": "left"}, "'left' is a word that words knows as a token of its own"),
     "count": ({"count": 3}, "initial words 'red circle' are 2 tokens in words, and vectors per word is 3"),
