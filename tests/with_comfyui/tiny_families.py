@@ -375,6 +375,7 @@ OTHERS = {
             "ref_index_scale": 10.0,
         },
         (128, 8, 10),
+        {"pooled_output": "nothing"},
     ),
     "krea2": Family(
         "Krea2",

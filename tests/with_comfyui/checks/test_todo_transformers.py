@@ -163,12 +163,16 @@ COSMOS1 = dict(
 )
 
 
+def _version(text):
+    return tuple(int(part) for part in text.split("."))
+
+
 class Case:
     """One model: where its class and its attention function are, its settings, its inputs, and the truth about each
     attention call.
 
     `image` names the modules whose attention is image self-attention; `start` is the number of tokens before the image
-    (by the sequence length where there is more than one). `newer`: 0.3.64 has no such thing.
+    (by the sequence length where there is more than one). `since` is the first of the tested ComfyUIs that has it.
     """
 
     def __init__(
@@ -182,12 +186,12 @@ class Case:
         start,
         text=5,
         start_by_length=None,
-        newer=False,
+        since="0.3.64",
         **conditions,
     ):
         self.module, self.name, self.attention, self.config, self.latent = module, name, attention, config, latent
         self.image, self.start, self.text, self.conditions = image, start, text, conditions
-        self.start_by_length, self.newer = start_by_length or {}, newer
+        self.start_by_length, self.since = start_by_length or {}, _version(since)
 
     def model_class(self):
         return getattr(importlib.import_module(f"comfy.ldm.{self.module}"), self.name)
@@ -214,7 +218,7 @@ CASES = {
     "flux with a mask": Case(
         "flux.model", "Flux", ROOT, FLUX, LATENT, ("double_blocks", "single_blocks"), 5, y=(8,), attention_mask="mask"
     ),
-    "flux 2": Case("flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, newer=True),
+    "flux 2": Case("flux.model", "Flux", ROOT, FLUX2, LATENT, ("double_blocks", "single_blocks"), 5, since="0.8.0"),
     "flux 2 with references": Case(
         "flux.model",
         "Flux",
@@ -224,7 +228,7 @@ CASES = {
         ("double_blocks", "single_blocks"),
         5,
         ref_latents=[(4, 4, 5), (4, 4, 4)],
-        newer=True,
+        since="0.8.0",
     ),
     "chroma": Case(
         "chroma.model", "Chroma", ROOT, CHROMA, LATENT, ("double_blocks", "single_blocks"), 5, guidance="zeros"
@@ -288,7 +292,7 @@ CASES = {
         VIDEO,
         ("transformer_blocks",),
         5,
-        newer=True,
+        since="0.8.0",
     ),
     "lumina": Case(
         "lumina.model",
@@ -337,7 +341,7 @@ CASES = {
         num_tokens=5,
         ref_latents=[(4, 4, 6)],
         ref_contexts=[(9, 12)],
-        newer=True,
+        since="0.33.0",
     ),
     "z-image omni, as many vision features as pictures": Case(
         "lumina.model",
@@ -352,7 +356,7 @@ CASES = {
         ref_latents=[(4, 4, 6)],
         ref_contexts=[(9, 12)],
         siglip_feats=[(4, 6, 12)],
-        newer=True,
+        since="0.33.0",
     ),
     "z-image": Case(
         "lumina.model",
@@ -364,7 +368,7 @@ CASES = {
         8,
         start_by_length={24: 0},
         num_tokens=5,
-        newer=True,
+        since="0.8.0",
     ),
     "z-image, as much text as image": Case(
         "lumina.model",
@@ -377,7 +381,7 @@ CASES = {
         text=24,
         start_by_length={24: 0},
         num_tokens=24,
-        newer=True,
+        since="0.8.0",
     ),
     "wan": Case("wan.model", "WanModel", ("wan.model", "optimized_attention"), WAN, VIDEO, ("self_attn",), 0),
     "wan, as much text as image": Case(
@@ -412,7 +416,7 @@ CASES = {
         ("self_attn",),
         0,
         context_latents=[(4, 1, 4, 6)],
-        newer=True,
+        since="0.33.0",
     ),
     "wan vace": Case(
         "wan.model",
@@ -573,7 +577,7 @@ def build(case):
         cls = case.model_class()
     except ModuleNotFoundError:
         pytest.skip(f"this ComfyUI has no {case.module}")
-    if case.newer and comfyui_version.__version__.startswith("0.3."):
+    if _version(comfyui_version.__version__) < case.since:
         pytest.skip(f"ComfyUI {comfyui_version.__version__} has no such {case.name}")
     config = accepted(cls, case.config)
 
