@@ -29,7 +29,7 @@ from comfy_api.internal import (
     is_class,
     make_locked_method_func,
 )
-from comfy_api.latest import io
+from comfy_api.latest import _io, io
 from comfy_execution.caching import GB, CacheEntry, ClassicCache, LRUCache, NoCache, RAMPressureCache
 from comfy_execution.graph import (
     DependencyCycleError,
@@ -101,6 +101,7 @@ def _hidden_values(
         "UNIQUE_ID": unique_id,
         "AUTH_TOKEN_COMFY_ORG": extra_data.get("auth_token_comfy_org"),
         "API_KEY_COMFY_ORG": extra_data.get("api_key_comfy_org"),
+        "COMFY_USAGE_SOURCE": extra_data.get("comfy_usage_source"),
     }
     kinds = {name: kind[0] if isinstance(kind, tuple) else kind for name, kind in wanted.items()}
     return {name: known[kind] for name, kind in kinds.items() if kind in known}
@@ -109,9 +110,31 @@ def _hidden_values(
 class _InputTypes(dict):
     """What each node class says of its inputs, asked once a class in one validation or run."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._growing: set[Any] = set()  # the classes with inputs that stand for others
+
     def __missing__(self, class_def: Any) -> dict:
         self[class_def] = class_def.INPUT_TYPES()
+        if _is_v3(class_def) and _grows(self[class_def]):
+            self._growing.add(class_def)
         return self[class_def]
+
+    def sent(self, class_def: Any, inputs: Mapping[str, Any]) -> tuple[dict, dict]:
+        """(the inputs of a node that is sent these, how values are gathered for it) of a class; the latter is empty
+        unless the class has inputs that grow.
+        """
+        spec = self[class_def]
+        if class_def not in self._growing:
+            return spec, {}
+        grown, _, gathering = _io.get_finalized_class_inputs(spec, dict(inputs), include_hidden=True)
+        return grown, gathering
+
+
+def _grows(spec: Mapping[str, Mapping[str, tuple]]) -> bool:
+    """Whether an input stands for others: an Autogrow, a DynamicCombo or a DynamicSlot."""
+    declared = itertools.chain(spec.get("required", {}).values(), spec.get("optional", {}).values())
+    return any(isinstance(entry[0], str) and entry[0] in _io.DYNAMIC_INPUT_LOOKUP for entry in declared)
 
 
 def get_input_data(
@@ -121,15 +144,14 @@ def get_input_data(
     outputs: Callable[[str], list[list] | None] | None = None,
     dynprompt: DynamicPrompt | None = None,
     extra_data: Mapping[str, Any] = {},
-    spec: dict | None = None,
+    input_types: _InputTypes | None = None,
 ) -> tuple[dict[str, Any], set[str], dict]:
-    """(a list of values for each input, the inputs whose value is not there yet, V3's hidden values).
+    """(a list of values for each input, the inputs whose value is not there yet, V3's hidden values and how values
+    are gathered into dicts).
 
     `outputs` gives what a node has computed, or None; without it only constants have values, the rest reads (None,).
-    `spec` is what INPUT_TYPES gave, if it was asked already."""
-    if spec is None:
-        spec = class_def.INPUT_TYPES()  # type: ignore[attr-defined]
-    assert spec is not None
+    `input_types` are what classes have said already."""
+    spec, gathering = (_InputTypes() if input_types is None else input_types).sent(class_def, inputs)
     hidden = _hidden_values(spec.get("hidden", {}), unique_id, dynprompt, extra_data)
     values: dict[str, Any] = {}
     missing: set[str] = set()
@@ -142,10 +164,11 @@ def get_input_data(
                 values[name] = (None,)
             else:
                 values[name] = computed[int(value[1])]
-        elif category is not None:
+        elif category is not None or (_is_v3(class_def) and getattr(class_def, "ACCEPT_ALL_INPUTS", False)):
             values[name] = [value]
     if _is_v3(class_def):
-        return values, missing, {"hidden_inputs": {io.Hidden[name]: value for name, value in hidden.items()}}
+        hidden_inputs = {io.Hidden[name]: value for name, value in hidden.items()}
+        return values, missing, {"hidden_inputs": hidden_inputs, **gathering}
     values.update({name: [value] for name, value in hidden.items()})
     return values, missing, {}
 
@@ -200,6 +223,7 @@ async def _call_over_lists(
             results.append(on_block(blocker) if on_block else blocker)
             continue
         call = _bound(obj, function, v3_data)
+        arguments = _io.build_nested_inputs(arguments, v3_data or {})
         if interruptible:
             GraphBuilder.set_default_prefix(unique_id, index)
         with CurrentNodeContext(prompt_id, unique_id, index):
@@ -387,7 +411,7 @@ async def _fingerprint(prompt_id: str, node_id: str, node: dict, class_def: Any,
     method = _optional_method(class_def, "fingerprint_inputs", "IS_CHANGED")
     if method is None:
         return False
-    values, _, v3_data = get_input_data(node["inputs"], class_def, node_id, spec=input_types[class_def])
+    values, _, v3_data = get_input_data(node["inputs"], class_def, node_id, input_types=input_types)
     try:
         return await _resolved(await _call_over_lists(prompt_id, node_id, class_def, values, method, v3_data))
     except Exception as error:  # noqa: BLE001  (a node's own code: any failure means that nothing may be reused)
@@ -563,7 +587,7 @@ class _Run:
             self._outputs_for(node_id),
             self.prompt,
             self.extra_data,
-            self.input_types[class_def],
+            self.input_types,
         )
         self.arguments[node_id] = values
         display_id = self.prompt.get_display_node_id(node_id)
@@ -572,8 +596,9 @@ class _Run:
         obj = self._object(node_id, node["class_type"], class_def)
         lazy = _optional_method(obj, "check_lazy_status", "check_lazy_status")
         if lazy is not None:
+            named = {**v3_data, "create_dynamic_tuple": True}  # it has to know how the workflow names an input
             answers = await _resolved(
-                await _call_over_lists(self.prompt_id, node_id, obj, values, lazy, v3_data, interruptible=True)
+                await _call_over_lists(self.prompt_id, node_id, obj, values, lazy, named, interruptible=True)
             )
             asked = {name for answer in answers if isinstance(answer, list) for name in answer if isinstance(name, str)}
             needed = sorted(name for name in asked if name not in values or name in missing)
@@ -981,7 +1006,8 @@ class _Validator:
         return {node_id: problems for node_id, problems in both.items() if problems}
 
     async def _of_node(self, node_id: str, class_def: Any) -> list[dict]:
-        inputs, spec = self.prompt[node_id]["inputs"], self.input_types[class_def]
+        inputs = self.prompt[node_id]["inputs"]
+        spec, gathering = self.input_types.sent(class_def, inputs)
         method = _optional_method(class_def, "validate_inputs", "VALIDATE_INPUTS")
         takes: set[str] = set()
         takes_all = False
@@ -994,6 +1020,8 @@ class _Validator:
             input_type, category, options = get_input_info(class_def, name, spec)
             info, own_check = (input_type, category, options or {}), takes_all or name in takes
             problem = self._of_input(node_id, name, info, received, "input_types" in takes, own_check)
+            if problem is not None and gathering and problem["type"] == "required_input_missing":
+                problem["details"] = name.split(".")[-1]  # as ComfyUI says it
             problems += [] if problem is None else [problem]
         if method is not None and (takes or takes_all):
             broken = {problem["extra_info"]["input_name"] for problem in problems}
@@ -1078,7 +1106,7 @@ class _Validator:
         already.
         """
         takes, takes_all = accepts
-        values, _, v3_data = get_input_data(inputs, class_def, node_id, spec=self.input_types[class_def])
+        values, _, v3_data = get_input_data(inputs, class_def, node_id, input_types=self.input_types)
         values = {name: value for name, value in values.items() if name in takes or takes_all}
         if broken & (set(values) if takes_all else takes):
             return []
