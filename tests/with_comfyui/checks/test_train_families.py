@@ -22,6 +22,7 @@ from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from families import build, conditions, latent, random
 from graft_nodes import host as wall
 from graft_nodes.patches.adapters.diff import difference_name
+from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.save import left_out_by_comfyui, to_key_format
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
@@ -339,8 +340,16 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
     tensors in place too.
     """
     available(name)
-    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="attention+ff")
-    way, found = random(2, *EVERY[name].latent, seed=5), []
+    patcher, found = _checkpointed_or_not(name, AdapterSettings("lora", rank=2, targets="attention+ff"))
+    assert len(blocks(patcher.model.diffusion_model)) > 1 and all(bool(t.any()) for t in found.values())
+    given = {"context", *(key for key, t in conditions(name, 3)[1].items() if is_real(t))}
+    adapters = set(moved(patcher, AdapterSettings("lora", rank=2, targets="attention+ff")))
+    assert name in OTHERS or found.keys() == adapters | given
+
+
+def _checkpointed_or_not(name, settings):
+    """A model and its gradients of adapters and conditioning, the same bytes with and without checkpointing."""
+    patcher, way, found = build(name), random(2, *EVERY[name].latent, seed=5), []
     for forgetful in (contextlib.nullcontext, checkpointed):
         graded = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
         context, extras = conditions(name, 3)
@@ -357,8 +366,78 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
                 (denoiser.denoise(random(*way.shape, seed=4), sigma, [text, text], {}) * way).sum().backward()
         found.append({key: t.grad for key, t in (graded | given).items() if t.grad is not None})
     assert found[0].keys() == found[1].keys() and all(torch.equal(t, found[1][key]) for key, t in found[0].items())
-    assert len(blocks(patcher.model.diffusion_model)) > 1 and all(bool(t.any()) for t in found[0].values())
-    assert name in OTHERS or found[0].keys() == graded.keys() | given.keys()
+    return patcher, found[0]
+
+
+# --- T-LoRA, which ComfyUI's own loader does not read -----------------------------------------------------------------
+
+T_LORA = AdapterSettings("tlora", rank=4, targets="all", min_rank=1, rank_exponent=1.5)
+
+
+def with_t_lora(patcher, trained):
+    """A MODEL with the file that Save LoRA writes of T-LoRA, put on by Graft."""
+    file = to_key_format(as_lora(trained, T_LORA, None), "comfyui", torch.bfloat16)
+    return wall.lora.apply_lora_stack(patcher, None, [LoraEntry("t-lora", file)]).model
+
+
+@pytest.mark.parametrize("level", [0.05, 0.6, 0.95])
+@pytest.mark.parametrize("name", ["sd1", "flux", "wan", "qwen"])
+def test_t_lora_samples_as_trained_at_the_samplers_noise_level(name, level):
+    """And its gradients are those of finite differences of that, in all ranks that work there and in no other."""
+    available(name)
+    patcher = build(name)
+    trained = {key: t.requires_grad_("base" not in key) for key, t in moved(patcher, T_LORA).items()}
+    x, context, extras = random(1, *FAMILIES[name].latent, seed=4), *conditions(name, 3)
+    extras = {**extras, "guidance": 1.0}
+    sampling, u = patcher.get_model_object("model_sampling"), torch.tensor([level])
+    sigma = wall.denoiser.Denoiser(patcher).sigma(u)
+    timesteps = sampling.timestep(sigma).float()
+    if name != "sd1":
+        timesteps = 1000 * sigma  # flows count noise by its share
+    ranks = int(((1000 - float(timesteps)) / 1000) ** 1.5 * 3) + 1
+    with torch.no_grad():
+        found = denoised(patcher, T_LORA, trained, x, sigma, name)
+        plain = sampled(patcher, x, sigma, context, extras)
+        expected = sampled(with_t_lora(patcher, trained), x, sigma, context, extras)
+    change = float((expected - plain).abs().max())
+    assert change > 0 and float((found - expected).abs().max()) < 1e-3 * change
+    way = random(*x.shape, seed=5)
+    graded(patcher, T_LORA, trained, x, sigma, name, way)
+    paths = list(adapter_targets(patcher.model.diffusion_model, T_LORA))
+    path = paths[len(paths) // 3]
+    for part, axis in (("q_layer.weight", 0), ("p_layer.weight", 1), ("lambda_layer", 1)):
+        key = f"{path}.{part}"
+        gradient = trained[key].grad.transpose(0, axis).flatten(1)
+        assert [bool(rank.any()) for rank in gradient] == [number < ranks for number in range(4)], key
+        direction = trained[key].grad / trained[key].grad.norm() * trained[key].detach().norm()
+        values = []
+        for sign in (1, -1):
+            other = {**trained, key: trained[key].detach() + sign * 0.02 * direction}
+            with torch.no_grad():
+                values.append(
+                    float((sampled(with_t_lora(patcher, other), x, sigma, context, extras).double() * way).sum())
+                )
+        expected = (values[0] - values[1]) / 0.04
+        assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2), key
+
+
+@pytest.mark.parametrize("name", ["sd1", "flux", "wan", "qwen"])
+def test_checkpointed_gradients_of_t_lora_are_the_same_bytes(name):
+    available(name)
+    _, found = _checkpointed_or_not(name, T_LORA)
+    assert all(bool(t.any()) for t in found.values())
+
+
+@pytest.mark.parametrize("name", ["sd1", "flux", "wan", "qwen"])
+def test_t_lora_through_the_executor(host, name):
+    """Everything but what training started from learns, with the same bytes with checkpointing."""
+    available(name)
+    adapter = {"kind": "tlora", "rank": 4, "min_rank": 1}
+    plain = train(host, name, adapter)
+    forgetful = train(host, name, adapter, {"checkpointing": True})["state"].trained
+    for key, tensor in plain["state"].trained.items():
+        assert torch.equal(tensor, forgetful[key])
+        assert torch.equal(tensor, plain["start"].trained[key]) == ("base" in key), key
 
 
 @pytest.mark.column("targets")
@@ -619,7 +698,7 @@ def test_adapters_beside_fp8_weights(host, name):
     assert all(torch.isfinite(t).all() for t in state.trained.values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "tlora"])
 def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float32(kind):
     quantised, plain = build("flux", torch.float8_e4m3fn, torch.float32), build("flux")
     for key, weight in plain.model.diffusion_model.named_parameters():
