@@ -626,32 +626,34 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 PAIR = (
     "# Train a LoRA for {title}",
-    "Wan 2.2 14B is two models: the high-noise one makes the layout, the low-noise one finishes. Each is trained by"
-    " itself on the noise levels that the sampler gives it (*expert* in *Objective Settings*), and each gets a LoRA"
-    " file of its own.",
+    "Wan 2.2 14B is two models: the high-noise one makes the layout, the low-noise one finishes. One run trains both in"
+    " turn, each on the noise levels that the sampler gives it, with one of them on the device at a time. Each gets a"
+    " LoRA file of its own.",
     "**Files that it expects**",
     "{files}",
     "If one is missing, ComfyUI says its name and runs nothing.",
     "**Your images**: put them with captions (`photo.png`, `photo.txt`) into a folder under ComfyUI's `input` folder,"
     " and give its name to *Dataset*. Until then it trains on the demo's 16 images. Write what you train into"
-    " *Prompt*, for the image at the end.",
-    "**Training Recipe** chooses adapter, optimizer and average for this model and your memory, and says why. Set"
-    " *steps* there and in both *Train Step* to the same number. The noise levels are AI-Toolkit's for Wan 2.2, every"
-    " one alike.",
+    " *Prompt*, for the previews, which both models draw together.",
+    "**Training Recipe** chooses adapter and optimizer for this model and your memory, and says why. Set *steps* there"
+    " and in *Train Step* to the same number: each model is trained for that many. The noise levels are AI-Toolkit's"
+    " for Wan 2.2, every one alike.",
     "The LoRAs are saved under `output/loras`, as `…_high_noise` and `…_low_noise`. You can stop at any time: queued"
-    " again, the run continues. To train one expert only, mute (Ctrl+M) the other's *Train Step*, *EMA Merge* and"
-    " *Save LoRA* and the sampling.",
+    " again, the run continues.",
+    "**For averaged weights**, connect EMA of *Training Recipe* to *Start Training*, and put an *EMA Merge* with a"
+    " *Save LoRA* behind each training state of *Split Expert Pair*. **To train one model only**, take the other one"
+    " off *Start Training* and choose *expert* in *Objective Settings*.",
 )
-SIDES = (("high noise", "high_noise", 0), ("low noise", "low_noise", 1))
+SIDES = (("high noise", 1), ("low noise", 4))  # with the MODEL's output of Split Expert Pair
 BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to the other
 
 
 def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Loaders, dataset and recipe once; training, average and file for each of two experts; an image of both."""
+    """Both experts of a pair in one run, with previews of both, a file for each, and an image of both."""
     name = family.title.lower().replace(" ", "")
     graph = Graph(classes, f"Train a LoRA for {family.title}")
     text = "\n\n".join(PAIR).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (-560, 60), (500, 940))
+    graph.note(text, (-560, 60), (500, 720))
     loaders = _loaders(graph, family)
     outputs = _outputs(loaders)
     second = graph.add(
@@ -666,76 +668,67 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         "GraftDataset", (420, 60), (340, 740), folder="graft_demo/concept", resolution=family.resolution, repeats=1
     )
     sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
-    recipe = graph.add("GraftRecipe", (420, 1180), (340, 240), steps=STEPS)
-    why = graph.add("PreviewAny", (420, 1480), (340, 300), "What the recipe chose, and why")
+    recipe = graph.add("GraftRecipe", (1180, 60), (320, 240), steps=STEPS)
+    why = graph.add("PreviewAny", (1180, 360), (320, 300), "What the recipe chose, and why")
+    levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
+    objective = graph.add("GraftObjective", (800, 60), (320, 700), expert="both", **levels)
+    start = graph.add("GraftTrainStart", (1180, 720), (320, 340), run=name)
+    step = graph.add("TrainStep", (1560, 60), (360, 780), steps=STEPS, preview_every=PREVIEWS)
+    save = graph.add("GraftSaveLoRA", (1560, 900), (360, 160), prefix=f"loras/{name}")
     for target, wanted in (
         (prompt, "clip"),
         (negative, "clip"),
         (dataset, "vae"),
         (dataset, "clip"),
         (recipe, "model"),
+        (start, "model"),
+        (start, "clip"),
+        (start, "vae"),
     ):
         graph.link(*outputs[wanted], target, wanted)
-    graph.link(dataset, 0, recipe, "dataset")
-    graph.link(dataset, 1, sheet, "images")
-    graph.link(recipe, 4, why, "source")
+    graph.link(second, 0, start, "low_noise_model")
+    for source, output, target, wanted in (
+        (dataset, 0, recipe, "dataset"),
+        (dataset, 1, sheet, "images"),
+        (recipe, 4, why, "source"),
+        (dataset, 0, start, "dataset"),
+        (recipe, 0, start, "adapter"),
+        (recipe, 1, start, "optimizer"),
+        (objective, 0, start, "objective"),
+        (start, 0, step, "state"),
+        (prompt, 0, step, "positive"),
+        (negative, 0, step, "negative"),
+        (latent, 0, step, "latent"),
+        (step, 0, save, "state"),
+    ):
+        graph.link(source, output, target, wanted)
     graph.group("The two models and the prompts", "#3f789e", *loaders, second, prompt, negative, latent)
-    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why)
-    shared = {"dataset": (dataset, 0), "clip": outputs["clip"], "vae": outputs["vae"]}
-    shared |= {"adapter": (recipe, 0), "optimizer": (recipe, 1), "ema": (recipe, 3)}
-    averages = []
-    for (expert, suffix, row), model in zip(SIDES, ((loaders[0], 0), (second, 0)), strict=True):
-        averages.append(_expert(graph, expert, f"{name}_{suffix}", row * 860, model, shared))
-    _pair_sampled(graph, family, averages, (prompt, negative, latent), outputs["vae"], name)
+    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why, objective, start)
+    graph.group("Both are trained in turn, and saved", "#b58b2a", step, save)
+    _pair_sampled(graph, family, step, (prompt, negative, latent), outputs["vae"], name)
     return graph.document()
-
-
-def _expert(
-    graph: Graph,
-    expert: str,
-    name: str,
-    top: int,
-    model: tuple[dict[str, Any], int],
-    shared: Mapping[str, tuple[dict[str, Any], int]],
-) -> dict[str, Any]:
-    """Objective, training, average and file of one expert; the average's node."""
-    levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
-    objective = graph.add("GraftObjective", (840, top + 60), (320, 700), expert=expert, **levels)
-    start = graph.add("GraftTrainStart", (1200, top + 60), (320, 320), run=name)
-    step = graph.add("TrainStep", (1560, top + 60), (360, 700), steps=STEPS)
-    average = graph.add("EMAMerge", (1960, top + 60), (320, 500))
-    save = graph.add("GraftSaveLoRA", (1960, top + 600), (320, 160), prefix=f"loras/{name}")
-    graph.link(*model, start, "model")
-    for wanted, source in shared.items():
-        graph.link(*source, start, wanted)
-    graph.link(objective, 0, start, "objective")
-    graph.link(start, 0, step, "state")
-    graph.link(*model, average, "model")
-    graph.link(*shared["clip"], average, "clip")
-    graph.link(step, 0, average, "state")
-    graph.link(average, 2, save, "lora_model")
-    graph.group(f"The {expert} expert: trained, averaged, saved", "#b58b2a", objective, start, step, average, save)
-    return average
 
 
 def _pair_sampled(
     graph: Graph,
     family: Family,
-    averages: Sequence[dict[str, Any]],
+    step: dict[str, Any],
     prompts: Sequence[dict[str, Any]],
     vae: tuple[dict[str, Any], int],
     name: str,
 ) -> None:
     """An image of both: the high-noise model's steps, then the low-noise model's, as in ComfyUI's own template."""
     prompt, negative, latent = prompts
+    split = graph.add("GraftSplitExperts", (1980, 60), (300, 160))
+    graph.link(step, 0, split, "state")
     last = 10_000
     spans = ((0, BOUNDARY_STEP), (BOUNDARY_STEP, last))
     samplers = []
-    for (expert, _, row), average, (begin, end) in zip(SIDES, averages, spans, strict=True):
+    for row, ((expert, output), (begin, end)) in enumerate(zip(SIDES, spans, strict=True)):
         is_first = row == 0
         sampler = graph.add(
             "KSamplerAdvanced",
-            (2340, 60 + row * 420),
+            (1980, 280 + row * 420),
             (300, 340),
             f"KSampler (Advanced): {expert}",
             add_noise="enable" if is_first else "disable",
@@ -748,18 +741,18 @@ def _pair_sampled(
             end_at_step=end,
             return_with_leftover_noise="enable" if is_first else "disable",
         )
-        graph.link(average, 0, sampler, "model")
+        graph.link(split, output, sampler, "model")
         graph.link(prompt, 0, sampler, "positive")
         graph.link(negative, 0, sampler, "negative")
         samplers.append(sampler)
-    decode = graph.add("VAEDecode", (2340, 900), (220, 60))
-    image = graph.add("SaveImage", (2680, 60), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
+    decode = graph.add("VAEDecode", (2320, 60), (220, 60))
+    image = graph.add("SaveImage", (2320, 180), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
     graph.link(latent, 0, samplers[0], "latent_image")
     graph.link(samplers[0], 0, samplers[1], "latent_image")
     graph.link(samplers[1], 0, decode, "samples")
     graph.link(*vae, decode, "vae")
     graph.link(decode, 0, image, "images")
-    graph.group("The pair, tried", "#8A8", *samplers, decode, image)
+    graph.group("The pair, tried", "#8A8", split, *samplers, decode, image)
 
 
 def _loaders(graph: Graph, family: Family) -> list[dict[str, Any]]:

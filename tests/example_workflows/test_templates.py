@@ -169,19 +169,46 @@ def test_a_family_s_template_runs_with_other_models_in_place_of_its_loaders(host
         assert len(previews) == 2, "one with the weights and one with their average"
 
 
-def test_the_template_of_a_pair_has_a_run_and_a_file_for_each_expert(host):
+class OtherDemo:
+    """A node that gives the demo model with other weights: the second one of a pair."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "make"
+    CATEGORY = "test"
+    host = None
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    def make(self):
+        model = OtherDemo.host.call("GraftDemo")[0]
+        for parameter in model.model.diffusion_model.parameters():
+            parameter.mul_(0.9)
+        return (model,)
+
+
+def test_the_template_of_a_pair_trains_both_in_one_run_with_a_file_for_each(host, monkeypatch):
     """Here with the demo model as both, and a boundary, which it has none of."""
+    monkeypatch.setattr(OtherDemo, "host", host)
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "GraftTestOtherDemo", OtherDemo)
     fresh(host)
     graph = shortened(graph_of(host, "Train a LoRA for Wan 2.2"))
-    objectives = nodes_of(graph, "GraftObjective")
-    assert [(one["expert"], one["boundary"]) for one in objectives] == [("high noise", 0.0), ("low noise", 0.0)]
-    for objective in objectives:
-        objective["boundary"] = 0.875
+    (objective,) = nodes_of(graph, "GraftObjective")
+    assert (objective["expert"], objective["boundary"]) == ("both", 0.0)
+    objective["boundary"] = 0.875
     first, second = nodes_of(graph, "KSamplerAdvanced")
     assert (first["start_at_step"], first["end_at_step"], second["start_at_step"]) == (0, 10, 10)
     put_in_place(graph, host)
-    result = host.run(graph)
+    graph["low"] = {"class_type": "GraftTestOtherDemo", "inputs": {}}
+    (start,) = nodes_of(graph, "GraftTrainStart")
+    start["low_noise_model"] = ["low", 0]
+    step = id_of(graph, "TrainStep")
+    result = host.run(graph, capture={"report": [step, 5]})
     assert result["success"], result["errors"]
+    report = result["captured"]["report"]
+    assert "sigma) from 0.875 up are trained" in report and "sigma) below 0.875 are trained" in report
+    assert len(result["history"][step]["graft_previews"]) == 1, "of the pair"
     for expert in ("high_noise", "low_noise"):
         (file,) = (Path(host.output) / "loras").glob(f"wan2.2_{expert}_*.safetensors")
         assert file.stat().st_size

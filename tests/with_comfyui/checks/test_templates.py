@@ -147,23 +147,38 @@ def test_a_family_s_template_trains_shows_previews_saves_and_samples(host, monke
     assert len(result["history"][ids["SaveImage"]]["images"]) == 1
 
 
+def low_noise(patcher):
+    """Other weights than those of the first model."""
+    for parameter in patcher.model.diffusion_model.parameters():
+        parameter.mul_(0.9)
+    return patcher
+
+
 @pytest.mark.parametrize("title", PAIRS)
 def test_the_template_of_a_pair_trains_both_experts_saves_two_files_and_samples_with_both(host, monkeypatch, title):
     name = PAIRS[title]
     fresh(host)
     graph = graph_of(host, f"Train a LoRA for {title}")
     stand_in_for_loaders(host, monkeypatch, graph, name)
-    steps = [node_id for node_id, node in graph.items() if node["class_type"] == "TrainStep"]
-    (image,) = (node_id for node_id, node in graph.items() if node["class_type"] == "SaveImage")
-    result = host.run(graph, capture={f"report {node_id}": [node_id, 5] for node_id in steps})
+    ids = {node["class_type"]: node_id for node_id, node in graph.items()}
+    low = graph[ids["GraftTrainStart"]]["inputs"]["low_noise_model"][0]
+    names = list(graph[low]["inputs"])
+    loader = stand_in(names, ("MODEL",), lambda: (low_noise(build(name)),))
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "GraftTestLowNoise", loader)
+    graph[low]["class_type"] = "GraftTestLowNoise"
+    step = ids["TrainStep"]
+    capture = {"report": [step, 5], "state": [step, 0], "path": [ids["GraftSaveLoRA"], 0]}
+    result = host.run(graph, capture=capture)
     assert result["success"], result["errors"]
-    said = "\n".join(result["captured"].values())
-    assert "expert high noise: only noise levels (sigma) from 0.875 up are trained" in said
-    assert "expert low noise: only noise levels (sigma) below 0.875 are trained" in said
-    for node in graph.values():
-        if node["class_type"] == "GraftSaveLoRA":
-            assert list(Path(host.output).glob(f"{node['inputs']['prefix']}_*.safetensors"))
-    assert len(result["history"][image]["images"]) == 1
+    found = result["captured"]
+    assert "expert high noise: only noise levels (sigma) from 0.875 up are trained" in found["report"]
+    assert "expert low noise: only noise levels (sigma) below 0.875 are trained" in found["report"]
+    assert len(result["history"][step]["graft_previews"]) == 1
+    prefix = Path(host.output) / graph[ids["GraftSaveLoRA"]]["inputs"]["prefix"]
+    endings = ("high_noise", "low_noise")
+    for state, ending, path in zip(found["state"].states, endings, found["path"].splitlines(), strict=True):
+        assert state.step == 2 and path.startswith(f"{prefix}_{ending}_") and Path(path).is_file()
+    assert len(result["history"][ids["SaveImage"]]["images"]) == 1
 
 
 @pytest.mark.parametrize("title", [*FAMILIES, *PAIRS])
