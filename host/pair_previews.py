@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,15 +12,17 @@ from .previews import guided, kept_generators, starting
 
 @torch.no_grad()
 def sample_pair(
-    high: Any, low: Any, boundary: float, positive: Any, negative: Any, latent: Any, seed: int
+    models: Sequence[Any], boundary: float, positive: Any, negative: Any, latent: Any, seed: int
 ) -> torch.Tensor:
-    """Sample latents (B, C, [frames,] h, w) with two MODELs, by 20 steps of Euler over the noise levels of `high`.
+    """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, by 20 steps
+    of Euler over the noise levels of the first.
 
     The step at the boundary itself is the high noise expert's. ComfyUI loads each MODEL when its turn comes. Guidance,
     noise and generators are those of `previews.sample`.
     """
     import comfy.samplers
 
+    high, low = models
     start, noise, sigmas = starting(high, latent, seed)
     border = int((sigmas[:-1].double() >= boundary).sum())
     latents = start

@@ -123,8 +123,9 @@ class ExpertTraining:
     def _preview_of(self, prompt: PreviewPrompt, models: Sequence[Any], boundary: float, step: int, label: str) -> None:
         """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
         high, low = self.calls
+        sampled = self.sampled
         latents = pair_previews.sample_pair(
-            *models, boundary, prompt.conditioning, self.sampled.negative, self.sampled.latent, high.seed
+            models, boundary, prompt.conditioning, sampled.negative, sampled.latent, high.seed
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
         high.kept_preview(decoded, prompt, step, label)

@@ -388,7 +388,7 @@ def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, di
     if state is None:
         return [(lora_model, {}, prefix)]
     if isinstance(state, ExpertPair):
-        named = zip(state.states, experts.pair_names(prefix), strict=True)
+        named = list(zip(state.states, experts.pair_names(prefix), strict=True))
     else:
         named = [(state, experts.named(prefix, state.settings.objective.expert))]
     return [(one.lora_model(), lora_metadata(one), own_prefix) for one, own_prefix in named]

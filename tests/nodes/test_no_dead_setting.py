@@ -105,6 +105,8 @@ CASES: dict[str, dict[str, Case]] = {
         "network_dropout": Case(0.5),
         "max_norm": Case(0.001),
         "initial": Case("lora"),
+        "min_rank": Case(1, {"GraftAdapter": {"kind": "tlora", "rank": 4}}),
+        "rank_exponent": Case(4.0, {"GraftAdapter": {"kind": "tlora", "rank": 4, "min_rank": 1}}),
     },
     "GraftOptimizer": {
         "optimizer": Case("sgd"),

@@ -29,10 +29,12 @@ class Denoiser(Protocol):
     """The text encoder when it or words are trained; its trained names are `text_encoders.` and paths inside it."""
     text_encoder_device: torch.device
     """Where the text encoder computes: ComfyUI may keep it on the CPU. Asked for when it is trained too."""
-    encode: Callable[[Sequence[str], Sequence[Conditioning], Words], Sequence[Conditioning]] | None
-    """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest, and the
-    vectors of words in the captions.
-    """
+
+    @property
+    def encode(self) -> Callable[[Sequence[str], Sequence[Conditioning], Words], Sequence[Conditioning]] | None:
+        """With a text encoder: conditionings of captions as it computes now, given the dataset's for the rest, and the
+        vectors of words in the captions.
+        """
 
     def process_in(self, latents: Tensor) -> Tensor:
         """Scale latents of the VAE (B, C, h, w) to what the network sees."""
