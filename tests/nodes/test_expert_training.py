@@ -140,12 +140,10 @@ def test_a_preview_is_what_two_ksamplers_make_of_the_pair(host, parts, run):
     )[0]  # fmt: skip
     sample = host.module("host.pair_previews").sample_pair
     before = torch.get_rng_state()
-    found = sample(high, low, BOUNDARY, given["positive"], None, given["latent"], seed)
+    found = sample((high, low), BOUNDARY, given["positive"], None, given["latent"], seed)
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(found, expected["samples"].cpu(), rtol=1e-4, atol=1e-4)
-    whole = host.module("host.pair_previews").sample_pair(
-        high, low, 0.0, given["positive"], None, given["latent"], seed
-    )
+    whole = sample((high, low), 0.0, given["positive"], None, given["latent"], seed)
     assert not torch.allclose(whole, found, atol=1e-2), "the other expert has a part in it"
 
 
