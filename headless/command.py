@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import shlex
@@ -21,6 +20,7 @@ from typing import Any, TextIO
 
 from . import batch, caching, doctor, hosts, log, run, signals, torchrun, watch, workflow
 from .problem import HostError, Problem, WorkflowError
+from .progress import Events
 from .schema import catalogue
 
 COMMAND = "graft"  # the name that pip installs
@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument(
         "--json",
         action="store_true",
-        help="print one JSON object on standard output, everything else on standard error",
+        help="print JSON on standard output, everything else on standard error: doctor one object, run one a line for"
+        " each event, the result last",
     )
     shared.add_argument(
         "--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails"
@@ -201,14 +202,13 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     started = time.monotonic()
     report = {**_report(), "host": None, "device": None}
     if arguments.json:
-        stream = sys.stderr
+        stream, events = sys.stderr, Events(sys.stdout)
     else:
-        stream = sys.stdout
+        stream, events = sys.stdout, Events()
     with contextlib.redirect_stdout(stream):
-        status = _run_reported(arguments, argv, report, stream)
+        status = _run_reported(arguments, argv, report, stream, events)
     report["seconds"] = round(time.monotonic() - started, 3)
-    if arguments.json:
-        print(json.dumps(report, default=str), flush=True)
+    events.send("end", **report)
     return status
 
 
@@ -217,7 +217,9 @@ def _report() -> dict[str, Any]:
     return {"status": "invalid", "outputs": {}, "files": [], "errors": []}
 
 
-def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO) -> int:
+def _run_reported(
+    arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO, events: Events
+) -> int:
     """Run the `run` command and fill in the report on the way."""
     try:
         place = torchrun.place(os.environ)
@@ -242,7 +244,7 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
             if group.size > 1:
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
-            opened = _Opened(arguments, argv, stream, host, group)
+            opened = _Opened(arguments, argv, stream, events, host, group, caching.new_executor(host))
             if document is None:
                 status = _run_watched(opened, report)
             elif rows is not None:
@@ -261,13 +263,17 @@ def _run_reported(arguments: argparse.Namespace, argv: Sequence[str], report: di
 
 @dataclass
 class _Opened:
-    """What every run of a command shares: its options, an open host, and the group of ranks (this is the first one)."""
+    """What every run of a command shares: its options, an open host, the group of ranks (this is the first one), and
+    the executor, which keeps results from one run to the next.
+    """
 
     arguments: argparse.Namespace
     argv: Sequence[str]
     stream: TextIO
+    events: Events
     host: hosts.Host
     group: Any
+    executor: Any
 
 
 def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch.Row], report: dict[str, Any]) -> int:
@@ -282,7 +288,9 @@ def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch
             continue
         print(f"{label}: {', '.join(row.assignments)}", file=opened.stream, flush=True)
         own = _report()
+        opened.events.send("row", row=row.number, set=row.assignments)
         status = _one_of_many(opened, document, row.assignments, own)
+        opened.events.send("result", row=row.number, **own)
         if status == INTERRUPTED:
             report["status"] = "interrupted"
             return status
@@ -312,10 +320,12 @@ def _run_watched(opened: _Opened, report: dict[str, Any]) -> int:
 
 def _run_file(opened: _Opened, path: str) -> int:
     own = _report()
+    opened.events.send("file", workflow=path)
     try:
         status = _one_of_many(opened, workflow.read(path), (), own)
     except WorkflowError as error:
-        return _invalid(error.problems, own)
+        status = _invalid(error.problems, own)
+    opened.events.send("result", workflow=path, **own)
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     return status
@@ -351,10 +361,13 @@ def _run_opened(
     if problems:
         return _invalid(problems, report)
     spread = partial(torchrun.spread, host, group, look_up)
+    metadata = document.data if document.is_editor else None
     with log.quiet("execution"):
         result = run.execute(
-            host, graph, document.data if document.is_editor else None, stream, spread, insist=group.size == 1
+            host, graph, metadata, stream, spread, group.size == 1, events=opened.events, executor=opened.executor
         )
+    if result.error is not None:
+        opened.events.send("error", **result.error)
     return _finish(result, report, opened.argv, stream, arguments.verbose)
 
 

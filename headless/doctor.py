@@ -158,8 +158,6 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
         "the graph editor on the embedded host (python -m graft_nodes editor)"
         + (f": {' and '.join(missing)} not installed (pip install 'graft-nodes[editor]')" if missing else "")
     )
-    if importlib.util.find_spec("tqdm") is None:
-        fails.append("progress bars: tqdm is not installed, so progress is printed as plain lines")
     return works, fails
 
 

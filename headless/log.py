@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).absolute().parent.parent) + os.sep
@@ -18,13 +18,22 @@ def _ours(record: logging.LogRecord) -> bool:
     return record.pathname.startswith(PACKAGE) and not record.pathname.startswith(EMBEDDED)
 
 
+def _nothing() -> None:
+    """Before most messages."""
+
+
 class _Handler(logging.StreamHandler):
     """Shows warnings and everything that Graft's own files log; with `verbose`, everything."""
 
     def __init__(self, verbose: bool):
         super().__init__(sys.stderr)
         self.verbose = verbose
+        self.before: Callable[[], None] = _nothing
         self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.before()
+        super().emit(record)
 
     def filter(self, record: logging.LogRecord) -> bool:
         visible = record.levelno >= logging.WARNING or _ours(record)
@@ -52,7 +61,7 @@ def quiet(module: str | None = None) -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
         return _ours(record) or (module is not None and record.module != module)
 
-    handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]
+    handlers = _handlers()
     for handler in handlers:
         handler.addFilter(keep)
     try:
@@ -60,3 +69,20 @@ def quiet(module: str | None = None) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(keep)
+
+
+@contextlib.contextmanager
+def preceded_by(call: Callable[[], None]) -> Iterator[None]:
+    """Make a call before each message that is shown during the block."""
+    handlers = _handlers()
+    for handler in handlers:
+        handler.before = call
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.before = _nothing
+
+
+def _handlers() -> list[_Handler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, _Handler)]

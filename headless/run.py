@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from . import signals, workflow
+from . import log, signals, workflow
 from .caching import new_executor
 from .hosts import Host
 from .problem import Problem
-from .progress import Progress
+from .progress import Events, Progress
 from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
@@ -66,11 +66,14 @@ def execute(
     stream: TextIO,
     spread: Callable[[Graph, list[str]], Graph] = lambda graph, outputs: graph,
     insist: bool = True,
+    events: Events | None = None,
+    executor: Any = None,
 ) -> Result:
     """Run a valid graph. Nodes save `metadata` (the editor's JSON) into pictures.
 
     `spread` turns the graph and its outputs into the graph for this rank, when other ranks run parts of it. With
-    `insist` a second Ctrl-C stops at once; without it the second is ignored, as torchrun sends several.
+    `insist` a second Ctrl-C stops at once; without it the second is ignored, as torchrun sends several. An `executor`
+    that has run before has the results that it kept.
     """
     prompt_id = str(uuid.uuid4())
     valid = host.loop.run_until_complete(host.execution.validate_prompt(prompt_id, graph, None))
@@ -78,10 +81,13 @@ def execute(
         raise AssertionError(f"the graph was not validated before it was run: {valid[1] or valid[3]}")
     graph = spread(graph, valid[2])
     interruption = Interruption()
-    watch = _Watch(host, graph, Progress(stream, len(workflow.reachable(graph, valid[2]))), interruption)
+    events = events or Events()
+    count = len(workflow.reachable(graph, valid[2]))
+    events.send("start", nodes=count)
+    watch = _Watch(host, graph, Progress(stream, count, events), interruption)
     extra = {"client_id": "graft-headless", "extra_pnginfo": {"workflow": metadata} if metadata else {}}
     listing_before, start = _listing(host), time.monotonic()
-    executor = new_executor(host)
+    executor = executor or new_executor(host)
     with watch.attached(), _interruptible(host, interruption, insist):
         host.loop.run_until_complete(executor.execute_async(graph, prompt_id, extra, valid[2]))
     result = Result(seconds=time.monotonic() - start)
@@ -125,7 +131,8 @@ class _Watch:
         self.host.utils.set_progress_bar_global_hook(self.moved)
         self.host.utils.set_progress_bar_enabled(False)
         try:
-            yield
+            with log.preceded_by(self.progress.clear):
+                yield
         finally:
             self.progress.close()
             self.host.server.send_sync = send
@@ -142,8 +149,17 @@ class _Watch:
             self.progress.node(node_id, workflow.title(self.graph, node_id), str(node.get("class_type")))
         elif event == "execution_cached":
             self.progress.total -= len(set(data.get("nodes") or ()) & set(self.graph))
+        elif event == "executed":
+            self._tell_files("files", data, _named(self.host, data.get("output") or {}))
+        elif event == "graft.preview":
+            self._tell_files("preview", data, _named(self.host, {"pictures": data.get("pictures")}), step=data["step"])
         elif event == "execution_error" and data.get("exception_type") == "ExecutionBlocked":
             self.blocked.append((event, data))
+
+    def _tell_files(self, event: str, data: Mapping[str, Any], files: Sequence[str], **more: Any) -> None:
+        node_id = data.get("display_node") or data.get("node")
+        if files:
+            self.progress.events.send(event, node=node_id, files=files, **more)
 
     def moved(
         self, value: float, total: float, preview: Any = None, prompt_id: Any = None, node_id: Any = None
@@ -249,16 +265,16 @@ def _listing(host: Host) -> dict[str, tuple[int, int]]:
 
 def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[int, int]]) -> list[str]:
     """The files that nodes list as results, then all other new or changed files in the output folder."""
-    named_paths = [
-        path
-        for output in outputs.values()
-        for items in output.values()
-        if isinstance(items, (list, tuple))
-        for path in (_path(host, item) for item in items)
-        if path
-    ]
+    named_paths = [path for output in outputs.values() for path in _named(host, output)]
     changed_paths = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
     return list(dict.fromkeys([*named_paths, *changed_paths]))
+
+
+def _named(host: Host, output: Mapping[str, Any]) -> list[str]:
+    """The files that one node lists as results."""
+    lists = [items for items in output.values() if isinstance(items, (list, tuple))]
+    paths = [_path(host, item) for items in lists for item in items]
+    return [path for path in paths if path]
 
 
 def _path(host: Host, item: Any) -> str | None:

@@ -7,7 +7,7 @@ import weakref
 import pytest
 from graft_nodes.headless import batch, workflow
 from graft_nodes.headless.problem import WorkflowError
-from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, run
+from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, last, run, told
 
 
 def table(folder, text):
@@ -85,7 +85,7 @@ def test_a_batch_goes_on_after_a_row_that_fails_and_again_does_the_missing_rows_
     table(tmp_path, text)
     status, out, err = run(tmp_path, graph, "--set-from", "table.csv", "--json")
     assert status == 1 and "row 2 of 3" in err and "'not plain' is not a plain name" in err
-    assert [row["status"] for row in json.loads(out)["rows"]] == ["done", "invalid", "done"]
+    assert [row["status"] for row in last(out)["rows"]] == ["done", "invalid", "done"]
     written = {name: (tmp_path / "out" / f"{name}.txt").stat().st_mtime_ns for name in ("a", "c")}
     assert (tmp_path / "out" / "c.txt").read_text() == "three"
     table(tmp_path, text.replace("not plain", "b"))
@@ -95,3 +95,45 @@ def test_a_batch_goes_on_after_a_row_that_fails_and_again_does_the_missing_rows_
     assert {name: (tmp_path / "out" / f"{name}.txt").stat().st_mtime_ns for name in ("a", "c")} == written
     kept = [json.loads(line) for line in (tmp_path / "table.csv.results.jsonl").read_text().splitlines()]
     assert [(one["row"], one["status"]) for one in kept] == [(1, "done"), (2, "done"), (3, "done")]
+
+
+def test_a_row_that_changes_the_seed_alone_does_not_load_the_model_again(tmp_path):
+    """The rows share what is kept of results; --cache-none keeps nothing."""
+    (tmp_path / "in").mkdir()
+    sampler = {"steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    graph = {
+        "load": {"class_type": "GraftDemo", "inputs": {}},
+        "words": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["load", 1], "text": "a red circle"}},
+        "empty": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "sample": {
+            "class_type": "KSampler",
+            "inputs": {
+                **sampler,
+                "seed": 1,
+                "model": ["load", 0],
+                "positive": ["words", 0],
+                "negative": ["words", 0],
+                "latent_image": ["empty", 0],
+            },
+        },
+        "show": {"class_type": "OddSink", "inputs": {"name": "out", "latent": ["sample", 0]}},
+    }
+    table(tmp_path, "sample.seed\n1\n2\n")
+    status, out, err = run(tmp_path, graph, "--set-from", "table.csv", "--json")
+    assert status == 0, err
+    assert _run_by_row(out) == [{"load", "words", "empty", "sample", "show"}, {"sample", "show"}]
+    (tmp_path / "table.csv.results.jsonl").unlink()
+    status, out, err = run(tmp_path, graph, "--set-from", "table.csv", "--json", "--cache-none")
+    assert status == 0, err
+    assert _run_by_row(out) == [set(graph), set(graph)]
+
+
+def _run_by_row(out):
+    """The nodes that ran for each row."""
+    rows = []
+    for event in told(out):
+        if event["event"] == "row":
+            rows.append(set())
+        elif event["event"] == "node":
+            rows[-1].add(event["node"])
+    return rows

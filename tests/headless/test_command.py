@@ -48,6 +48,18 @@ def run(place, workflow, *options):
     return done.returncode, done.stdout, done.stderr
 
 
+def told(out):
+    """The events that --json printed."""
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def last(out):
+    """The last one: what came of it all."""
+    end = told(out)[-1]
+    assert end["event"] == "end"
+    return end
+
+
 def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
     status, out, err = run(place, GOOD)
     lines = out.splitlines()
@@ -102,7 +114,7 @@ def test_in_custom_nodes_the_folder_s_own_name_is_the_command(place):
 
 def test_set_and_json(place):
     status, out, err = run(place, GOOD, "--json", "--set", "the source.text=changed", "--set", "2.name=other")
-    report = json.loads(out)
+    report = last(out)
     assert status == 0, err
     assert (
         report["status"] == "done"
@@ -113,6 +125,14 @@ def test_set_and_json(place):
     assert report["files"] == [str(place / "out" / "other.txt")] and report["outputs"]["2"]["text"] == ["changed"]
     assert (place / "out" / "other.txt").read_text() == "changed"
     assert "host: " in err and "node 1" in err
+    start, first, second, *_ = events = told(out)
+    assert start == {"event": "start", "nodes": 2} and [event["event"] for event in events[:3]] == [
+        "start",
+        "node",
+        "node",
+    ]
+    assert first == {"event": "node", "node": "1", "title": "the source", "class": "OddSource", "number": 1, "nodes": 2}
+    assert (second["node"], second["number"]) == ("2", 2)
 
 
 def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
@@ -137,7 +157,7 @@ def test_everything_that_is_wrong_is_listed_and_nothing_runs(place):
         "'not plain' is not a plain name",
     ):
         assert expected in err, expected
-    report = json.loads(out)
+    report = last(out)
     assert report["status"] == "invalid" and len(report["errors"]) == 7
     (unknown,) = (error for error in report["errors"] if error.get("node") == "3")
     assert (unknown["title"], unknown["class"]) == ("NoSuchNode", "NoSuchNode")
@@ -150,7 +170,10 @@ def test_a_node_that_fails_is_named(place):
     }
     status, out, err = run(place, broken, "--json")
     assert status == 1 and 'node 1 "doomed" (OddFailure) failed: ValueError: it broke' in err and "Traceback" not in err
-    (error,) = json.loads(out)["errors"]
+    events = told(out)
+    assert [event["event"] for event in events] == ["start", "node", "error", "end"]
+    (error,) = events[-1]["errors"]
+    assert events[2] == {"event": "error", **error}
     assert (error["node"], error["title"], error["class"]) == ("1", "doomed", "OddFailure")
     assert (error["exception"], error["message"]) == ("ValueError", "it broke") and error["traceback"]
 

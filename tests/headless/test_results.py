@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import json
 import os
 import types
 
 import pytest
 from graft_nodes.headless import caching, run
+from graft_nodes.headless.progress import Events
 
 GRAPH = {
     "1": {"class_type": "Painter", "inputs": {}, "_meta": {"title": "paints"}},
@@ -111,6 +113,35 @@ def test_progress_names_each_node_and_counts_those_that_run(ended):
         ("executing", {"node": None}),
     ]
     assert ended(sent=sent)[1].splitlines() == ["[1/1] node 2 Saver"]
+
+
+def test_events_name_the_files_of_a_node_and_of_previews(tmp_path):
+    """A node that lists none of the host's files sends no event."""
+    output, told, out = tmp_path / "output", io.StringIO(), io.StringIO()
+    output.mkdir()
+    (tmp_path / "temp").mkdir()
+    (tmp_path / "temp" / "t.png").write_text("")
+    preview = {"filename": "t.png", "subfolder": "", "type": "temp"}
+    sent = [
+        ("executing", {"node": "2"}),
+        ("executed", {"node": "1", "output": {"text": ["nothing"]}}),
+        ("executed", {"node": "1", "output": None}),
+        ("graft.preview", {"node": "2", "step": 5, "pictures": [preview, preview]}),
+        ("executed", {"node": "2", "output": {"images": [preview], "text": ["a text"]}}),
+    ]
+    host = MadeUpHost(output, sent=sent)
+    try:
+        run.execute(host, GRAPH, None, told, events=Events(out))
+    finally:
+        host.loop.close()
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    path = str(tmp_path / "temp" / "t.png")
+    assert events == [
+        {"event": "start", "nodes": 2},
+        {"event": "node", "node": "2", "title": "Saver", "class": "Saver", "number": 1, "nodes": 2},
+        {"event": "preview", "node": "2", "files": [path, path], "step": 5},
+        {"event": "files", "node": "2", "files": [path]},
+    ]
 
 
 def test_named_files_come_first_then_the_others_that_changed(ended, tmp_path):
