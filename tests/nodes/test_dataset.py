@@ -148,7 +148,7 @@ def test_brackets_in_captions_are_text_unless_they_are_to_weigh(host, demo, fold
 def test_a_text_encoder_that_is_trained_reads_brackets_as_the_dataset_does(host, demo, folder):
     caption = "a (zorp:3) left"
     _picture(host, folder, "a.png", caption)
-    steps = host.module("nodes.training")
+    steps = host.module("nodes.step_call")
     for weighted in (False, True):
         dataset = _call(host, demo, folder, validation=0.0, weighted_captions=weighted)[0]
         adapter = host.call("GraftAdapter", text_encoder=True)[0]

@@ -36,6 +36,7 @@ DATASET = {
     "clip_part",
 }
 ADAPTER = {"kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
+ADAPTER |= {"min_rank", "rank_exponent"}
 OPTIMIZER = {
     "optimizer",
     "learning_rate",

@@ -330,7 +330,7 @@ def test_a_boft_in_float8_is_that_of_its_values():
     )
 
 
-@pytest.mark.parametrize("key", ["oft_R", "reshape_weight", "q_layer.weight", "lora_A.bias"])
+@pytest.mark.parametrize("key", ["oft_R", "reshape_weight", "lora_A.bias"])
 def test_what_is_not_known_is_refused_by_name(key):
     assert f"is not available in this version of Graft (lora_unet_a.{key})" in problems(
         pair() | {f"lora_unet_a.{key}": torch.ones(6)}
@@ -342,6 +342,9 @@ def test_incomplete_and_mixed_layers():
     assert "expected lokr_w2, or lokr_w2_a and lokr_w2_b" in problems({"lora_unet_a.lokr_w1": torch.ones(2, 2)})
     assert "expected one kind of layer, got LoRA and LoKr" in problems(
         pair() | {"lora_unet_a.lokr_w1": torch.ones(2, 2)}
+    )
+    assert "expected one kind of layer, got LoRA and T-LoRA" in problems(
+        pair() | {"lora_unet_a.q_layer.weight": torch.ones(2, 6)}
     )
     assert "a DoRA magnitude beside nothing" in problems({"lora_unet_a.dora_scale": torch.ones(6, 1)})
     assert "PEFT's BOFT: boft_s is missing" in problems({"lora_unet_a.boft_R": torch.ones(1, 2, 4, 4)})

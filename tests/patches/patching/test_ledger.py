@@ -12,7 +12,7 @@ from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import huge_pages, ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
 from graft_nodes.patches.patching.plan import plan_weights
@@ -178,7 +178,7 @@ def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
         mappings.extend([weakref.ref(mapping)] if like else [])
         return made
 
-    monkeypatch.setattr(ledger, "empty", together)
+    monkeypatch.setattr(huge_pages, "empty", together)
     of = model()
     base = {name: of.get_parameter(name).clone() for name in NAMES}
     attach(of, "a", [stack(of, NAMES[:2])])

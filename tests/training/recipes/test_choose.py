@@ -61,13 +61,16 @@ def accounted(found):
     """Settings that differ from their node's default and that no choice names, as (node, label)."""
     said = {(choice.node, choice.label) for choice in found.choices}
     missing = set()
-    for schema in (node.define_schema() for node in SETTINGS_NODES):
-        settings = {
-            "Adapter Settings": found.adapter,
-            "Optimizer Settings": found.optimizer,
-            "Objective Settings": found.objective,
-            "EMA Settings": found.ema,
-        }[schema.display_name]
+    chosen_settings = {
+        "Adapter Settings": found.adapter,
+        "Optimizer Settings": found.optimizer,
+        "Objective Settings": found.objective,
+        "EMA Settings": found.ema,
+    }
+    schemas = {schema.display_name: schema for schema in (node.define_schema() for node in SETTINGS_NODES)}
+    assert schemas.keys() - chosen_settings.keys() == {"Train Words"}, "no recipe trains words"
+    for name, settings in chosen_settings.items():
+        schema = schemas[name]
         plain = type(settings)()
         for declared in schema.inputs:
             if getattr(settings, declared.id) != getattr(plain, declared.id):
