@@ -43,9 +43,11 @@ def opens_the_template(editor: Editor) -> None:
     """Templates, and the template by its title."""
     editor.clear()
     editor.page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
-    editor.page.get_by_role("heading", name=TEMPLATE, exact=True).first.click()
+    heading = editor.page.get_by_role("heading", name=TEMPLATE, exact=True)
+    dialog = editor.page.get_by_role("dialog").filter(has=heading)
+    dialog.locator(heading).first.click()
     editor.page.wait_for_function("(title) => app.graph.nodes.some((node) => node.title === title)", arg=BLUEPRINT)
-    editor.page.get_by_role("heading", name=TEMPLATE, exact=True).first.wait_for(state="detached")
+    dialog.wait_for(state="detached")
 
 
 def drops_a_folder(editor: Editor, own: Path) -> str:

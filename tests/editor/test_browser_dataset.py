@@ -134,6 +134,7 @@ def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
     assert field.input_value() == "mine", "a look at the folder meanwhile leaves it"
     panel.get_by_role("button", name="Cancel").click()
     panel.get_by_text("32 a round with repeats").wait_for()
+    editor.settle()  # the browser notes a refused request after its answer is shown
     editor.errors[:] = [error for error in editor.errors if "409" not in error]
 
 
@@ -184,6 +185,7 @@ def test_a_change_of_a_caption_is_one_step_of_undo(editor, place):
     page.keyboard.press("Control+z")
     panel.get_by_text("Not undone: b.txt has changed on disk").wait_for()
     assert (folder / "b.txt").read_text() == "written elsewhere", "nothing is lost"
+    editor.settle()  # the browser notes a refused request after its answer is shown
     editor.errors[:] = [error for error in editor.errors if "409" not in error]
 
 
@@ -210,5 +212,5 @@ def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor
     editor.page.get_by_text("Dataset: no picture in folder 'concept' can be used.").wait_for()
     editor.do("(id) => { app.graph.getNodeById(id).widgets[0].value = '../input' }", node)
     editor.page.get_by_text("is outside ComfyUI's input folder").wait_for()
-    editor.settle()  # the browser notes a refused request after its answer is shown
+    editor.settle()
     editor.errors[:] = [error for error in editor.errors if "404" not in error and "400" not in error]
