@@ -1,10 +1,10 @@
 """Graft's developer commands. They need Python 3.11 or newer and nothing else:
 
 python dev.py demo                      train, average, apply and sample with the bundled tiny model
-python dev.py test                      run the tests (12 minutes on two cores)
+python dev.py test                      run the tests (15 minutes on two cores)
 python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
-python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (10 minutes)
+python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (13 minutes)
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
 python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of ComfyUI's own templates with what its front

@@ -72,6 +72,11 @@ export function historyAt(tracker, place) {
   return places.get(place)
 }
 
+/** Forget the history at a place of a workflow, as another node has come there. */
+export function forgetHistory(tracker, place) {
+  histories.get(tracker)?.delete(place)
+}
+
 const post = (place, text, version) =>
   asked(ROUTE, {
     method: 'POST',

@@ -3,7 +3,7 @@
  * the headers of its pictures say; after a run, what was read (the node's `graft_dataset` output,
  * training/data/folder_report.py makes both). Captions are edited in place; dropped files are uploaded.
  */
-import { editCaption, historyAt } from './caption_editor.js'
+import { editCaption, forgetHistory, historyAt } from './caption_editor.js'
 import { askAndUpload, entriesOf, plan } from './dataset_upload.js'
 import { el, hasFiles } from './dom.js'
 import {
@@ -86,6 +86,7 @@ class Panel {
       chooser.onRead = () => this.follow()
       chooser.onProblem = (line) => this.say([line])
     }
+    chain(node, 'onAdded', () => isRestoring() || queueMicrotask(() => this.begin()))
     chain(node, 'onConfigure', () => {
       if (isRestoring()) this.followUndo()
       this.follow()
@@ -315,6 +316,11 @@ class Panel {
 
   get history() {
     return historyAt(trackerOf() ?? app, placeOf(this.node))
+  }
+
+  /** Leave the captions alone that an earlier node with this id has changed; a loaded node may have changed them itself. */
+  begin() {
+    if (!(CAPTIONS in (this.node.properties ?? {}))) forgetHistory(trackerOf() ?? app, placeOf(this.node))
   }
 
   /** Note in the workflow which change of a caption was the last: one step of undo. */
