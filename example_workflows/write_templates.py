@@ -285,8 +285,8 @@ FIRST_NOTE = (
     " continues it.",
     "Then change one of the nine settings and run again. Or drop a folder of your own images with captions onto"
     " *Dataset* in the subgraph, and choose it as *folder*.",
-    "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the images and"
-    " the curve; the path of the saved file is shown in the graph.",
+    "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the curve"
+    " while it trains, then the previews, the saved LoRA with a button that downloads it, and the images.",
 )
 FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
@@ -332,9 +332,15 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
     shown = [slot["name"] for slot in train["inputs"] if "widget" in slot]
     form = {
         "inputs": [[train["id"], name] for name in shown],
-        "outputs": [after[2]["id"], curve["id"], file["id"]],
+        "outputs": [after[2]["id"], curve["id"], *_inside(blueprint, train["id"], "GraftSaveLoRA", "TrainStep")],
     }
     return {**graph.document(linearData=form), "definitions": _with_previews(blueprint["definitions"])}
+
+
+def _inside(blueprint: dict[str, Any], outer: int, *kinds: str) -> list[str]:
+    """The ids, as a running workflow has them, of these kinds of nodes in the blueprint's subgraph."""
+    inner = {node["type"]: node["id"] for node in blueprint["definitions"]["subgraphs"][0]["nodes"]}
+    return [f"{outer}:{inner[kind]}" for kind in kinds]
 
 
 def _with_previews(definitions: dict[str, Any]) -> dict[str, Any]:

@@ -286,7 +286,7 @@ class StepCall:
         """Writes the images of a prompt, and returns what a page is told of them."""
         name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
         files = host.previews.keep(decoded, self.state.run, name, prompt.text)
-        self.pictures += files
+        self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
         said: dict[str, Any] = {"label": label}
         if prompt.number:
             said.update(prompt=prompt.number, text=prompt.text)

@@ -9,7 +9,8 @@
  * workflow. What a page has missed of a step that runs comes from the server. The workflow keeps the last run as the
  * property `graft run`, so that its curve comes back from the store.
  */
-import { Series, Smoothed } from './chart.js'
+import * as appMode from './app_mode.js'
+import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
 import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, remember, roomOf, widen } from './editor.js'
 import { Gallery, Previews } from './gallery.js'
@@ -28,6 +29,7 @@ const CURVES = {
   average: 'held out, average',
   rate: 'learning rate',
 }
+const twoDigits = (value) => short(value, 2)
 const panels = new WeakMap()
 const noted = new Set() // what is kept once a page: after an undo it is not kept again, which would end the redo
 
@@ -60,6 +62,7 @@ export function keepSeed(node) {
 
 /** Listen to the pack's events, once. */
 export function listen() {
+  appMode.listen()
   const of = ({ detail }) => {
     const panel = panels.get(nodeOf(detail.node))
     return panel?.owns(detail) ? panel : undefined
@@ -445,17 +448,24 @@ class Panel {
 
   redraw() {
     if (this.canvas.hidden) return
-    const curves = [
+    const rate = { series: this.rate, color: COLORS.rate, width: 1, format: twoDigits }
+    const right = this.shown.has('rate') ? rate : null
+    const options = { robust: !this.isFull, log: this.isLog, right }
+    const curves = this.curves()
+    const drawn = this.plot.draw(curves, twoDigits, options)
+    this.full.hidden = !this.isFull && !drawn?.clipped
+    if (this.said.state !== 'running') return
+    appMode.showCurve((canvas, width, height) => draw(canvas, width, height, curves, twoDigits, options))
+  }
+
+  /** The curves over the axis on the left that are switched on. */
+  curves() {
+    return [
       { name: 'loss', series: this.loss, color: COLORS.loss, width: 1 },
       { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2, within: this.loss },
       { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
       { name: 'average', series: this.average, color: COLORS.average, width: 2, dots: true },
     ].filter((curve) => this.shown.has(curve.name))
-    const rate = { series: this.rate, color: COLORS.rate, width: 1, format: (value) => short(value, 2) }
-    const right = this.shown.has('rate') ? rate : null
-    const options = { robust: !this.isFull, log: this.isLog, right }
-    const drawn = this.plot.draw(curves, (value) => short(value, 2), options)
-    this.full.hidden = !this.isFull && !drawn?.clipped
   }
 
   /** What is said of a step under the pointer: its own values, and the last held-out losses before it. */

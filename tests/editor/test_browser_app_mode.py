@@ -1,22 +1,30 @@
-"""App mode: the first template as a form without the graph. What the front end shows there are files, so the path of
-the saved LoRA, a text, is seen in the graph only.
-"""
+"""App mode: the first template as a form without the graph, with the curve, the previews by step and the saved file."""
+
+import re
 
 import first_lora
 import pytest
 
 SMALL = """() => {
-  const small = {EmptyLatentImage: {width: 64, height: 64, batch_size: 1}, KSampler: {steps: 2}}
-  for (const node of app.graph.nodes) {
+  const small = {
+    EmptyLatentImage: {width: 64, height: 64, batch_size: 1}, KSampler: {steps: 2}, TrainStep: {preview_every: 6},
+  }
+  for (const node of app.graph.nodes.flatMap((one) => [one, ...(one.subgraph?.nodes ?? [])])) {
     for (const [name, value] of Object.entries(small[node.type] ?? {})) {
       node.widgets.find((one) => one.name === name).value = value
     }
   }
 }"""
-NINE = ["seed", "folder", "resolution", "rank", "learning_rate", "batch_size", "steps", "run", "prefix"]
+STEPS = 12
+WANTED = ["after_", "loss_", *(f"-{step:08}-{of}-0" for step in (6, 12) for of in ("weights", "average"))]
+NINE = ["seed", "folder", "resolution", "rank", "learning rate", "batch size", "steps", "run", "filename prefix"]
 SHOWN = "() => document.querySelector('#graph-canvas').checkVisibility()"
+OUTPUTS = "[data-testid=linear-outputs]"
 PICTURES = """() => [...document.querySelectorAll('[data-testid=linear-outputs] img')]
   .filter((one) => one.naturalWidth).map((one) => new URL(one.src).searchParams.get('filename'))"""
+LIVE = """() => [...document.images].some((one) => one.src.startsWith('blob:') && one.checkVisibility()
+  && one.naturalWidth === 960 && one.naturalHeight === 540)"""
+ICON = "(item) => getComputedStyle(item.firstElementChild, '::before').content"
 
 
 def fill_in(form, name, value):
@@ -26,6 +34,22 @@ def fill_in(form, name, value):
     form.page.keyboard.press("Control+a")
     form.page.keyboard.type(str(value))
     form.page.keyboard.press("Tab")
+
+
+def looks_at_outputs(editor, file):
+    """The saved file by its name, to be downloaded, and the previews by their steps."""
+    page = editor.page
+    items = page.locator(f"{OUTPUTS} [data-testid=linear-history-item]")
+    (without_picture,) = (one for one in items.all() if not one.locator("img").count())
+    assert without_picture.evaluate(ICON) not in ("none", "normal"), "it can be seen"
+    without_picture.click()
+    page.get_by_text(file.name, exact=True).wait_for()
+    editor.screenshot("app-mode-file")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download", exact=True).first.click()
+    assert download.value.path().read_bytes() == file.read_bytes()
+    items.last.click()
+    page.get_by_text(re.compile(rf"64 x 64\s+\| step {STEPS}, average")).wait_for()
 
 
 def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, place):
@@ -44,19 +68,21 @@ def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, plac
     assert not editor.do(SHOWN), "no graph in sight"
     assert form.get_by_test_id("builder-widget-label").all_inner_texts() == NINE
     editor.screenshot("app-mode-form")
-    for name, value in (("resolution", 64), ("batch_size", 2), ("steps", 4), ("run", run)):
+    for name, value in (("resolution", 64), ("batch size", 2), ("steps", STEPS), ("run", run)):
         fill_in(form, name, value)
     sent = {name: value for node in editor.prompt().values() for name, value in node["inputs"].items()}
     assert (sent["resolution"], sent["batch_size"], sent["run"]) == (64, 2, run)
     saved = place / "output" / "loras"
     before = set(saved.glob("first_*.safetensors"))
     page.get_by_test_id("linear-run-button").get_by_role("button", name="Run", exact=True).click()
-    page.wait_for_function(f"() => {{ const found = ({PICTURES})(); return found.length >= 2 }}")
+    page.wait_for_function(LIVE)  # the curve, while it trains
+    editor.screenshot("app-mode-trains")
     editor.wait_until_idle()
-    after, curve = editor.do(PICTURES)[:2]
-    assert after.startswith("after_") and curve.startswith("loss_")
-    assert len(set(saved.glob("first_*.safetensors")) - before) == 1
+    page.wait_for_function(f"() => ({PICTURES})().length === {len(WANTED)}")
+    assert all(name.startswith(start) or start in name for name, start in zip(editor.do(PICTURES), WANTED, strict=True))
+    (file,) = set(saved.glob("first_*.safetensors")) - before
     assert (place / "output" / "graft" / run).is_dir()
     editor.screenshot("app-mode-trained")
+    looks_at_outputs(editor, file)
     page.get_by_role("button", name="Enter node graph").first.click()
     page.wait_for_function(SHOWN)

@@ -86,12 +86,11 @@ def test_the_first_template_has_the_blueprint_with_its_nine_settings_as_a_form()
     assert len(widgets) == 9
     form = data["extra"]["linearData"]
     assert form["inputs"] == [[node["id"], name] for name in widgets]
-    shown = [next(node for node in data["nodes"] if node["id"] == output) for output in form["outputs"]]
-    assert [(node["type"], node["title"]) for node in shown] == [
-        ("SaveImage", "After"),
-        ("SaveImage", "Loss"),
-        ("PreviewAny", "Saved file"),
-    ]
+    inner = {node["type"]: node["id"] for node in data["definitions"]["subgraphs"][0]["nodes"]}
+    *pictures, file, previews = form["outputs"]
+    shown = [next(node for node in data["nodes"] if node["id"] == output) for output in pictures]
+    assert [(node["type"], node["title"]) for node in shown] == [("SaveImage", "After"), ("SaveImage", "Loss")]
+    assert [file, previews] == [f"{node['id']}:{inner[kind]}" for kind in ("GraftSaveLoRA", "TrainStep")]
 
 
 def test_the_first_template_runs_at_the_first_click(host):
@@ -111,9 +110,12 @@ def test_the_first_template_runs_at_the_first_click(host):
     assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()
     assert len(list((Path(host.output) / "loras").glob("first_*.safetensors"))) == 1
     shown = json.loads((FOLDER / f"{FIRST}.json").read_text(encoding="utf-8"))["extra"]["linearData"]["outputs"]
-    after, curve, file = (result["history"][str(node)] for node in shown)
+    after, curve, file = (result["history"][str(node)] for node in shown[:3])
     assert len(after["images"]) == 4 and len(curve["images"]) == 1
-    assert file["text"][0].endswith(".safetensors") and Path(file["text"][0]).is_file()
+    (entry,) = file["loras"]
+    path = Path(host.output) / entry["subfolder"] / entry["filename"]
+    assert path.is_file()
+    assert Path(result["history"][id_of(graph, "PreviewAny")]["text"][0]) == path
     again = host.run(graph, capture={"report": [dataset, 2]})
     assert again["success"] and dataset in again["cached"], "the files that were put there change nothing"
 
