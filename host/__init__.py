@@ -15,7 +15,6 @@ from . import (
     model_sampling,
     previews,
     routes,
-    text_encoder_gradients,
     token_downsampling,
 )
 
@@ -34,6 +33,5 @@ __all__ = [
     "model_sampling",
     "previews",
     "routes",
-    "text_encoder_gradients",
     "token_downsampling",
 ]

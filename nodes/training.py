@@ -312,7 +312,9 @@ def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: A
         return None, None
     if adapter.full_weights:
         return clip.cond_stage_model, None
-    return clip.cond_stage_model, host.text_encoder_gradients.trainable_parts(clip, model, dataset.clip_skip)
+    from ..host.text_encoder_gradients import trainable_parts
+
+    return clip.cond_stage_model, trainable_parts(clip, model, dataset.clip_skip)
 
 
 class TrainStep(io.ComfyNode):

@@ -57,6 +57,11 @@ def _positive_betas(text: str) -> tuple[float, float]:
     return first, second
 
 
+def _three_betas(text: str) -> tuple[float, float, float]:
+    first, second, third = map(_below_one, text.split())
+    return first, second, third
+
+
 def _count(text: str) -> int:
     if int(text) < 1:
         raise ValueError
@@ -70,6 +75,7 @@ def _flag(text: str) -> bool:
 BELOW_ONE = OptionReader("a number from 0, below 1", _below_one)
 BETAS = OptionReader("two numbers from 0, below 1, as 0.9 0.99", _betas)
 POSITIVE_BETAS = OptionReader("two numbers above 0, below 1, as 0.9 0.99", _positive_betas)
+THREE_BETAS = OptionReader("three numbers from 0, below 1, as 0.9 0.999 0.9999", _three_betas)
 COUNT = OptionReader("a whole number, 1 or more", _count)
 FLAG = OptionReader("true or false", _flag)
 ABOVE_ZERO = number(0.0, open_below=True)

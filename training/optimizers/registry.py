@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from ...patches.registry import Registry
-from .kinds import adacoor, adafactor, adamw, adamw8bit, lion, muon, prodigy, schedulefree, sgd
+from .kinds import (
+    adacoor,
+    adafactor,
+    adamw,
+    adamw8bit,
+    adopt,
+    automagic,
+    came,
+    lion,
+    muon,
+    prodigy,
+    schedulefree,
+    sgd,
+)
 from .record import OptimizerRecord
 
 OPTIMIZERS: Registry[OptimizerRecord] = Registry(
@@ -18,5 +31,8 @@ OPTIMIZERS: Registry[OptimizerRecord] = Registry(
         muon.RECORD,
         adacoor.RECORD,
         sgd.RECORD,
+        adopt.RECORD,
+        came.RECORD,
+        automagic.RECORD,
     ),
 )

@@ -12,6 +12,11 @@ from graft_nodes.training.run.loop import train
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 OTHER = {
+    "clip_threshold": "0.1",
+    "min_lr": "1e-4",
+    "max_lr": "1e-5",
+    "lr_bump": "1e-3",
+    "beta2": "0.5",
     "betas": "0.5 0.9",
     "eps": "1e-2",
     "beta2_decay": "-0.3",
@@ -32,6 +37,7 @@ OTHER = {
     "relative_step": "true",
     "warmup_init": "true",
 }
+OWN = {("muon", "nesterov"): "false", ("came", "betas"): "0.5 0.9 0.9"}  # other values for one optimizer
 NEEDED = {"warmup_init": "relative_step = true"}  # the option without which another is refused
 NO_WARMUP = {"relative_step", "warmup_init"}
 CASES = [(record.name, name) for record in OPTIMIZERS for name in record.options]
@@ -46,15 +52,15 @@ def _needs(optimizer):
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
 def test_every_option_changes_what_is_trained(lab, optimizer, name):
     _needs(optimizer)
-    rate = {"prodigy": 1.0, "adafactor": 1e-1}.get(optimizer, 1e-2)
+    rate = {"prodigy": 1.0, "adafactor": 1e-1, "automagic": 5e-5}.get(optimizer, 1e-2)
     given = {
         "optimizer": optimizer,
         "learning_rate": rate,
         "schedule": "constant",
-        "warmup": 0 if optimizer == "adacoor" or name in NO_WARMUP else 3,
+        "warmup": 0 if optimizer in ("adacoor", "automagic") or name in NO_WARMUP else 3,
     }
     given |= {} if optimizer == "adacoor" else {"weight_decay": 0.1}
-    value = {"muon": "false"}.get(optimizer, "true") if name == "nesterov" else OTHER[name]
+    value = OWN.get((optimizer, name), OTHER[name])
     found = []
     needed = NEEDED.get(name, "")
     for said in (needed, f"{name} = {value}, {needed}"):

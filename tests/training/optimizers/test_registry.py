@@ -30,6 +30,9 @@ FULL_NAMES = {
     "muon": "torch.optim._muon.Muon",
     "adacoor": "graft_nodes.training.adacoor.AdaCoor",
     "sgd": "torch.optim.sgd.SGD",
+    "adopt": "graft_nodes.training.optimizers.kinds.adopt.ADOPT",
+    "came": "graft_nodes.training.optimizers.kinds.came.CAME",
+    "automagic": "graft_nodes.training.optimizers.kinds.automagic.Automagic",
 }
 
 every_record = pytest.mark.parametrize("record", list(OPTIMIZERS), ids=lambda record: record.name)

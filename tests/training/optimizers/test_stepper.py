@@ -23,6 +23,7 @@ from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 RATES = {"lion": 1e-3, "prodigy": 1.0}
+NO_WARMUP = ("adacoor", "automagic")
 FULL = AdapterSettings("full", targets="all")
 PAIRS = AdapterSettings("locon", targets="all", rank=2)
 BARE = {"schedule": "constant", "warmup": 0}
@@ -37,9 +38,9 @@ def _need(optimizer):
 def _state(lab, denoiser, dataset, optimizer="adamw", adapter=None, **more):
     _need(optimizer)
     given = {"optimizer": optimizer, "learning_rate": RATES.get(optimizer, 1e-2), **more}
-    if optimizer in ("schedulefree", "adacoor"):
+    if optimizer in ("schedulefree", *NO_WARMUP):
         given = {"schedule": "constant", **given}
-    if optimizer == "adacoor":
+    if optimizer in NO_WARMUP:
         given = {"warmup": 0, "learning_rate": 1e-4, **given}
     return lab.state(denoiser, dataset, adapter or PAIRS, optimizer != "schedulefree", **given)
 
@@ -63,7 +64,7 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
     if optimizer != "adamw8bit":
         dataset = lab.pictures(held_out=[9])
     start = _state(
-        lab, denoiser, dataset, optimizer, adapter, precision=precision, warmup=0 if optimizer == "adacoor" else 3
+        lab, denoiser, dataset, optimizer, adapter, precision=precision, warmup=0 if optimizer in NO_WARMUP else 3
     )
     callbacks = Callbacks(validate_every=2)
     whole = train(start, denoiser, dataset, 6, callbacks)
@@ -84,8 +85,8 @@ def test_optimisers_differ_and_learn(lab, optimizer):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, optimizer, FULL, total_steps=1000)
     losses = train(start, denoiser, dataset, 60).history.loss
-    # adacoor's and prodigy's first steps are tiny by design
-    assert sum(losses[-20:]) < sum(losses[:20]) * (1.0 if optimizer in ("adacoor", "prodigy", "sgd") else 0.97)
+    # adacoor's, automagic's and prodigy's first steps are tiny by design
+    assert sum(losses[-20:]) < sum(losses[:20]) * (1.0 if optimizer in (*NO_WARMUP, "prodigy", "sgd") else 0.97)
 
 
 # --- one step by hand -------------------------------------------------------------------------------------------------

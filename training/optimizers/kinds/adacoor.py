@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..by_tensor import ByTensor
 from ..option_readers import ABOVE_ZERO
 from ..record import DEFAULT_WEIGHT_DECAY, BuildRequest, OptimizerRecord, SettingsView, changed_settings
 
 STEP = 1e-8  # EveryDream2's eps, the only number of AdaCoor
 
 
-class AdaCoor(torch.optim.Optimizer):
+class AdaCoor(ByTensor):
     """AdaGrad with another scale: a first step of about sqrt(eps) in every coordinate, then smaller ones.
 
     The `lr` of a group is ignored.
@@ -24,26 +26,12 @@ class AdaCoor(torch.optim.Optimizer):
             raise ValueError(f"AdaCoor: eps is {eps}, expected above 0")
         super().__init__(params, {"eps": eps, "lr": eps})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every tensor that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move_(p, group["eps"])
-        return loss
-
-    def _move_(self, p: torch.Tensor, eps: float) -> None:
-        state, g = self.state[p], p.grad
-        assert g is not None
+    def _move_(self, p: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state, eps = self.state[p], group["eps"]
         if "v" not in state:
             state["v"] = torch.zeros_like(p, dtype=torch.bfloat16)
-        state["v"].copy_(state["v"].float().addcmul_(g, g, value=eps))  # the sum in float32, rounded once
-        p.addcdiv_(g, state["v"].float().sqrt_().add_(eps), value=-eps)
+        state["v"].copy_(state["v"].float().addcmul_(gradient, gradient, value=eps))  # the sum in float32, rounded once
+        p.addcdiv_(gradient, state["v"].float().sqrt_().add_(eps), value=-eps)
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:

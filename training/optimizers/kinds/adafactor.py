@@ -5,12 +5,13 @@ each weight's size; without that, or with a rate of its own, the class here, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment, rms
 from ..option_readers import FLAG, number
 from ..record import BuildRequest, OptimizerRecord, SettingsView, TorchClass, changed_settings
 
@@ -19,7 +20,7 @@ _SMALLEST_SQUARE = 1e-30
 _SMALLEST_RATE, _LARGEST_RATE = 1e-6, 1e-2  # of relative_step: the first with warmup_init, for each step so far
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(ByTensor):
     """transformers' Adafactor without momentum. With `relative_step` the rate is min(0.01, 1/sqrt(step)), or
     min(1e-6 step, 1/sqrt(step)) with `warmup_init`, and a group's `lr` is ignored. With `scale_parameter` the rate is
     multiplied by the RMS of the weight, at least 0.001. The state has torch's names and shapes.
@@ -39,28 +40,15 @@ class Adafactor(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta2_decay": beta2_decay, "d": d})
         self.scale_parameter, self.relative_step, self.warmup_init = scale_parameter, relative_step, warmup_init
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every tensor that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move_(p, group)
-        return loss
-
-    def _move_(self, p: Tensor, group: Mapping[str, Any]) -> None:
-        state, gradient = self.state[p], p.grad
-        assert gradient is not None
+    def _move_(self, p: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state = self.state[p]
         if not state:
-            state.update(_begin(gradient))
+            state["step"] = torch.tensor(0.0)
+            state.update(new_moment(gradient, "row_var", "col_var", "variance"))
         state["step"] += 1
         step = float(state["step"])
         update = _scaled(gradient, state, step ** group["beta2_decay"])
-        update.div_(max(1.0, _rms(update) / group["d"]))
+        clipped_(update, group["d"])
         rate = self._rate(p, group["lr"], step)
         p.mul_(1 - rate * group["weight_decay"])
         p.add_(update, alpha=-rate)
@@ -72,19 +60,8 @@ class Adafactor(torch.optim.Optimizer):
                 largest = _SMALLEST_RATE * step
             rate = min(largest, 1 / math.sqrt(step))
         if self.scale_parameter:
-            rate *= max(SMALLEST_SIZE, _rms(p))
+            rate *= max(SMALLEST_SIZE, rms(p))
         return rate
-
-
-def _begin(gradient: Tensor) -> dict[str, Tensor]:
-    """A tensor's state before the first step."""
-    state = {"step": torch.tensor(0.0)}
-    if gradient.dim() > 1:
-        state["row_var"] = torch.zeros_like(gradient[..., :1])
-        state["col_var"] = torch.zeros_like(gradient[..., :1, :])
-    else:
-        state["variance"] = torch.zeros_like(gradient)
-    return state
 
 
 def _scaled(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tensor:
@@ -92,13 +69,7 @@ def _scaled(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tens
     square = gradient.square().add_(_SMALLEST_SQUARE)
     if gradient.dim() < 2:
         return state["variance"].lerp_(square, share).rsqrt().mul_(gradient)
-    rows = state["row_var"].lerp_(square.mean(-1, keepdim=True), share)
-    columns = state["col_var"].lerp_(square.mean(-2, keepdim=True), share)
-    return (rows / rows.mean(-2, keepdim=True)).rsqrt() * columns.rsqrt() * gradient
-
-
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.norm()) / math.sqrt(tensor.numel())
+    return inverse_root_(state["row_var"], state["col_var"], square, share) * gradient
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:

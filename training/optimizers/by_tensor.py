@@ -1,0 +1,58 @@
+"""Optimizers of Graft's own: a loop over the tensors that have a gradient, and Adafactor's factored second moment."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class ByTensor(torch.optim.Optimizer):
+    """An optimizer that moves each tensor by its own gradient and state alone."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move every tensor that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._move_(p, p.grad, group)
+        return loss
+
+    @abstractmethod
+    def _move_(self, p: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        """Update the state of one tensor, then the tensor."""
+
+
+def new_moment(tensor: Tensor, row: str, column: str, whole: str) -> dict[str, Tensor]:
+    """A second moment of zeros: means of rows and columns (of the last two dimensions), or whole for a vector."""
+    if tensor.dim() < 2:
+        return {whole: torch.zeros_like(tensor)}
+    return {row: torch.zeros_like(tensor[..., :1]), column: torch.zeros_like(tensor[..., :1, :])}
+
+
+def inverse_root_(rows: Tensor, columns: Tensor, square: Tensor, share: float) -> Tensor:
+    """Take a share of `square` into the means of rows and columns, and give 1 / sqrt of the second moment that they
+    stand for: rows x columns / mean of rows.
+    """
+    rows.lerp_(square.mean(-1, keepdim=True), share)
+    columns.lerp_(square.mean(-2, keepdim=True), share)
+    return (rows / rows.mean(-2, keepdim=True)).rsqrt() * columns.rsqrt()
+
+
+def rms(tensor: Tensor) -> float:
+    """The root of the mean square."""
+    return float(tensor.norm()) / math.sqrt(tensor.numel())
+
+
+def clipped_(update: Tensor, largest: float) -> Tensor:
+    """Scale an update down in place until its root mean square is at most `largest`."""
+    return update.div_(max(1.0, rms(update) / largest))
