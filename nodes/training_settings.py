@@ -683,7 +683,8 @@ class GraftObjective(io.ComfyNode):
                     tooltip=(
                         "How the error of a prediction (noise, velocity or flow) is measured. mse is usual."
                         " huber, smooth-l1 and scheduled-huber care less about outliers; scheduled-huber adapts"
-                        " to the noise level. x0-mse is the loss of ComfyUI's own trainer."
+                        " to the noise level. x0-mse is the loss of ComfyUI's own trainer. dpo teaches what you prefer,"
+                        " from pairs of images: name.win.png and name.lose.png in Dataset's folder."
                     ),
                 ),
                 io.Combo.Input(
@@ -940,23 +941,46 @@ class GraftObjective(io.ComfyNode):
                         " low-noise one. 0 is the model's own: 0.875 for text to video, 0.9 for image to video."
                     ),
                 ),
+                advanced(
+                    io.Float,
+                    "beta",
+                    display_name="DPO beta",
+                    default=2000.0,
+                    min=0.01,
+                    max=1000000.0,
+                    step=100.0,
+                    optional=True,
+                    tooltip=(
+                        "For loss function dpo: how firmly it holds on to the model as it was. 2000 (SD 1.5) to 5000"
+                        " (SDXL) is published. Raise it if images fall apart, lower it if too little changes."
+                    ),
+                ),
             ],
             outputs=[Objective.Output(display_name="GRAFT_OBJECTIVE")],
         )
 
     @classmethod
     def validate_inputs(
-        cls, loss=None, weighting=None, min_timestep=None, max_timestep=None, expert=None, boundary=None
+        cls,
+        loss=None,
+        weighting=None,
+        prior=None,
+        min_timestep=None,
+        max_timestep=None,
+        expert=None,
+        boundary=None,
     ) -> bool | str:
         return refusal(
             cls,
             objectives.ObjectiveSettings,
             ("loss", "weighting"),
+            ("loss", "prior"),
             ("min_timestep", "max_timestep"),
             ("expert", "boundary"),
             ("expert", "min_timestep", "max_timestep"),
             loss=loss,
             weighting=weighting,
+            prior=prior,
             min_timestep=min_timestep,
             max_timestep=max_timestep,
             expert=expert,

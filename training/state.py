@@ -76,7 +76,8 @@ class History:
     """The loss, learning rate and gradient norm of every step, and (step, loss) of every validation: of the trained
     weights, and of their running average if the run has one.
 
-    The first `outdated` validations used an earlier objective: their losses cannot be compared.
+    The first `outdated` validations used an earlier objective: their losses cannot be compared. `accuracy` is (step,
+    implicit accuracy) of every validation of preference pairs.
     """
 
     loss: tuple[float, ...] = ()
@@ -85,6 +86,7 @@ class History:
     validation: tuple[tuple[int, float], ...] = ()
     outdated: int = 0
     average_validation: tuple[tuple[int, float], ...] = ()
+    accuracy: tuple[tuple[int, float], ...] = ()
 
     @property
     def comparable(self) -> tuple[tuple[int, float], ...]:

@@ -151,6 +151,7 @@ CASES: dict[str, dict[str, Case]] = {
         "model_shift": Case(False, EPS, refused="only flow models have a shift of their own"),
         "expert": Case("low noise", EXPERT),
         "boundary": Case(0.7, EXPERT),
+        "beta": Case(5000.0, {"GraftDataset": {"folder": "preferred"}, "GraftObjective": {"loss": "dpo"}}),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),
@@ -212,7 +213,7 @@ CASES: dict[str, dict[str, Case]] = {
 @pytest.fixture(scope="module")
 def folders(host):
     """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for
-    regularisation; one of pairs.
+    regularisation; one of pairs before and after an edit, and one of pairs by preference.
     """
     draw = np.random.default_rng(0)
     for name, count in (("dead", 8), ("dead2", 4), ("regular", 2)):
@@ -229,10 +230,11 @@ def folders(host):
     for name in ("0.gif", "1.gif", "2.gif"):
         frames = [Image.fromarray(draw.integers(0, 255, (96, 96, 3), dtype=np.uint8)) for _ in range(6)]
         frames[0].save(os.path.join(host.input, "moving", name), save_all=True, append_images=frames[1:])
-    os.makedirs(os.path.join(host.input, "paired"))
-    for name in ("0.png", "0.control.png", "1.png", "1.control.png"):
-        pixels = draw.integers(0, 255, (224, 224, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(os.path.join(host.input, "paired", name))
+    for folder, partners in (("paired", ("0.png", "0.control.png")), ("preferred", ("0.win.png", "0.lose.png"))):
+        os.makedirs(os.path.join(host.input, folder))
+        for name in (*partners, *(partner.replace("0", "1", 1) for partner in partners)):
+            pixels = draw.integers(0, 255, (224, 224, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(os.path.join(host.input, folder, name))
 
 
 class Lab:

@@ -44,7 +44,10 @@ def held_out_loss(
         )
         work = Workspace(start_state, denoiser, dataset)
         with work.installed():
-            return validate(work, numbers)
+            held = validate(work, numbers)
+        if held is None:
+            return None
+        return held.loss
 
 
 def halves(dataset: Dataset) -> tuple[range, range]:

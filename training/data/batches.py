@@ -26,7 +26,8 @@ class Batch:
     them are regularisation images (B,).
 
     `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
-    where it counts everywhere; `weights` (B,) scale the loss of each image.
+    where it counts everywhere; `weights` (B,) scale the loss of each image. `worse` are the latents of the pictures
+    that people like less than these; None where some have none.
     """
 
     latents: Tensor
@@ -35,6 +36,7 @@ class Batch:
     captions: tuple[str, ...] = ()
     mask: Tensor | None = None
     weights: Tensor | None = None
+    worse: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +199,7 @@ def collate(items: Sequence[BatchItem]) -> Batch:
         tuple(item.caption for item in items),
         _masks(items, latents),
         torch.tensor([item.image.loss_weight for item in items]),
+        _worse(items),
     )
 
 
@@ -209,6 +212,14 @@ def _latent(item: BatchItem) -> Tensor:
     if item.flipped and crop.flipped_latent is not None:
         return crop.flipped_latent
     return crop.latent
+
+
+def _worse(items: Sequence[BatchItem]) -> Tensor | None:
+    """The latents of the worse pictures (B, C, h, w), flipped as the better ones are."""
+    latents = [item.crop.worse.latent_as(item.flipped) for item in items if item.crop.worse is not None]
+    if len(latents) < len(items):
+        return None
+    return torch.stack(latents)
 
 
 def _masks(items: Sequence[BatchItem], latents: Tensor) -> Tensor | None:

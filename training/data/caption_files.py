@@ -18,6 +18,7 @@ from ...storage.digest import sha256
 from .captions import MAX_TEXT_BYTES, first_file, marked_encoding
 from .filters import Filters
 from .layouts import registry
+from .preference_files import caption_paths
 
 _writing = threading.Lock()
 
@@ -41,9 +42,10 @@ def caption_path(image: Path, folder: Path, source: str, encoding: str) -> Path:
     layouts = registry.selected(source)
     filters = Filters(encoding=encoding)
     for layout in layouts:
-        path = first_file(layout.text_files(image, folder))
-        if path is not None:
-            return path
+        for name in caption_paths(image):
+            path = first_file(layout.text_files(name, folder))
+            if path is not None:
+                return path
         if layout.text_files(image, folder):
             continue
         if layout.open(folder, filters, source != registry.AUTO).read(image) is not None:

@@ -20,13 +20,14 @@ _NUMBERED = re.compile(r"(.+)_(\d)")
 
 @dataclass
 class Pairs:
-    """The images of a folder, the control pictures of those that have some, in order, and the control pictures that no
-    image uses.
+    """The images of a folder, the control pictures of those that have some, in order, the control pictures that no
+    image uses, and the worse pictures of preference pairs (`preference_files`).
     """
 
     images: list[Path]
     controls: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
     unused: list[Path] = field(default_factory=list)
+    worse: dict[Path, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,22 @@ class SampleConditioning:
 
 
 @dataclass(frozen=True, eq=False)
+class WorsePicture:
+    """The picture of a preference pair that people like less, cropped like the better one: its latent (C, h, w), and
+    that of it flipped if the pair may be flipped.
+    """
+
+    latent: Tensor
+    flipped_latent: Tensor | None = None
+
+    def latent_as(self, flipped: bool) -> Tensor:
+        """Its latent as it is, or flipped."""
+        if flipped and self.flipped_latent is not None:
+            return self.flipped_latent
+        return self.latent
+
+
+@dataclass(frozen=True, eq=False)
 class ImageCrop:
     """One crop of an image: latent (C, h, w) in float32, the flipped image's latent if it may be flipped, loss mask
     (1, h, w) in 0..1, and where the crop lies.
@@ -62,8 +78,8 @@ class ImageCrop:
     `extras` are entries of the conditioning that belong to this image and not to its caption, as reference latents;
     they replace those of the caption. `flipped_extras` are those of the flipped image, where they differ. `seen` are
     the keys of the control pictures that the text encoder sees with the caption, of the image as it is and flipped; ""
-    where it sees none. `brought` is the conditioning of a sample
-    that brings its own.
+    where it sees none. `brought` is the conditioning of a sample that brings its own. `worse` is the other picture of a
+    preference pair.
     """
 
     latent: Tensor
@@ -74,6 +90,7 @@ class ImageCrop:
     flipped_extras: Mapping[str, Any] | None = None
     seen: tuple[str, str] = ("", "")
     brought: SampleConditioning | None = None
+    worse: WorsePicture | None = None
 
     def extras_of(self, flipped: bool) -> Mapping[str, Any]:
         """The entries of the conditioning that belong to the image as it is, or flipped."""
@@ -89,7 +106,7 @@ class ImageCrop:
 @dataclass(frozen=True, eq=False)
 class DatasetImage:
     """One training image: its name for messages, its caption, and its first crop (latent, flipped latent, mask,
-    framing, extras, flipped extras, seen pictures).
+    framing, extras, flipped extras, seen pictures, worse picture).
 
     `repeats` counts per epoch and may be a fraction. `caption` never varies (validation uses it); `caption_template`
     is there if it does: shuffled tags, wildcards. `other_crops` are further crops with `crop: random`. `flip` and
@@ -122,6 +139,7 @@ class DatasetImage:
     flipped_extras: Mapping[str, Any] | None = None
     seen: tuple[str, str] = ("", "")
     brought: SampleConditioning | None = None
+    worse: WorsePicture | None = None
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
@@ -136,6 +154,7 @@ class DatasetImage:
             self.flipped_extras,
             self.seen,
             self.brought,
+            self.worse,
         )
 
 

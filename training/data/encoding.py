@@ -18,7 +18,7 @@ from .changed_files import WatchedFiles, is_unchanged, stamp_files
 from .clips import ClipReader
 from .conditionings import Conditionings
 from .control_encoding import ControlEncoder
-from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, prompt_key
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, WorsePicture, prompt_key
 from .kohya_metadata import folder_metadata
 from .listing import FolderListing, ImageEntry
 
@@ -217,6 +217,7 @@ class ImageEncoder:
             extras=first.extras,
             flipped_extras=first.flipped_extras,
             seen=first.seen,
+            worse=first.worse,
         )
 
     def _crop(self, entry: ImageEntry, framing: Framing) -> ImageCrop:
@@ -229,7 +230,15 @@ class ImageEncoder:
             crop = replace(crop, mask=self._mask(entry, framing, crop.latent))
         if self.controls is not None and entry.controls:
             crop = self._with_controls(crop, entry, framing, self.controls)
+        if entry.worse is not None:
+            crop = replace(crop, worse=self._worse(entry.of_worse(), framing))
         return crop
+
+    def _worse(self, entry: ImageEntry, framing: Framing) -> WorsePicture:
+        flipped = None
+        if entry.flip:
+            flipped = self._latent(entry, framing, True)
+        return WorsePicture(self._latent(entry, framing, False), flipped)
 
     def _with_controls(
         self, crop: ImageCrop, entry: ImageEntry, framing: Framing, controls: ControlEncoder

@@ -24,6 +24,7 @@ from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
 from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
+from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
 
 MOST_FOLDER_REPEATS = 10_000
@@ -117,11 +118,18 @@ def _refusal(folder: Path, settings: FolderSettings, entries: Sequence[ImageEntr
 
 
 def training_pictures(folder: Path, settings: FolderSettings) -> Pairs:
-    """The images and clips below a folder with their control pictures. Raises ValueError when there are none."""
+    """The images and clips below a folder with their control pictures and the worse pictures of preference pairs.
+
+    Raises ValueError when there are none, and for pairs without one of their pictures.
+    """
     paths = pictures_in(folder, settings.takes_clips)
     if settings.control_pictures == control_methods.OFF:
-        return Pairs(paths)
-    return find_pairs(paths, folder)
+        pairs = Pairs(paths)
+    else:
+        pairs = find_pairs(paths, folder)
+    preferences = find_preferences(pairs.images)
+    pairs.images, pairs.worse = preferences.images, preferences.worse
+    return pairs
 
 
 def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
@@ -254,7 +262,9 @@ class _FolderReader:
         if subset.control_folders and self.settings.control_pictures != control_methods.OFF:
             images_here = [path for path in self._pairs.images if path.parent == self.folder]
             others = [pictures_in(Path(folder)) for folder in subset.control_folders]
+            worse = self._pairs.worse
             self._pairs = pairs_in_folders(images_here, others)
+            self._pairs.worse = worse
 
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
@@ -337,6 +347,7 @@ class _FolderReader:
         size, has_alpha, parts = self._contents(path, name, sha256)
         mask, mask_sha256 = self._mask(layout, path, has_alpha)
         controls = self._controls(path, size)
+        worse = self._worse(path, size, sha256)
         self.counts.add_notes(image_caption.notes)
         folder_repeats = 1
         if self.settings.subset is None:
@@ -363,6 +374,7 @@ class _FolderReader:
                 mask_sha256=mask_sha256,
                 folder_repeats=folder_repeats,
                 controls=controls,
+                worse=worse,
             )
             entries += [replace(first, frames=part) for part in parts]
         return entries
@@ -437,13 +449,34 @@ class _FolderReader:
                 self.counts.other_shapes.append(self._name(file))
         return tuple(controls)
 
+    def _worse(self, path: Path, size: tuple[int, int], sha256: str) -> ControlPicture | None:
+        """The worse picture of an image of that size; None without one. Raises ValueError when the two are no pair."""
+        file = self._pairs.worse.get(path)
+        if file is None:
+            return None
+        if self.settings.takes_clips and (clips.is_clip(path) or clips.is_clip(file)):
+            raise ValueError(f"it and {file.name} are a pair, and only pictures are trained in pairs, not clips")
+        worse_sha256 = self._content_hash(file)
+        if worse_sha256 == sha256:
+            raise ValueError(f"{file.name} is the same picture, so neither is better; replace one of them")
+        try:
+            worse_size, _ = self._size_and_alpha(file, worse_sha256)
+        except ValueError as error:
+            raise ValueError(f"its worse picture {file.name} cannot be used: {error}") from error
+        if not control_methods.has_same_shape(worse_size, size):
+            raise ValueError(
+                f"it is {size[0]}x{size[1]} and {file.name} {worse_size[0]}x{worse_size[1]}: the pictures of a pair"
+                " need one shape, as they are cropped alike"
+            )
+        return ControlPicture(self._name(file), worse_sha256, worse_size)
+
     def _written_caption(self, path: Path) -> tuple[DatasetLayout, WrittenCaption]:
         """The layout that has a caption for an image (the first of those that are read, if none has), and the caption
         with the settings files on top.
         """
         layout, caption = self._selected[0], None
         for candidate, reader in self._readers:
-            caption = reader.read(path)
+            caption = self._read_caption(reader, path)
             if caption is not None:
                 layout = candidate
                 if caption.more_lines:
@@ -458,6 +491,16 @@ class _FolderReader:
         if not image_caption.found:
             image_caption = self._with_class_words(path, image_caption)
         return layout, image_caption
+
+    def _read_caption(self, reader: CaptionReader, path: Path) -> WrittenCaption | None:
+        names: tuple[Path, ...] = (path,)
+        if path in self._pairs.worse:
+            names = caption_paths(path)
+        for name in names:
+            caption = reader.read(name)
+            if caption is not None:
+                return caption
+        return None
 
     def _with_class_words(self, path: Path, image_caption: WrittenCaption) -> WrittenCaption:
         """The words of kohya's class folder as the caption that no file gives, if there are any."""

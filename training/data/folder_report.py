@@ -208,7 +208,7 @@ def _size_and_mask_lines(listing: FolderListing) -> list[str]:
     masks = [entry.mask for entry in unique_images(listing.entries) if entry.mask]
     if masks:
         lines.append(f"masks: {len(masks)}, {masks.count('alpha')} of them from transparency")
-    return lines + _control_lines(listing)
+    return lines + _control_lines(listing) + _pair_lines(listing)
 
 
 def _control_lines(listing: FolderListing) -> list[str]:
@@ -219,6 +219,21 @@ def _control_lines(listing: FolderListing) -> list[str]:
     total = sum(count * number for count, number in counts.items())
     each = " or ".join(str(count) for count in sorted(counts))
     return [f"control pictures: {total}, {each} for each image"]
+
+
+def _pair_lines(listing: FolderListing) -> list[str]:
+    """How many preference pairs there are, and what trains on them."""
+    entries = unique_images(listing.entries)
+    pairs = [entry for entry in entries if entry.worse is not None]
+    if not pairs:
+        return []
+    line = (
+        f"preference pairs: {len(pairs)}, as {pairs[0].name} better than {pairs[0].of_worse().name}. Loss function dpo"
+        " of Objective Settings learns from both; the others train on the better picture alone"
+    )
+    if len(pairs) == len(entries):
+        return [line]
+    return [line, f"{len(entries) - len(pairs)} without a worse picture, which dpo cannot train on"]
 
 
 def control_methods_used(methods: Sequence[ControlMethod]) -> list[str]:
@@ -258,7 +273,10 @@ def memory(dataset: Dataset) -> str:
     for image in dataset.images + dataset.held_out:
         for number in range(1 + len(image.other_crops)):
             crop = image.crop(number)
-            for tensor in (crop.latent, crop.flipped_latent, crop.mask):
+            tensors = [crop.latent, crop.flipped_latent, crop.mask]
+            if crop.worse is not None:
+                tensors += [crop.worse.latent, crop.worse.flipped_latent]
+            for tensor in tensors:
                 if tensor is not None:
                     total += tensor.numel() * tensor.element_size()
             total += _extras_bytes(crop.extras) + _extras_bytes(crop.flipped_extras)

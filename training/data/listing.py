@@ -16,7 +16,9 @@ from .wildcards import NO_LISTS, WordLists, list_names
 
 @dataclass(frozen=True)
 class ControlPicture:
-    """A control picture: its path relative to the folder of its image, content hash, and (width, height)."""
+    """A control picture, or the worse picture of a preference pair: its path relative to the folder of its image,
+    content hash, and (width, height).
+    """
 
     name: str
     sha256: str
@@ -32,7 +34,7 @@ class ImageEntry:
     comes from the folder's name. `framings` are its crops; `dropout` None means as the dataset says; `mask` is the path
     of a mask file, "alpha" the image's own transparency, "" none, and `mask_sha256` its content hash. `controls` are
     its control pictures in their order. Of a clip, `frames` are the numbers of the frames of one part, in their order;
-    none of a picture.
+    none of a picture. `worse` is the picture that people like less than this one.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ImageEntry:
     folder_repeats: int = 1
     controls: tuple[ControlPicture, ...] = ()
     frames: tuple[int, ...] = ()
+    worse: ControlPicture | None = None
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -65,6 +68,11 @@ class ImageEntry:
             return self.name
         return f"{self.name} ({len(self.frames)} frames from {self.frames[0] + 1})"
 
+    def of_worse(self) -> ImageEntry:
+        """The worse picture in place of this one."""
+        assert self.worse is not None
+        return replace(self, name=self.worse.name, sha256=self.worse.sha256, size=self.worse.size, worse=None)
+
     def identity(self) -> dict[str, Any]:
         """Everything that decides what is trained, as plain values for the digest: no names, no places.
 
@@ -76,7 +84,9 @@ class ImageEntry:
         values["group"] = values.pop("batch_id")
         for name in ("name", "captioned", "mask", "folder_repeats"):
             del values[name]
-        del values["controls"]
+        del values["controls"], values["worse"]
+        if self.worse is not None:
+            values["worse picture"] = self.worse.sha256
         if not self.frames:
             del values["frames"]
         if self.controls:

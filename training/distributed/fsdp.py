@@ -247,6 +247,11 @@ def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[st
         errors.append(
             f"snapshot every N steps in EMA Settings is {ema.snapshots}, and snapshots need whole weights: set it to 0"
         )
+    if state.settings.objective.compares_pairs:
+        errors.append(
+            f"loss function {state.settings.objective.loss} needs the model without what is trained: use adapter type"
+            " lora"
+        )
     if state.settings.objective.prior == "output-preservation":
         errors.append(
             "prior preservation output-preservation needs the model without what is trained: use regularisation"

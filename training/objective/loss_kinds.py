@@ -1,4 +1,4 @@
-"""The losses by name: mean square and kohya's Huber losses. To add one, list its record here."""
+"""The losses by name: mean square, kohya's Huber losses, and dpo for pairs. To add one, list its record here."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ class LossKind:
     compute: Callable[[Tensor, str, Tensor], Tensor]
     of_denoised: bool = False
     """Whether the error is that of the denoised latents and not that of the model's own output."""
+    of_pairs: bool = False
+    """Whether this is the error of each picture of a pair, which `preference` compares with that of the model as it
+    was.
+    """
 
 
 def _mse(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
@@ -70,5 +74,6 @@ LOSSES: Registry[LossKind] = Registry(
         LossKind(name="smooth-l1", kohya_name="smooth_l1", compute=_smooth_l1),
         LossKind(name="scheduled-huber", kohya_name="huber", compute=_scheduled_huber),
         LossKind(name="x0-mse", kohya_name="x0-mse", compute=_mse, of_denoised=True),
+        LossKind(name="dpo", kohya_name="dpo", compute=_mse, of_pairs=True),
     ),
 )

@@ -12,7 +12,9 @@ from .weightings import WEIGHTINGS
 
 PRIORS = ("none", "regularisation", "output-preservation")
 # Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset({"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift", "expert", "boundary"})
+_LATER = frozenset(
+    {"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift", "expert", "boundary", "beta"}
+)
 _MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
 
@@ -23,7 +25,7 @@ class ObjectiveSettings:
     `sigmoid_scale`, `logit_mean`, `logit_std`, `mode_scale` and `shift` are those of some samplings of timesteps.
     Without `model_shift` what is drawn are the noise levels of a flow model. An `expert` of a pair gets only the noise
     levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`). `both` becomes one
-    setting for each of them (`experts.of_pair`).
+    setting for each of them (`experts.of_pair`). `beta` is that of loss dpo (`preference`).
     """
 
     loss: str = "mse"
@@ -47,12 +49,18 @@ class ObjectiveSettings:
     model_shift: bool = True
     expert: str = NO_EXPERT
     boundary: float = 0.0
+    beta: float = 2000.0
 
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
         errors += _wrong_expert(self)
         if errors:
             raise ValueError("Objective Settings: " + "; ".join(errors) + ".")
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether the loss is of pairs of a better and a worse picture."""
+        return LOSSES.get(self.loss).of_pairs
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
@@ -80,12 +88,17 @@ def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
 def _exclusions(settings: ObjectiveSettings) -> list[str]:
     if settings.loss not in LOSSES or settings.weighting not in WEIGHTINGS:
         return []
+    errors = []
     if LOSSES.get(settings.loss).of_denoised and WEIGHTINGS.get(settings.weighting).needs_snr:
-        return [
+        errors.append(
             f"loss weighting {settings.weighting} is defined on the model's own objective; with loss function"
             f" {settings.loss} use none"
-        ]
-    return []
+        )
+    if settings.compares_pairs and settings.prior != "none":
+        errors.append(
+            f"loss function {settings.loss} holds on to the model as it was already: set prior preservation to none"
+        )
+    return errors
 
 
 def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
@@ -105,6 +118,8 @@ def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
             f"pyramid noise discount is {settings.pyramid_noise}, expected below 1 (each level is weaker by this"
             " factor)"
         )
+    if not 0 < settings.beta < math.inf:
+        errors.append(f"DPO beta is {settings.beta}, expected above 0 (2000 to 5000 is usual)")
     if not 0 < settings.shift < math.inf:
         errors.append(f"timestep shift is {settings.shift}, expected above 0 (1 is off)")
     if not 0.0 <= settings.conditioning_dropout <= 1.0:

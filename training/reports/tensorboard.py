@@ -38,6 +38,8 @@ class Writer:
             values["held-out loss"] = validation.weights
             if validation.average is not None:
                 values["held-out loss of the average"] = validation.average
+            if validation.accuracy is not None:
+                values["implicit accuracy on held-out pairs"] = validation.accuracy
         if moved.seconds:
             values["steps a second"] = 1 / moved.seconds
         with self._named():

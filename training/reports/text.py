@@ -165,7 +165,7 @@ def disk_use(used: DiskUse) -> str:
 def _held_out_loss(outcome: Outcome) -> list[str]:
     """The held-out loss at the first, the last and the best step, and where the state of the best is kept."""
     history = outcome.state.history
-    lines = [f"held-out loss {_first_and_last(history.comparable)}"]
+    lines = [*_implicit_accuracy(history.accuracy), f"held-out loss {_first_and_last(history.comparable)}"]
     if history.comparable_average:
         lines.append(f"held-out loss of the running average {_first_and_last(history.comparable_average)}")
     if history.best is None:
@@ -179,6 +179,17 @@ def _held_out_loss(outcome: Outcome) -> list[str]:
             " start"
         )
     return lines
+
+
+def _implicit_accuracy(accuracy: Sequence[tuple[int, float]]) -> list[str]:
+    """How many of the held-out pairs are preferred as people do, at the first and the last step."""
+    if not accuracy:
+        return []
+    (first_step, first), (last_step, last) = accuracy[0], accuracy[-1]
+    return [
+        f"implicit accuracy on held-out pairs {first:.0%} at step {first_step}, {last:.0%} at {last_step}: how often"
+        " the model leans more towards the better picture than it did before training"
+    ]
 
 
 def _first_and_last(validations: Sequence[tuple[int, float]]) -> str:

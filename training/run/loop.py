@@ -247,6 +247,8 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
     work.validation.append((work.step, loss.weights))
     if loss.average is not None:
         work.average_validation.append((work.step, loss.average))
+    if loss.accuracy is not None:
+        work.accuracy.append((work.step, loss.accuracy))
     best = work.best
     is_best = best is not None and best[0] == work.step
     if callbacks.save_best is not None and work.step and is_best:

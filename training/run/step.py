@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
 from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
+from ..objective import preference
 from ..objective.loss import losses
 from ..objective.noise import noise_like, perturbation
 from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, gives_levels, tokens_of
@@ -29,27 +31,95 @@ class Diverged(ArithmeticError):
     """The loss or the gradient is not finite; the tensors are those after the last good step."""
 
 
+class _Draws(NamedTuple):
+    """What is drawn for latents (B, C, …, h, w): noise levels (B,), noise, and the noise of input perturbation."""
+
+    sigma: Tensor
+    noise: Tensor
+    extra: Tensor | None
+
+    def twice(self) -> _Draws:
+        """The same draws for the worse pictures of pairs, behind those for the better ones."""
+        extra = self.extra
+        if extra is not None:
+            extra = torch.cat([extra, extra])
+        return _Draws(torch.cat([self.sigma, self.sigma]), torch.cat([self.noise, self.noise]), extra)
+
+
 def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, options: dict[str, Any]) -> Tensor:
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
-    denoiser, objective = work.denoiser, work.start_state.settings.objective
-    clean = denoiser.process_in(to_device(batch.latents, denoiser.device, torch.float32))
+    objective = work.start_state.settings.objective
+    clean = _clean(work, batch.latents)
+    draws = _drawn(work, clean, generator)
+    if objective.compares_pairs:
+        return _pair_losses(work, batch, clean, draws, options)
+    x, target = _noisy(work, clean, draws)
+    if objective.prior == "output-preservation" and batch.is_regularisation.any():
+        target = _base_predictions(work, batch, x, draws.sigma, target, options)
+    return _errors(work, batch, x, target, draws.sigma, options)
+
+
+def _clean(work: Workspace, latents: Tensor) -> Tensor:
+    return work.denoiser.process_in(to_device(latents, work.denoiser.device, torch.float32))
+
+
+def _drawn(work: Workspace, clean: Tensor, generator: torch.Generator) -> _Draws:
+    objective = work.start_state.settings.objective
     sigma = _noise_levels(work, clean, generator)
     noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
     noise = to_device(noise, clean.device)
+    if not objective.ip_noise:
+        return _Draws(sigma, noise, None)
+    extra = objective.ip_noise * to_device(torch.randn(clean.shape, generator=generator), clean.device)
+    return _Draws(sigma, noise, extra)
+
+
+def _noisy(work: Workspace, clean: Tensor, draws: _Draws) -> tuple[Tensor, Tensor]:
+    """(what the network sees, the latents that it should denoise to)."""
+    denoiser = work.denoiser
+    sigma, noise, extra = draws
     target = clean
-    if objective.ip_noise:
-        extra = objective.ip_noise * to_device(torch.randn(clean.shape, generator=generator), clean.device)
+    if extra is not None:
         target = clean + perturbation(denoiser.prediction, sigma).view(-1, *[1] * (clean.ndim - 1)) * extra
         noise = noise + extra
-    x = denoiser.noisy(clean, noise, sigma)
-    if objective.prior == "output-preservation" and batch.is_regularisation.any():
-        target = _base_predictions(work, batch, x, sigma, target, options)
+    return denoiser.noisy(clean, noise, sigma), target
+
+
+def _errors(work: Workspace, batch: Batch, x: Tensor, target: Tensor, sigma: Tensor, options: dict[str, Any]) -> Tensor:
+    """The weighted errors (B,) of the model as it is now."""
     with autocast(work.start_state.settings.optimizer, work.denoiser.device):
-        denoised = denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
+        denoised = work.denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
+    return _measured(work, batch, denoised, target, sigma)
+
+
+def _measured(work: Workspace, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
+    denoiser = work.denoiser
     mask = None
     if batch.mask is not None:
         mask = to_device(batch.mask, denoiser.device)
-    return losses(objective, denoiser.prediction, denoised, target, sigma, mask)
+    return losses(work.start_state.settings.objective, denoiser.prediction, denoised, target, sigma, mask)
+
+
+def _pair_losses(work: Workspace, batch: Batch, clean: Tensor, draws: _Draws, options: dict[str, Any]) -> Tensor:
+    """The losses (B,) of preference pairs, whose better pictures these latents are."""
+    assert batch.worse is not None
+    clean = torch.cat([clean, _clean(work, batch.worse)])
+    draws, both = draws.twice(), _both_of_pairs(batch)
+    x, target = _noisy(work, clean, draws)
+    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
+        base = work.denoiser.denoise(x, draws.sigma, both.conditionings, options)
+    reference = _measured(work, both, base, target, draws.sigma)
+    errors = _errors(work, both, x, target, draws.sigma, options)
+    beta = work.start_state.settings.objective.beta
+    return preference.pair_losses(beta, preference.margins(errors, reference))
+
+
+def _both_of_pairs(batch: Batch) -> Batch:
+    """The captions and masks of pairs twice: for the better pictures, then for the worse ones."""
+    mask = batch.mask
+    if mask is not None:
+        mask = torch.cat([mask, mask])
+    return replace(batch, conditionings=batch.conditionings * 2, captions=batch.captions * 2, mask=mask)
 
 
 def _noise_levels(work: Workspace, clean: Tensor, generator: torch.Generator) -> Tensor:

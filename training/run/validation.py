@@ -1,8 +1,9 @@
-"""Validation: the loss of held-out images at noise and timesteps that never change."""
+"""Validation: the loss of held-out images, or of pairs, at noise and timesteps that never change."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..data.batches import image_conditioning
 from ..data.dataset import DatasetImage
 from ..memory.offload import to_device
+from ..objective import preference
 from ..objective.loss import losses
 from ..objective.timesteps import NO_EXPERT, expert_levels_at
 from ..optimizers.precision import autocast
@@ -20,6 +22,13 @@ NOISE_LEVELS = 4  # of each held-out image
 MOST_IMAGES = 64
 
 
+class Held(NamedTuple):
+    """The held-out loss, and for pairs the implicit accuracy (`preference`)."""
+
+    loss: float
+    accuracy: float | None = None
+
+
 def measure(work: Workspace) -> HeldOutLoss | None:
     """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
     None without held-out images.
@@ -28,13 +37,15 @@ def measure(work: Workspace) -> HeldOutLoss | None:
     if weights is None:
         return None
     if not work.has_average:
-        return HeldOutLoss(weights)
+        return HeldOutLoss(weights.loss, None, weights.accuracy)
     with work.averaged():
-        return HeldOutLoss(weights, validate(work))
+        average = validate(work)
+    assert average is not None
+    return HeldOutLoss(weights.loss, average.loss, weights.accuracy)
 
 
 @torch.no_grad()
-def validate(work: Workspace, numbers: Collection[int] | None = None) -> float | None:
+def validate(work: Workspace, numbers: Collection[int] | None = None) -> Held | None:
     """Mean loss of the held-out images with plain weights and without dropout; None without held-out images.
 
     With `numbers` only these images count, each with the noise that it always has.
@@ -42,11 +53,18 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> float |
     images = work.dataset.held_out[:MOST_IMAGES]
     if not images:
         return None
-    means = []
+    means, accuracies = [], []
     for number, image in enumerate(images):
-        if numbers is None or number in numbers:
-            means.append(_image_losses(work, number, image).mean())
-    return float(torch.stack(means).mean())
+        if numbers is not None and number not in numbers:
+            continue
+        losses, accuracy = _image_losses(work, number, image)
+        means.append(losses.mean())
+        if accuracy is not None:
+            accuracies.append(accuracy)
+    loss = float(torch.stack(means).mean())
+    if not accuracies:
+        return Held(loss)
+    return Held(loss, float(torch.stack(accuracies).mean()))
 
 
 def _levels(work: Workspace, offset: Tensor) -> Tensor:
@@ -58,17 +76,41 @@ def _levels(work: Workspace, offset: Tensor) -> Tensor:
     return denoiser.sigma(to_device(shares, denoiser.device))
 
 
-def _image_losses(work: Workspace, number: int, image: DatasetImage) -> Tensor:
-    """The losses of one image, at NOISE_LEVELS levels that depend on the run's seed and its number alone."""
-    denoiser, state = work.denoiser, work.start_state
-    generator = seeded_generator(state.start.seed, number, "validation")
-    latents = image.latent[None].expand(NOISE_LEVELS, *image.latent.shape)
-    clean = denoiser.process_in(to_device(latents, denoiser.device, torch.float32))
+def _image_losses(work: Workspace, number: int, image: DatasetImage) -> tuple[Tensor, Tensor | None]:
+    """The losses of one image, at NOISE_LEVELS levels that depend on the run's seed and its number alone; of a pair
+    also its implicit accuracy.
+    """
+    objective = work.start_state.settings.objective
+    generator = seeded_generator(work.start_state.start.seed, number, "validation")
     sigma = _levels(work, torch.rand((), generator=generator))
-    noise = to_device(torch.randn(clean.shape, generator=generator), denoiser.device)
+    clean = _clean(work, image.latent)
+    noise = to_device(torch.randn(clean.shape, generator=generator), work.denoiser.device)
+    if not objective.compares_pairs:
+        return _errors(work, image, clean, noise, sigma), None
+    assert image.worse is not None
+    pair = clean, _clean(work, image.worse.latent)
+    errors = torch.cat([_errors(work, image, latents, noise, sigma) for latents in pair])
+    with work.plain():
+        reference = torch.cat([_errors(work, image, latents, noise, sigma, True) for latents in pair])
+    pair_losses = preference.pair_losses(objective.beta, preference.margins(errors, reference))
+    return pair_losses, preference.implicit_accuracy(errors, reference)
+
+
+def _clean(work: Workspace, latent: Tensor) -> Tensor:
+    """A latent (C, …, h, w) as the network expects it, NOISE_LEVELS times."""
+    latents = latent[None].expand(NOISE_LEVELS, *latent.shape)
+    return work.denoiser.process_in(to_device(latents, work.denoiser.device, torch.float32))
+
+
+def _errors(
+    work: Workspace, image: DatasetImage, clean: Tensor, noise: Tensor, sigma: Tensor, is_reference: bool = False
+) -> Tensor:
+    """The weighted errors of one image, of the model as it is now. The reference reads the captions as they came."""
+    denoiser, state = work.denoiser, work.start_state
     with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
-        stored = image_conditioning(work.dataset, image.caption, image.crop(0))
-        (conditioning,) = work.encoded([image.caption], [stored])
+        conditioning = image_conditioning(work.dataset, image.caption, image.crop(0))
+        if not is_reference:
+            (conditioning,) = work.encoded([image.caption], [conditioning])
         denoised = denoiser.denoise(
             denoiser.noisy(clean, noise, sigma), sigma, (conditioning,) * NOISE_LEVELS, {"graft_evaluating": True}
         )

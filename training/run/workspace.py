@@ -13,6 +13,7 @@ from torch import Tensor
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
 from ..data.dataset import Conditioning, Dataset
+from ..data.listing import first_names
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..memory.checkpointing import checkpointed
@@ -43,10 +44,13 @@ class StepResult:
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """What one validation measured: the loss of the trained weights, and of their running average if there is one."""
+    """What one validation measured: the loss of the trained weights, and of their running average if there is one; of
+    preference pairs also the implicit accuracy of the trained weights.
+    """
 
     weights: float
     average: float | None = None
+    accuracy: float | None = None
 
 
 def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
@@ -72,6 +76,8 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
             f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"
             " Dataset."
         )
+    if objective.compares_pairs:
+        _check_pairs(objective.loss, dataset)
     if (
         objective.zero_terminal_snr
         and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
@@ -80,6 +86,21 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
             "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
         )
+
+
+def _check_pairs(loss: str, dataset: Dataset) -> None:
+    """Raise ValueError when some images have no worse picture to compare with."""
+    images = dataset.images + dataset.held_out
+    if dataset.regularisation is not None:
+        images += dataset.regularisation.images
+    alone = [image.name for image in images if image.worse is None]
+    if not alone:
+        return
+    raise ValueError(
+        f"Objective Settings: loss function {loss} learns from pairs, and {len(alone)} of {len(images)} images have no"
+        f" worse picture: {first_names(alone)}. Name the pictures of a pair name.win.png and name.lose.png, or choose"
+        " another loss function."
+    )
 
 
 def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
@@ -137,6 +158,7 @@ class Workspace:
         self.results: list[StepResult] = []
         self.validation: list[tuple[int, float]] = []
         self.average_validation: list[tuple[int, float]] = []
+        self.accuracy: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base: Mapping[str, Tensor] | None = None
         if self.powers and state.base is not None and state.start.adapter.full_weights:
@@ -366,6 +388,7 @@ class Workspace:
             earlier.validation + tuple(self.validation),
             earlier.outdated,
             earlier.average_validation + tuple(self.average_validation),
+            earlier.accuracy + tuple(self.accuracy),
         )
 
 

@@ -67,7 +67,7 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
     record = read_record(folder)
     measured = history_of(record["history"], store.folder / HISTORY)
     names = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
-    measurements = ("loss", "rate", "norm", "validation", "average_validation")
+    measurements = ("loss", "rate", "norm", "validation", "average_validation", "accuracy")
     history = {name: list(getattr(measured, name)) for name in measurements}
     return {"run": run, **{name: record[name] for name in names}, "best": measured.best, "history": history}
 

@@ -73,8 +73,11 @@ def _tensors(value: Any) -> bool:
 
 
 def block_of_history(value: Any) -> bool:
-    """Whether a value is the measurements of some steps. Without a running average there is no `average_validation`."""
-    return _object(**_MEASURED)(value) and _validations(value.get("average_validation", []))
+    """Whether a value is the measurements of some steps. Without a running average there is no `average_validation`,
+    without preference pairs no `accuracy`.
+    """
+    optional = ("average_validation", "accuracy")
+    return _object(**_MEASURED)(value) and all(_validations(value.get(name, [])) for name in optional)
 
 
 def _history(value: Any) -> bool:

@@ -397,6 +397,9 @@ def _rows(history: History, start: int, end: int) -> dict[str, Any]:
     average = _within(history.average_validation, start, end)
     if average:  # runs without an average are stored as they were before it was measured
         rows["average_validation"] = average
+    accuracy = _within(history.accuracy, start, end)
+    if accuracy:
+        rows["accuracy"] = accuracy
     return rows
 
 
@@ -427,7 +430,8 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
     validation = tuple((step, value) for part in parts for step, value in part["validation"])
     average = tuple((step, value) for part in parts for step, value in part.get("average_validation", []))
-    return History(loss, rate, norm, validation, recorded.get("outdated", 0), average)
+    accuracy = tuple((step, value) for part in parts for step, value in part.get("accuracy", []))
+    return History(loss, rate, norm, validation, recorded.get("outdated", 0), average, accuracy)
 
 
 def check_file(path: Path, expected: str) -> None:

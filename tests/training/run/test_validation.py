@@ -14,6 +14,7 @@ from graft_nodes.training.random_draws import generator as seeded_generator
 from graft_nodes.training.reports import text
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, train
+from graft_nodes.training.run.validation import Held
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import History, equal, with_settings
 from graft_nodes.training.store import saved_states
@@ -87,7 +88,7 @@ def test_validation_changes_neither_the_weights_nor_their_average(lab, kind, pre
 def test_the_best_step_is_that_of_the_average(lab, tmp_path, monkeypatch):
     dataset, kept = lab.pictures(held_out=[9]), []
     losses = iter([9, 9.0, 8, 5.0, 7, 6.0, 6, 4.0, 5, 4.0, 1, 8.0])  # weights, average, weights, average …
-    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: next(losses))
+    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: Held(next(losses)))
     callbacks = Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step))
     state = train(lab.state(lab.Flow(), dataset), lab.Flow(), dataset, 10, callbacks)
     assert kept == [2, 6] and state.history.best == (6, 4.0)

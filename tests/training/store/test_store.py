@@ -12,6 +12,7 @@ from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
+from graft_nodes.training.run.validation import Held
 from graft_nodes.training.state import equal, with_settings
 from graft_nodes.training.store import listing
 from graft_nodes.training.store.store import (
@@ -318,7 +319,7 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
 def _measure(monkeypatch, losses):
     """Validations that measure these losses of the average, and others of the weights: the last of them is the best."""
     pairs = iter([value for number, loss in enumerate(losses) for value in (10.0 - number, loss)])
-    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: next(pairs))
+    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: Held(next(pairs)))
 
 
 def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
