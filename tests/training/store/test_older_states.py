@@ -20,6 +20,7 @@ from graft_nodes.training.trainable.install import AdapterSettings
 STORED = Path(__file__).parent / "stored_by_0_1_0"  # file names with __ for every /
 KEY = "5fcb4ec30f8bd0f3cc038a2f3ff1b74b"  # of the run's state at step 4, as version 0.1.0 named it
 STEPS = 4
+GROUPS = ("trained", "optimizer", "average", "powers")  # of a state's tensors
 
 
 @dataclass
@@ -39,6 +40,15 @@ class Run:
 
     def train(self, state, steps):
         return train(state, self.denoiser, self.dataset, steps)
+
+    def as_if_trained_here(self, stored):
+        """The state that the run reaches today, with the stored tensors: processors differ in the last bit."""
+        here = self.train(self.start, STEPS)
+        ours, theirs = store.group_tensors(here), store.group_tensors(stored)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(tensor, ours[name], rtol=1e-4, atol=1e-8)
+        return replace(here, **{group: getattr(stored, group) for group in GROUPS})
 
 
 @pytest.fixture
@@ -62,8 +72,7 @@ def test_a_stored_state_opens_and_goes_on_with_equal_bytes(run):
     stored, _ = load_safetensors(str(found.folder / "state.safetensors"))
     assert stored and stored.keys() == store.group_tensors(found.state).keys()
     assert all(torch.equal(tensor, stored[name]) for name, tensor in store.group_tensors(found.state).items())
-    whole = run.train(run.start, STEPS + 2)
-    assert equal(run.train(found.state, 2), whole)
+    assert equal(run.train(found.state, 2), run.train(run.as_if_trained_here(found.state), 2))
 
 
 def test_a_stored_state_goes_on_that_trains_a_layer_which_is_left_out_today(run):
@@ -72,7 +81,7 @@ def test_a_stored_state_goes_on_that_trains_a_layer_which_is_left_out_today(run)
     today = replace(run.start, trained={key: t for key, t in run.start.trained.items() if key != name})
     found, problems = store.Store(run.folder, "run").furthest(today, STEPS)
     assert not problems and list(found.state.trained) == list(run.start.trained)
-    assert equal(run.train(found.state, 2), run.train(run.start, STEPS + 2))
+    assert equal(run.train(found.state, 2), run.train(run.as_if_trained_here(found.state), 2))
     more = replace(run.start, trained={**run.start.trained, "new.lora_up.weight": run.start.trained[name]})
     found, problems = store.Store(run.folder, "run").furthest(more, STEPS)
     assert found is None and "it trains other tensors than this run" in str(problems)
