@@ -165,6 +165,15 @@ def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[N
         yield
 
 
+def without_paging(loadable: Any, patcher: Any) -> Any:
+    """A MODEL or CLIP whose `patcher` keeps all weights where they are: gradients cannot go through ComfyUI's dynamic
+    VRAM, whose pages come and go.
+    """
+    if getattr(patcher, "is_dynamic", lambda: False)():
+        return loadable.clone(disable_dynamic=True)
+    return loadable
+
+
 def to_host_memory(patcher: Any) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -190,11 +199,9 @@ def denoiser(
 
     from .network_state import evaluating, kept_attributes
 
-    if getattr(patcher, "is_dynamic", lambda: False)():
-        patcher = patcher.clone(disable_dynamic=True)  # pages that come and go cannot be differentiated through
-    patcher = with_zero_terminal_snr(patcher, terminal)
-    if clip is not None and getattr(clip.patcher, "is_dynamic", lambda: False)():
-        clip = clip.clone(disable_dynamic=True)
+    patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
+    if clip is not None:
+        clip = without_paging(clip, clip.patcher)
     management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)
     if layers:
         to_host_memory(patcher)

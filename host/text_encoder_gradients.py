@@ -1,9 +1,10 @@
-"""Finds the parts of a text encoder that a LoRA can train: those whose output reaches the model's conditioning."""
+"""Gradients of a text encoder: which of its parts, or of the vectors in a caption, reach the model's conditioning."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from ..training.data.dataset import Conditioning
 from ..training.memory.inference_tensors import as_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
-from .denoiser import Denoiser
+from .denoiser import Denoiser, without_paging
 from .encoding import LiveEncoder
 from .plain_kernels import PlainKernels
 
@@ -22,31 +23,49 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
 
     The others (CLIP-L's last layer for SDXL) get no gradient.
     """
-    import comfy.model_management as management
-
-    if getattr(clip.patcher, "is_dynamic", lambda: False)():
-        clip = clip.clone(disable_dynamic=True)
-    management.load_models_gpu([clip.patcher], force_full_load=True)
+    clip = fully_loaded(clip)
     encoder = LiveEncoder(clip, clip_skip)
     probes: dict[str, torch.Tensor] = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(as_normal_tensors(encoder.module))
-        stack.enter_context(PlainKernels())
-        stack.enter_context(AvoidInplaceOps())
+    with differentiable(encoder) as stack:
         for path, part in encoder.module.named_modules():
             if next(part.parameters(recurse=False), None) is None:
                 continue
             probes[path] = torch.zeros((), device=clip.patcher.load_device, requires_grad=True)
             hook = part.register_forward_hook(functools.partial(_add_probe, probes[path]))
             stack.callback(hook.remove)
-        (conditioning,) = encoder([""], [Conditioning(torch.zeros(1, 1, 1))])
-        conditions = Denoiser(model).conditions(conditioning)
-        sums = [tensor.float().sum() for tensor in conditions if tensor.requires_grad]
-        if sums:
-            torch.stack(sums).sum().backward()
+        backward_of_conditions(encoder, model, "")
     return {path for path, probe in probes.items() if probe.grad is not None}
+
+
+def fully_loaded(clip: Any) -> Any:
+    """A CLIP with its whole text encoder on its device."""
+    import comfy.model_management as management
+
+    clip = without_paging(clip, clip.patcher)
+    management.load_models_gpu([clip.patcher], force_full_load=True)
+    return clip
+
+
+@contextlib.contextmanager
+def differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
+    """A context in which gradients go through a text encoder. Yields the stack of what is undone at its end."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(as_normal_tensors(encoder.module))
+        stack.enter_context(PlainKernels())
+        stack.enter_context(AvoidInplaceOps())
+        yield stack
+
+
+def backward_of_conditions(
+    encoder: LiveEncoder, model: Any, caption: str, words: Mapping[str, Mapping[str, torch.Tensor]] | None = None
+) -> None:
+    """The backward pass of the sum of what a MODEL is conditioned on by a caption, with the vectors of its `words`."""
+    (conditioning,) = encoder([caption], [Conditioning(torch.zeros(1, 1, 1))], words)
+    sums = [tensor.float().sum() for tensor in Denoiser(model).conditions(conditioning) if tensor.requires_grad]
+    if sums:
+        torch.stack(sums).sum().backward()
 
 
 def _add_probe(probe: torch.Tensor, part: torch.nn.Module, args: Any, out: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +11,11 @@ import torch
 from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding
-from ..training.data.dataset import Conditioning, Dataset
-from ..training.memory.inference_tensors import as_normal_tensors
+from ..training.data.dataset import Dataset
 from ..training.trainable.words import CaptionWords, WordSettings, by_word, is_name, trained_name
-from .autograd_inplace import AvoidInplaceOps
-from .denoiser import Denoiser
 from .embeddings import carried_files, parts_of, table_of, tokenizer_with
 from .encoding import LiveEncoder, prompt_of
-from .plain_kernels import PlainKernels
+from .text_encoder_gradients import backward_of_conditions, differentiable, fully_loaded
 
 _MARKS = ("</w>", "▁", "Ġ")  # that tokenizers put before or after a whole word
 
@@ -57,14 +53,10 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
     Raises ValueError for words that no caption has, that the CLIP knows already, or whose initial words have another
     number of tokens than asked for.
     """
-    import comfy.model_management as management
-
     _check_captions(settings, dataset)
     parts = _parts(clip)
     errors = _known_words(settings, clip, parts)
-    if getattr(clip.patcher, "is_dynamic", lambda: False)():
-        clip = clip.clone(disable_dynamic=True)
-    management.load_models_gpu([clip.patcher], force_full_load=True)
+    clip = fully_loaded(clip)
     vectors: dict[str, Tensor] = {}
     for word, initial in zip(settings.words, settings.initial, strict=True):
         for part in parts:
@@ -200,17 +192,9 @@ def _parts_read(clip: Any, model: Any, vectors: Mapping[str, Tensor], dataset: D
     """
     encoder = LiveEncoder(clip, dataset.clip_skip)
     probes: dict[str, Tensor] = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(as_normal_tensors(encoder.module))
-        stack.enter_context(PlainKernels())
-        stack.enter_context(AvoidInplaceOps())
+    with differentiable(encoder):
         for name, tensor in vectors.items():
             probes[name] = tensor.to(clip.patcher.load_device, copy=True).requires_grad_()
         words = by_word(probes)
-        (conditioning,) = encoder([" ".join(words)], [Conditioning(torch.zeros(1, 1, 1))], words)
-        sums = [t.float().sum() for t in Denoiser(model).conditions(conditioning) if t.requires_grad]
-        if sums:
-            torch.stack(sums).sum().backward()
+        backward_of_conditions(encoder, model, " ".join(words), words)
     return {name.rpartition(".")[2] for name, probe in probes.items() if probe.grad is not None}

@@ -24,6 +24,7 @@ from .step_call import (
     Sampled,
     StepCall,
     encoded_prompts,
+    outputs,
     planned,
     preview_prompts,
     with_lora,
@@ -73,17 +74,8 @@ class ExpertTraining:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
         outcomes = self._outcomes(callbacks, keep, tensorboard, switch_every)
         pair = ExpertPair(*(outcome.state for outcome in outcomes))
-        report = self._report(outcomes)
-        log.info("%s", report)
-        high = pair.high
-        lora = high.lora_model()
-        grafted = with_lora(high, high.subject.clip, lora)
         runs = [call.ended(state) for call, state in zip(self.calls, pair.states, strict=True)]
-        panel = {"text": [report], "graft_run": runs, "graft_previews": self.calls[0].pictures}
-        losses = {"loss": list(high.history.loss)}
-        return io.NodeOutput(
-            pair, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
-        )
+        return outputs(pair, pair.high, self._report(outcomes), runs, self.calls[0].pictures)
 
     def _outcomes(self, callbacks: Any, keep: str, tensorboard: bool, switch_every: int) -> list[Any]:
         if not self.steps:

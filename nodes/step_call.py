@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.entry import LoraEntry
@@ -62,6 +64,20 @@ def with_lora(state: Any, clip: Any, lora: Any) -> Any:
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
     return host.lora.apply_lora_stack(model, clip, [LoraEntry(f"{state.run} at step {state.step}", lora)])
+
+
+def outputs(
+    state: Any, one: Any, report: str, runs: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, str]]
+) -> io.NodeOutput:
+    """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
+    its panel what is kept of each run.
+    """
+    log.info("%s", report)
+    clip, lora = one.subject.clip, one.lora_model()
+    grafted = with_lora(one, clip, lora)
+    panel = {"text": [report], "graft_run": runs, "graft_previews": pictures}
+    shown = {name: value for name, value in panel.items() if value}
+    return io.NodeOutput(state, grafted.model, grafted.clip, lora, {"loss": list(one.history.loss)}, report, ui=shown)
 
 
 def noted(state: Any) -> Any:

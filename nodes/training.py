@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,8 +31,6 @@ from .schema import (
     advanced,
     aliases,
 )
-
-log = logging.getLogger(__name__)
 
 
 class Subject(NamedTuple):
@@ -515,7 +512,7 @@ class TrainStep(io.ComfyNode):
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
         from ..training.run.loop import Callbacks
-        from .step_call import Sampled, StepCall, planned, with_lora
+        from .step_call import Sampled, StepCall, outputs, planned
 
         group = process_group.current()
         if optimizer is not None:
@@ -539,7 +536,6 @@ class TrainStep(io.ComfyNode):
         if objective is not None:
             objective = experts.with_own_boundary(objective, state.subject.model.model.diffusion_model)
         state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)
-        subject = state.subject
         group.meet_at(str(node))
         call = StepCall(state, steps, place, sampled)
         try:
@@ -547,14 +543,7 @@ class TrainStep(io.ComfyNode):
         except process_group.RemoteRankError as error:
             host.events.interrupt_as(error.kind)
             raise
-        lora = result.lora_model()
-        grafted = with_lora(result, subject.clip, lora)
-        log.info("%s", report)
-        panel = {"text": [report], "graft_run": [call.ended(result)], "graft_previews": call.pictures}
-        losses = {"loss": list(result.history.loss)}
-        return io.NodeOutput(
-            result, grafted.model, grafted.clip, lora, losses, report, ui={k: v for k, v in panel.items() if v}
-        )
+        return outputs(result, result, report, [call.ended(result)], call.pictures)
 
 
 def _workflow_id(hidden: Any) -> str | None:

@@ -13,31 +13,30 @@ from typing import IO, Any
 import torch
 
 
-class VideoCodec(str, Enum):
+class _Choices(str, Enum):
+    """Text values that a combo offers."""
+
+    @classmethod
+    def as_input(cls) -> list[str]:
+        """The choices of a combo."""
+        return [member.value for member in cls]
+
+
+class VideoCodec(_Choices):
     """How pictures of a video are compressed."""
 
     AUTO = "auto"
     H264 = "h264"
     AV1 = "av1"
 
-    @classmethod
-    def as_input(cls) -> list[str]:
-        """The choices of a combo."""
-        return [member.value for member in cls]
 
-
-class VideoContainer(str, Enum):
+class VideoContainer(_Choices):
     """The format of a video file."""
 
     AUTO = "auto"
     MP4 = "mp4"
     MKV = "mkv"
     WEBM = "webm"
-
-    @classmethod
-    def as_input(cls) -> list[str]:
-        """The choices of a combo."""
-        return [member.value for member in cls]
 
     @classmethod
     def get_extension(cls, value: str) -> str:
