@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +16,9 @@ from .autograd_inplace import AvoidInplaceOps
 from .denoiser import Denoiser, without_paging
 from .encoding import LiveEncoder
 from .plain_kernels import PlainKernels
+
+if TYPE_CHECKING:
+    from ..training.objective.denoiser import Words
 
 
 def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
@@ -58,9 +62,7 @@ def differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def backward_of_conditions(
-    encoder: LiveEncoder, model: Any, caption: str, words: Mapping[str, Mapping[str, torch.Tensor]] | None = None
-) -> None:
+def backward_of_conditions(encoder: LiveEncoder, model: Any, caption: str, words: Words = MappingProxyType({})) -> None:
     """The backward pass of the sum of what a MODEL is conditioned on by a caption, with the vectors of its `words`."""
     (conditioning,) = encoder([caption], [Conditioning(torch.zeros(1, 1, 1))], words)
     sums = [tensor.float().sum() for tensor in Denoiser(model).conditions(conditioning) if tensor.requires_grad]

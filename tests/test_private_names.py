@@ -15,7 +15,7 @@ def is_private(name):
     return bool(PRIVATE.match(name)) and not name.endswith("__")
 
 
-def test_files():
+def files_of_the_tests():
     return [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__).resolve()]
 
 
@@ -72,6 +72,6 @@ def test_private_names_are_seen():
     assert sorted(private_uses(f"{SEEN}setattr('{path}', 1)")) == expected
 
 
-@pytest.mark.parametrize("path", test_files(), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", files_of_the_tests(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_private_name_of_graft(path):
     assert not list(private_uses(path.read_text(encoding="utf-8")))

@@ -23,7 +23,7 @@ FIELDS = {
     "training": TrainingTargets,
 }
 OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone", "expert_boundary"}
-EVERY = pytest.mark.parametrize("family", registry.FAMILIES, ids=lambda family: family.name)
+EVERY = pytest.mark.parametrize("family", list(registry.FAMILIES), ids=lambda family: family.name)
 EXAMPLES = [
     pytest.param(family, example, id=f"{family.name}-{number}")
     for family in registry.FAMILIES

@@ -31,7 +31,7 @@ _OTHER_FACTOR = {
 }
 
 
-@pytest.mark.parametrize("key_format", registry.FORMATS, ids=lambda key_format: key_format.name)
+@pytest.mark.parametrize("key_format", list(registry.FORMATS), ids=lambda key_format: key_format.name)
 def test_every_field_says_something(key_format):
     assert re.fullmatch(r"[a-z-]+", key_format.name) and key_format.title and key_format.examples
     assert key_format.name == "ai-toolkit" or any(getattr(key_format, name) for name in RECOGNISED_BY)
