@@ -18,6 +18,7 @@ from ..random_draws import generator
 from .buckets import Framing
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, SampleConditioning
 from .epoch_order import select_images
+from .stored_latent import read_latent
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +211,8 @@ def _conditioning(item: BatchItem) -> Conditioning:
 def _latent(item: BatchItem) -> Tensor:
     crop = item.crop
     if item.flipped and crop.flipped_latent is not None:
-        return crop.flipped_latent
-    return crop.latent
+        return read_latent(crop.flipped_latent)
+    return read_latent(crop.latent)
 
 
 def _worse(items: Sequence[BatchItem]) -> Tensor | None:

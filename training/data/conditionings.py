@@ -1,5 +1,5 @@
-"""Encoded captions: the plain ones are in memory, variants are encoded ahead of the steps that draw them and cached on
-disk.
+"""Encoded captions: the plain ones are in memory as far as they fit, variants are encoded ahead of the steps that draw
+them and cached on disk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from .cache import Cache, key_of
 from .control_encoding import ControlEncoder
 from .dataset import Conditioning, prompt_parts
+from .stored_latent import KEPT_BYTES
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
 _CHUNK = 64  # captions per call of the text encoder
@@ -43,18 +44,30 @@ class Conditionings(Mapping[str, Conditioning]):
         self._recent: OrderedDict[str, Conditioning] = OrderedDict()
         self._bytes = 0
         self._lock = threading.RLock()
+        self._texts = sorted(set(texts))
         self._fixed: dict[str, Conditioning] = {}
-        self._fixed.update(self._encode_all(sorted(set(texts))))
+        self._largest = 0  # bytes of one conditioning
+        self._keep_first()
+
+    def _keep_first(self) -> None:
+        """Encode the captions that it begins with. Up to `KEPT_BYTES` stay in memory; the others are read again."""
+        kept = 0
+        for text, conditioning in self._encode_all(self._texts):
+            size = _size(conditioning)
+            self._largest = max(self._largest, size)
+            if kept + size <= KEPT_BYTES or not self._is_cached(text):
+                self._fixed[text] = conditioning
+                kept += size
 
     def sees(self, pictures: str) -> bool:
         """Whether these are pictures of its own, by their key."""
         return self._controls is not None and pictures in self._controls.seen
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fixed)
+        return iter(self._texts)
 
     def __len__(self) -> int:
-        return len(self._fixed)
+        return len(self._texts)
 
     def __getitem__(self, text: str) -> Conditioning:
         if text in self._fixed:
@@ -88,7 +101,7 @@ class Conditionings(Mapping[str, Conditioning]):
     def _check_cache_size(self, count: int) -> None:
         if self._cache is None:
             return
-        size = count * max(map(_size, self._fixed.values()))
+        size = count * self._largest
         if size > self._cache.limit:
             raise ValueError(
                 f"{count} wordings of captions are drawn, {size / 2**30:.1f} GB of conditioning, and the cache may hold"

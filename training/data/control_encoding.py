@@ -20,6 +20,7 @@ from .changed_files import is_unchanged
 from .control_methods import ControlMethod, FramedControl
 from .dataset import Conditioning, prompt_parts
 from .listing import ControlPicture, ImageEntry
+from .stored_latent import Latent
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -78,7 +79,7 @@ class ControlEncoder:
         self.seen: dict[str, Any] = {}
         self._opened: dict[str, Image.Image] = {}
 
-    def extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> Mapping[str, Any]:
+    def extras(self, entry: ImageEntry, framing: Framing, latent: Latent, flipped: bool) -> Mapping[str, Any]:
         """The entries of the conditioning of one crop of an image, whose own latent that is; in memory only where the
         cache does not have them.
         """
@@ -89,7 +90,7 @@ class ControlEncoder:
             return encoded
         return StoredExtras(encoded, partial(self._extras, entry, framing, latent, flipped))
 
-    def _extras(self, entry: ImageEntry, framing: Framing, latent: Tensor, flipped: bool) -> dict[str, Any]:
+    def _extras(self, entry: ImageEntry, framing: Framing, latent: Latent, flipped: bool) -> dict[str, Any]:
         frames = _frames(latent)
         if len(entry.controls) > self.method.most:
             raise ValueError(
@@ -97,7 +98,7 @@ class ControlEncoder:
                 f" {self.method.name} a model takes {self.method.most}. Remove the others, or choose another way."
             )
         latents = [self._latent(control, framing, frames, flipped) for control in entry.controls]
-        return self.method.entries(latents, latent)
+        return self.method.entries(latents)
 
     def see(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
         """The key of what the text encoder sees with that crop of an image; "" where it sees nothing."""
@@ -155,7 +156,7 @@ class ControlEncoder:
         return self._opened[control.name]
 
 
-def _frames(latent: Tensor) -> int:
+def _frames(latent: Latent) -> int:
     """How many frames a latent (C, h, w) or (C, T, h, w) stands for."""
     if latent.ndim == 4:
         return _FRAMES_PER_LATENT * (latent.shape[1] - 1) + 1

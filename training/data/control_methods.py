@@ -90,7 +90,7 @@ class ControlMethod:
     """One way to give control pictures to a model.
 
     `for_vae` gives the pixels that the VAE encodes; `entries` makes those of the conditioning of the latents of all
-    pictures and of the image's own. With `seen` the text encoder gets pictures too: of those pixels, with the caption
+    pictures. With `seen` the text encoder gets pictures too: of those pixels, with the caption
     as `prompt` gives it, (text, options of the tokenizer). `tokenizers` are the classes of ComfyUI's tokenizers by
     which `auto` knows the models.
     """
@@ -99,7 +99,7 @@ class ControlMethod:
     node: str  # of ComfyUI, that does the same
     models: str  # for people
     for_vae: Callable[[FramedControl], Tensor]
-    entries: Callable[[Sequence[Tensor], Tensor], dict[str, Any]]
+    entries: Callable[[Sequence[Tensor]], dict[str, Any]]
     most: int = 3  # pictures of one image
     tokenizers: tuple[str, ...] = ()
     seen: Callable[[FramedControl], Tensor] | None = None
@@ -174,15 +174,15 @@ def _start_of_video(control: FramedControl) -> Tensor:
     return pixels
 
 
-def _as_references(latents: Sequence[Tensor], image: Tensor) -> dict[str, Any]:
+def _as_references(latents: Sequence[Tensor]) -> dict[str, Any]:
     return {"reference_latents": list(latents)}
 
 
-def _as_concatenated(latents: Sequence[Tensor], image: Tensor) -> dict[str, Any]:
+def _as_concatenated(latents: Sequence[Tensor]) -> dict[str, Any]:
     return {"concat_latent_image": latents[0]}
 
 
-def _as_first_frame(latents: Sequence[Tensor], image: Tensor) -> dict[str, Any]:
+def _as_first_frame(latents: Sequence[Tensor]) -> dict[str, Any]:
     mask = torch.ones(1, 1, latents[0].shape[2], *latents[0].shape[-2:])
     mask[:, :, :1] = 0.0
     return {"concat_latent_image": latents[0], "concat_mask": mask}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...storage.digest import sha256
 from .buckets import Framing
+from .stored_latent import Latent, read_latent
 from .tags import Caption
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class WorsePicture:
     that of it flipped if the pair may be flipped.
     """
 
-    latent: Tensor
-    flipped_latent: Tensor | None = None
+    latent: Latent
+    flipped_latent: Latent | None = None
 
     def latent_as(self, flipped: bool) -> Tensor:
         """Its latent as it is, or flipped."""
         if flipped and self.flipped_latent is not None:
-            return self.flipped_latent
-        return self.latent
+            return read_latent(self.flipped_latent)
+        return read_latent(self.latent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +83,8 @@ class ImageCrop:
     preference pair.
     """
 
-    latent: Tensor
-    flipped_latent: Tensor | None = None
+    latent: Latent
+    flipped_latent: Latent | None = None
     mask: Tensor | None = None
     framing: Framing | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -120,8 +121,8 @@ class DatasetImage:
 
     name: str
     caption: str
-    latent: Tensor
-    flipped_latent: Tensor | None = None
+    latent: Latent
+    flipped_latent: Latent | None = None
     repeats: float = 1
     mask: Tensor | None = None
     framing: Framing | None = None
@@ -246,8 +247,9 @@ class Dataset:
         validation: list[DatasetImage] = []
         digest = sha256(_settings_text(held_out, settings).encode())
         for index, (latent, caption) in enumerate(zip(latents, captions, strict=True)):
-            image = DatasetImage(str(index), caption, latent.detach().float().cpu())
-            digest.update(caption.encode() + _tensor_bytes(image.latent))
+            own = latent.detach().float().cpu()
+            image = DatasetImage(str(index), caption, own)
+            digest.update(caption.encode() + _tensor_bytes(own))
             if index in held_out:
                 validation.append(image)
             else:

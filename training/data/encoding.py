@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from .control_encoding import ControlEncoder
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, WorsePicture, prompt_key
 from .kohya_metadata import folder_metadata
 from .listing import FolderListing, ImageEntry
+from .stored_latent import KEPT_BYTES, Latent, StoredLatent
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -137,6 +140,8 @@ class ImageEncoder:
         self.controls = controls
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
+        self._kept = 0  # bytes of latents in memory
+        self._encoding = threading.Lock()  # several threads read stored latents, and encode those that are gone
         self.images: dict[tuple[Any, ...], DatasetImage] = {}
         self.sheet: list[Image.Image] = []
         self._names: set[str] = set()
@@ -250,16 +255,33 @@ class ImageEncoder:
         flipped = controls.extras(entry, framing, crop.latent, True)
         return replace(crop, extras=extras, flipped_extras=flipped, seen=(seen, controls.see(entry, framing, True)))
 
-    def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
-        key = key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped, *_frames_key(entry))
+    def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Latent:
+        """The latent of a crop: in memory up to `KEPT_BYTES` of them, and where the cache does not have it."""
+        latent = self._encoded(entry, framing, flipped)
+        size = latent.numel() * latent.element_size()
+        if self._kept + size > KEPT_BYTES and self.cache is not None:
+            key = self._key(entry, framing, flipped)
+            if self.cache.holds("latents", key):
+                return StoredLatent(latent.shape, partial(self._encoded, entry, framing, flipped))
+        self._kept += size
+        return latent
+
+    def _key(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
+        """Where the cache has the latent of a crop."""
+        return key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped, *_frames_key(entry))
+
+    def _encoded(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
+        """The latent of a crop from the cache, or encoded and written there."""
+        key = self._key(entry, framing, flipped)
         if self.cache is not None:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
                 return cached[0]["latent"]
-        pixels = self._pixels(entry, framing)
-        if flipped:
-            pixels = pixels.flip(2)
-        latent = self.encode_pixels(pixels)[0].clone()
+        with self._encoding:
+            pixels = self._pixels(entry, framing)
+            if flipped:
+                pixels = pixels.flip(2)
+            latent = self.encode_pixels(pixels)[0].clone()
         if not torch.isfinite(latent).all():
             raise ValueError(
                 f"Dataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
@@ -269,7 +291,7 @@ class ImageEncoder:
             self.cache.write("latents", key, {"latent": latent})
         return latent
 
-    def _mask(self, entry: ImageEntry, framing: Framing, latent: Tensor) -> Tensor:
+    def _mask(self, entry: ImageEntry, framing: Framing, latent: Latent) -> Tensor:
         if entry.mask == "alpha":
             mask = self._open(entry)[1]
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from .dataset import Dataset
 from .folder_reader import FolderGlance
 from .folder_settings import FolderSource
 from .listing import FolderListing, ImageEntry, first_names, unique_images
+from .stored_latent import StoredLatent
 
 MOST_IMAGES = 500  # that the editor's data lists
+_BYTES_PER_NUMBER = 4  # latents are float32
 
 
 def bucket_counts(listing: FolderListing) -> list[dict[str, Any]]:
@@ -268,8 +271,8 @@ def brackets(listing: FolderListing, weighted: bool) -> list[str]:
 
 
 def memory(dataset: Dataset) -> str:
-    """How much of the dataset is in memory."""
-    total = 0
+    """How much of the dataset is in memory, and how much is read when it is drawn."""
+    total, stored = 0, 0
     for image in dataset.images + dataset.held_out:
         for number in range(1 + len(image.other_crops)):
             crop = image.crop(number)
@@ -277,10 +280,15 @@ def memory(dataset: Dataset) -> str:
             if crop.worse is not None:
                 tensors += [crop.worse.latent, crop.worse.flipped_latent]
             for tensor in tensors:
-                if tensor is not None:
+                if isinstance(tensor, StoredLatent):
+                    stored += _BYTES_PER_NUMBER * math.prod(tensor.shape)
+                elif tensor is not None:
                     total += tensor.numel() * tensor.element_size()
             total += _extras_bytes(crop.extras) + _extras_bytes(crop.flipped_extras)
-    return f"{total / 2**20:.1f} MB of latents and masks in memory"
+    line = f"{total / 2**20:.1f} MB of latents and masks in memory"
+    if stored:
+        line += f"; {stored / 2**20:.1f} MB more are read from the cache when they are drawn"
+    return line
 
 
 def _extras_bytes(extras: Mapping[str, Any] | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,7 +180,7 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
         counts.entries.update(image.extras.keys())
         counts.captions += bool(image.caption)
         counts.masks += image.mask is not None
-        counts.numbers += image.latent.numel()
+        counts.numbers += math.prod(image.latent.shape)
     lines = [f"{len(dataset.images)} samples to train on, {len(dataset.held_out)} held out for validation"]
     lines.append("latents: " + ", ".join(f"{number} of {size}" for size, number in sorted(counts.sizes.items())))
     if counts.entries:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data.batches import image_conditioning
 from ..data.dataset import DatasetImage
+from ..data.stored_latent import read_latent
 from ..memory.offload import to_device
 from ..objective import preference
 from ..objective.loss import losses
@@ -83,12 +84,12 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> tuple[Te
     objective = work.start_state.settings.objective
     generator = seeded_generator(work.start_state.start.seed, number, "validation")
     sigma = _levels(work, torch.rand((), generator=generator))
-    clean = _clean(work, image.latent)
+    clean = _clean(work, read_latent(image.latent))
     noise = to_device(torch.randn(clean.shape, generator=generator), work.denoiser.device)
     if not objective.compares_pairs:
         return _errors(work, image, clean, noise, sigma), None
     assert image.worse is not None
-    pair = clean, _clean(work, image.worse.latent)
+    pair = clean, _clean(work, image.worse.latent_as(False))
     errors = torch.cat([_errors(work, image, latents, noise, sigma) for latents in pair])
     with work.plain():
         reference = torch.cat([_errors(work, image, latents, noise, sigma, True) for latents in pair])

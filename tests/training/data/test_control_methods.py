@@ -126,8 +126,8 @@ def test_sides_are_rounded_as_the_nodes_do():
 
 
 def test_entries_are_those_that_the_models_read():
-    latents, image = [torch.rand(1, 16, 3, 4, 5), torch.rand(1, 16, 1, 2, 3)], torch.rand(16, 3, 4, 5)
-    found = {name: method.entries(latents, image) for name, method in BY_NAME.items()}
+    latents = [torch.rand(1, 16, 3, 4, 5), torch.rand(1, 16, 1, 2, 3)]
+    found = {name: method.entries(latents) for name, method in BY_NAME.items()}
     for name in ("reference latents", "Flux Kontext", "Qwen-Image-Edit", "Qwen-Image-Edit Plus"):
         assert found[name].keys() == {"reference_latents"}
         assert all(one is other for one, other in zip(found[name]["reference_latents"], latents, strict=True))
