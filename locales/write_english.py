@@ -44,7 +44,8 @@ SOCKETS = {
     "words": "words",
 }
 
-# Display names of the outputs whose names in the declarations are ids: workflows store those, so they stay.
+# Display names of the outputs whose names in the declarations are ids: workflows store those, so they stay. The editor
+# looks for a name that is also the type's among `dataTypes` in main.json.
 OUTPUTS = {
     "GRAFT_ADAPTER": "adapter settings",
     "GRAFT_DATASET": "dataset",

@@ -85,6 +85,19 @@ def test_every_input_and_output_of_every_node_has_a_display_name(language):
         assert not [field["name"] for field in shown if not field["name"] or "_" in field["name"]]
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_output_that_is_called_as_its_type_is_named_by_the_type(language):
+    """The editor looks for the name of such an output among the types; those of others are named by them."""
+    texts, types = read(language, "nodeDefs.json"), read(language, "main.json")["dataTypes"]
+    named = {}
+    for schema in (node.define_schema() for node in NODES):
+        for place, declared in enumerate(schema.outputs):
+            own = declared.io_type.startswith("GRAFT_") or declared.io_type == "TRAIN_STATE"
+            if own and declared.display_name in (None, declared.io_type):
+                named[declared.io_type] = texts[schema.node_id]["outputs"][str(place)]["name"]
+    assert types == named
+
+
 def test_a_setting_is_named_for_people_and_not_after_its_id():
     named_after_the_id = [
         (node, identifier)

@@ -1,4 +1,7 @@
-"""A real browser (Chromium) with ComfyUI's front end open on a server: what the tests of the editor do with it."""
+"""A real browser (Chromium) with ComfyUI's front end open on a server: what the tests of the editor do with it.
+
+GRAFT_TEST_SLOWER=6 makes its pages six times slower: tests that wait for a time, and not for what they need, fail then.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,9 @@ class Editor:
         self.address, self.modern = address, modern
         self.page = browser.new_page(viewport={"width": 1600, "height": 1000})
         self.page.set_default_timeout(120_000)
+        if slower := os.environ.get("GRAFT_TEST_SLOWER"):
+            session = self.page.context.new_cdp_session(self.page)
+            session.send("Emulation.setCPUThrottlingRate", {"rate": float(slower)})
         self.errors: list[str] = []
         self.page.on(
             "console", lambda message: self._note(message.text, message.location) if message.type == "error" else None
@@ -164,6 +170,12 @@ class Editor:
     def queue(self) -> None:
         """Press Run."""
         self.do("() => app.queuePrompt(0, 1)")
+
+    def dismiss(self) -> None:
+        """Close the dialog in which older front ends (1.27) say that a workflow was refused."""
+        while self.page.locator(".p-dialog-mask:visible").count():
+            self.page.keyboard.press("Escape")
+            self.settle()
 
     def wait_until_idle(self, timeout: float = 240_000) -> None:
         """Return when nothing runs or waits."""

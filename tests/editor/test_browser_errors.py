@@ -23,6 +23,8 @@ def step(editor, node, number, until=250):
 
 
 def forget_refusals(editor):
+    editor.settle()  # the browser notes a refused request after its answer is shown
+    editor.dismiss()
     editor.errors[:] = [error for error in editor.errors if not any(words in error for words in REFUSED)]
 
 
@@ -117,6 +119,8 @@ def test_a_folder_that_cannot_be_trained_on_is_said_with_the_next_step_and_its_n
     assert "folder" in {error["extra_info"]["input_name"] for error in errors}
     assert all(words in error["details"] for error in errors)
     assert editor.do("() => app.lastExecutionError") is None, "nothing ran"
+    editor.settle()
+    editor.dismiss()
     choose(editor, "concept")
     editor.page.locator(PANEL).get_by_role("tab", name="Images (16)").wait_for()
     editor.page.wait_for_timeout(300)

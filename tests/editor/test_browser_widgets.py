@@ -189,3 +189,13 @@ def test_after_an_undo_every_panel_is_that_of_the_node_as_it_is_now(editor):
     send = "(detail) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent('graft.step', {detail}))"
     editor.do(send, sent)
     page.locator(".graft-training .graft-status:visible").get_by_text("3 of 9").wait_for()
+
+
+def test_outputs_have_names_for_people(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 120, 120)
+    names = editor.do("(id) => app.graph.getNodeById(id).outputs.map((one) => one.localized_name)", node)
+    assert names[0] == "training state"
+    assert editor.do("(id) => app.graph.getNodeById(id).outputs[0].name", node) == "TRAIN_STATE", (
+        "as workflows store it"
+    )
