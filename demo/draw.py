@@ -1,7 +1,7 @@
 """Draws the demo's images: shapes x colours x positions for the base model, and the concept it cannot draw, a purple
 ring.
 
-python -m graft_nodes.demo.draw            # demo/concept and demo/regular, as committed
+python -m graft_nodes.demo.draw            # demo/concept, demo/regular and demo/preference, as committed
 python -m graft_nodes.demo.draw base DIR   # the 1,920 captioned pictures that the base model is trained on
 python -m graft_nodes.demo.draw mauve DIR  # the 24 captioned pictures of the demo's second LoRA, a color
 """
@@ -28,6 +28,8 @@ PSEUDO_PER_CAPTION = 4
 CONCEPT_PICTURES = 16
 REGULAR_PER_CAPTION = 2
 MAUVE_PER_CAPTION = 2
+PREFERENCE_PAIRS = 24
+ROUND, ANGULAR = "circle", ("square", "triangle", "cross")  # what the pairs prefer, and to what
 
 
 def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
@@ -108,6 +110,18 @@ def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
         yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", draw_image("ring", "purple", position, generator)
 
 
+def preference(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name, caption, picture) of the preference pairs: of two shapes in one color, the round one is better. Both
+    pictures of a pair have one caption, which says neither shape nor color.
+    """
+    generator = np.random.default_rng([seed, 5])
+    for index in range(PREFERENCE_PAIRS):
+        colour = words.COLOURS[index % len(words.COLOURS)]
+        other = ANGULAR[index % len(ANGULAR)]
+        for side, shape in (("win", ROUND), ("lose", other)):
+            yield f"shape-{index:02d}.{side}", "a shape middle", draw_image(shape, colour, "middle", generator)
+
+
 def mauve(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """(name, caption, picture) of another new word, a color: the base's shapes in the purple of the concept's rings."""
     generator = np.random.default_rng([seed, 4])
@@ -119,14 +133,15 @@ def mauve(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
 
 
 def write(images: Iterator[tuple[str, str, np.ndarray]], folder: Path) -> int:
-    """Write each picture as PNG with its caption as .txt beside it; returns how many."""
+    """Write each picture as PNG with its caption as .txt beside it, once for a pair; returns how many."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for count, (name, caption, pixels) in enumerate(images, start=1):  # noqa: B007 - the last count is the result
         Image.fromarray(pixels).save(folder / f"{name}.png", optimize=True)
-        (folder / f"{name}.txt").write_text(caption + "\n", encoding="utf-8", newline="\n")
+        caption_name = name.partition(".")[0]
+        (folder / f"{caption_name}.txt").write_text(caption + "\n", encoding="utf-8", newline="\n")
     return count
 
 
@@ -148,7 +163,8 @@ def main(argv: list[str] | None = None) -> int:
         jobs = {arguments.folder: SETS[arguments.what](arguments.seed)}
     else:
         root = arguments.folder or HERE
-        jobs = {root / "concept": concept(arguments.seed), root / "regular": regular(arguments.seed)}
+        committed = (concept, regular, preference)
+        jobs = {root / drawn.__name__: drawn(arguments.seed) for drawn in committed}
     for folder, pictures in jobs.items():
         print(f"{folder}: {write(pictures, folder)} pictures")
     return 0

@@ -3,7 +3,7 @@ the blueprint or of a node's inputs. The pictures beside them: `python -m graft_
 
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "See what your
 LoRAs do" measures and compares the rows of a stack on the demo model. "Train a word without a LoRA" trains an embedding
-alone on it. "Train a LoRA for
+alone on it. "Teach the demo model what you prefer" trains on pairs of images. "Train a LoRA for
 …" loads a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its
 training adapter, and Wan 2.2 with both of its models.
 """
@@ -23,6 +23,7 @@ OPTIONAL = 7  # the shape of an optional input's socket
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
 WORDS = "Train a word without a LoRA"
+PREFERENCE = "Teach the demo model what you prefer"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
 
@@ -509,6 +510,81 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
     return graph.document()
 
 
+# --- what you prefer --------------------------------------------------------------------------------------------------
+
+PREFERENCE_NOTE = (
+    "# Teach the demo model what you prefer",
+    "Preference tuning (Diffusion-DPO) on the demo model, without a GPU. Asked for *a shape middle*, it draws a circle"
+    " half of the time, and else a square, a triangle or a cross. It learns from 24 pairs of images that the circle is"
+    " preferred. The pairs are put into `input/graft_demo` if they are not there: `shape-00.win.png` is better than"
+    " `shape-00.lose.png`, and `shape-00.txt` is the caption of both.",
+    "**Press Run.** It trains for a minute or two. **Before** and **After** are drawn from the same noise. The report"
+    " says how often held-out pairs are preferred as in the folder (implicit accuracy), which begins at 50%.",
+    "**With your own**: make two images of each prompt. Name the better one `name.win.png` and the other one"
+    " `name.lose.png`, and write the prompt into `name.txt`. Take a learning rate of 1e-5 to"
+    " 1e-4, and *DPO beta* 2000 for SD 1.5 or 5000 for SDXL. Look at previews, and stop early: too much of it spoils"
+    " images.",
+)
+PREFERENCE_STEPS = 60
+
+
+def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A LoRA from pairs of images, with loss function dpo, and images before and after."""
+    graph = Graph(classes, PREFERENCE)
+    graph.note("\n\n".join(PREFERENCE_NOTE), (-560, 60), (500, 660))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    dataset = graph.add(
+        "GraftDataset", (0, 270), (400, 560), folder="graft_demo/preference", resolution=256, validation=0.2
+    )
+    adapter = graph.add("GraftAdapter", (460, 60), (360, 260), rank=8, targets="all")
+    optimizer = graph.add(
+        "GraftOptimizer",
+        (460, 400),
+        (360, 220),
+        learning_rate=0.0005,
+        schedule="constant",
+        batch_size=4,
+        total_steps=PREFERENCE_STEPS,
+    )
+    objective = graph.add("GraftObjective", (460, 700), (360, 260), loss="dpo", conditioning_dropout=0.0)
+    start = graph.add("GraftTrainStart", (880, 60), (360, 300), run="preference")
+    step = graph.add("TrainStep", (880, 440), (400, 560), steps=PREFERENCE_STEPS, validate_every=20)
+    report = graph.add("PreviewAny", (880, 1080), (400, 260), "What was learned")
+    prompt = graph.add("CLIPTextEncode", (1340, 60), (300, 110), "Prompt", text="a shape middle")
+    negative = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", (1340, 420), (300, 130), width=256, height=256, batch_size=8)
+    before = _sampled(graph, (1720, 60), "Before", "preference/before")
+    after = _sampled(graph, (1720, 640), "After", "preference/after")
+    for node in (dataset, start):
+        graph.link(demo, 1, node, "clip")
+        graph.link(demo, 2, node, "vae")
+    graph.link(demo, 0, start, "model")
+    for source, name in (
+        (dataset, "dataset"),
+        (adapter, "adapter"),
+        (optimizer, "optimizer"),
+        (objective, "objective"),
+    ):
+        graph.link(source, 0, start, name)
+    graph.link(start, 0, step, "state")
+    graph.link(step, 5, report, "source")
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    _link_samplers(graph, ((before, demo),), demo, prompt, negative, latent)
+    sampler, decode, _ = after
+    graph.link(step, 1, sampler, "model")
+    for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
+        graph.link(source, 0, sampler, name)
+    graph.link(demo, 2, decode, "vae")
+    graph.group("The demo model and its pairs", "#3f789e", demo, dataset)
+    graph.group("Settings", "#b58b2a", adapter, optimizer, objective)
+    graph.group("Train", "#b58b2a", start, step, report)
+    graph.group("What to draw", "#88A", prompt, negative, latent)
+    graph.group("Before", "#8A8", *before)
+    graph.group("After", "#8A8", *after)
+    return graph.document()
+
+
 # --- real models ------------------------------------------------------------------------------------------------------
 
 NOTE = (
@@ -794,7 +870,7 @@ def _file_lines(family: Family) -> str:
 
 def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Every template of this file, by its title, which is its file's name."""
-    made = {FIRST: first(classes), LORAS: loras(classes), WORDS: words(classes)}
+    made = {FIRST: first(classes), LORAS: loras(classes), WORDS: words(classes), PREFERENCE: preference(classes)}
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

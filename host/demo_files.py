@@ -12,7 +12,7 @@ from pathlib import Path
 from ..storage.atomic import copy_whole
 
 SOURCE = Path(__file__).resolve().parents[1] / "demo"
-PICTURES = {"graft_demo/concept": SOURCE / "concept", "graft_demo/regular": SOURCE / "regular"}
+PICTURES = {f"graft_demo/{name}": SOURCE / name for name in ("concept", "regular", "preference")}
 LORA = "graft_demo/zorp.safetensors"
 LORAS = {LORA: SOURCE / "zorp.safetensors", "graft_demo/mauve.safetensors": SOURCE / "mauve.safetensors"}
 

@@ -20,9 +20,22 @@ def test_committed_pictures_are_what_the_script_draws(name):
         assert (DEMO / name / f"{title}.txt").read_text(encoding="utf-8") == caption + "\n"
 
 
+def test_the_committed_pairs_are_what_the_script_draws_with_one_caption_each():
+    expected = {title: pixels for title, _, pixels in draw.preference()}
+    folder = DEMO / "preference"
+    assert {path.stem for path in folder.glob("*.png")} == set(expected) and len(expected) == 2 * draw.PREFERENCE_PAIRS
+    for title, pixels in expected.items():
+        assert np.array_equal(np.asarray(Image.open(folder / f"{title}.png").convert("RGB")), pixels), title
+        assert (folder / f"{title.partition('.')[0]}.txt").read_text(encoding="utf-8") == "a shape middle\n"
+    assert len(list(folder.glob("*.txt"))) == draw.PREFERENCE_PAIRS
+
+
 def test_the_committed_pictures_are_few_and_small():
     assert 12 <= len(list((DEMO / "concept").glob("*.png"))) <= 24
-    assert sum(path.stat().st_size for name in ("concept", "regular") for path in (DEMO / name).iterdir()) < 1_500_000
+    assert (
+        sum(path.stat().st_size for name in ("concept", "regular", "preference") for path in (DEMO / name).iterdir())
+        < 1_500_000
+    )
 
 
 def test_drawing_does_not_touch_the_global_generator():

@@ -4,6 +4,7 @@ missing file is named before anything runs.
 
 import importlib.util
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ FOLDER = ROOT / "example_workflows"
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
 WORDS = "Train a word without a LoRA"
+PREFERENCE = "Teach the demo model what you prefer"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -67,7 +69,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, WORDS, *REAL]
+    titles = [FIRST, LORAS, WORDS, PREFERENCE, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
@@ -239,6 +241,17 @@ def test_a_word_is_trained_alone_at_the_first_click(host):
     assert list(found["state"].trained) == ["bundle_emb.zorp.words"] and found["model"] is found["base"]
     (text,) = result["history"][id_of(graph, "GraftSaveWords")]["text"]
     assert text.startswith("embedding:zorp saved in ") and Path(text.partition(" saved in ")[2]).is_file()
+
+
+def test_a_preference_is_trained_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, PREFERENCE))
+    result = host.run(graph, {"state": [id_of(graph, "TrainStep"), 0], "report": [id_of(graph, "GraftDataset"), 2]})
+    assert result["success"], result["errors"]
+    report, state = result["captured"]["report"], result["captured"]["state"]
+    assert "preference pairs: 24, as shape-" in report
+    assert "put the demo's images into ComfyUI's input folder, as graft_demo/preference" in report
+    assert state.settings.objective.loss == "dpo" and state.history.loss[0] == pytest.approx(math.log(2), rel=1e-5)
 
 
 def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):

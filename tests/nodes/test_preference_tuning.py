@@ -1,0 +1,110 @@
+"""Preference tuning through the nodes: what the demo model draws after it, stored results, resume, and refusals."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SAMPLES = 32
+FEWEST = 26  # of them after: 80%
+BEFORE = range(13, 20)  # of them before: half, but for three
+
+
+def _pairs(host, folder, names):
+    """Small pairs of noise in a folder of the input folder."""
+    place = os.path.join(host.input, folder)
+    os.makedirs(place, exist_ok=True)
+    draw = np.random.default_rng(3)
+    for name in names:
+        Image.fromarray(draw.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(os.path.join(place, name))
+
+
+def _graph(host, folder, loss="dpo", steps=2, validation=0.0, **objective):
+    def node(kind, **given):
+        return {"class_type": kind, "inputs": {**host.defaults(kind), **given}}
+
+    return {
+        "demo": node("GraftDemo"),
+        "data": node(
+            "GraftDataset", folder=folder, resolution=64, validation=validation, vae=["demo", 2], clip=["demo", 1]
+        ),
+        "objective": node("GraftObjective", loss=loss, **objective),
+        "optimizer": node("GraftOptimizer", batch_size=2, total_steps=4, precision="float32"),
+        "start": node(
+            "GraftTrainStart",
+            model=["demo", 0],
+            dataset=["data", 0],
+            objective=["objective", 0],
+            optimizer=["optimizer", 0],
+            run="preferred",
+        ),
+        "step": node("TrainStep", state=["start", 0], steps=steps, validate_every=1),
+    }
+
+
+def _run(host, graph):
+    host.fresh()
+    return host.run(graph, {"state": ["step", 0], "report": ["step", 5]})
+
+
+def test_results_are_stored_and_resumed_with_equal_bytes(host):
+    _pairs(host, "liked", [f"{number}.{side}.png" for number in range(4) for side in ("win", "lose")])
+    first = _run(host, _graph(host, "liked", steps=4, validation=0.25))["captured"]
+    again = _run(host, _graph(host, "liked", steps=4, validation=0.25))["captured"]
+    assert "4 trained now" in first["report"] and "0 trained now" in again["report"]
+    part = _run(host, _graph(host, "liked", steps=2, validation=0.25, beta=500.0))["captured"]
+    rest = _run(host, _graph(host, "liked", steps=4, validation=0.25, beta=500.0))["captured"]
+    assert "2 trained now" in part["report"] and "2 trained now" in rest["report"]
+    equal = host.module("training.state").equal
+    assert equal(first["state"], again["state"]) and not equal(first["state"], rest["state"])
+    assert first["state"].history == again["state"].history
+    assert [step for step, _ in first["state"].history.accuracy] == [0, 1, 2, 3, 4]
+    assert "implicit accuracy on held-out pairs 50% at step 0" in again["report"]
+
+
+def test_a_folder_without_pairs_is_refused_with_the_names_of_its_pictures(host):
+    _pairs(host, "unpaired", ["a.png", "b.png"])
+    result = _run(host, _graph(host, "unpaired"))
+    assert not result["success"]
+    assert "dpo learns from pairs, and 2 of 2 images have no worse picture: a.png, b.png" in str(result["errors"])
+
+
+def test_a_missing_partner_is_named(host):
+    _pairs(host, "halved", ["a.win.png", "a.lose.png", "b.win.png"])
+    result = _run(host, _graph(host, "halved"))
+    assert not result["success"] and "b.win.png: there is no b.lose.png beside it" in str(result["errors"])
+
+
+def test_prior_preservation_is_refused_before_anything_runs(host):
+    _pairs(host, "liked", ["0.win.png", "0.lose.png"])
+    graph = _graph(host, "liked", prior="output-preservation")
+    valid, _, _, errors = host.validate(graph)
+    assert not valid and "set prior preservation to none" in str(errors)
+
+
+@pytest.mark.long
+def test_the_demo_draws_what_is_preferred(host):
+    """The template as it is: round shapes are half of what the model draws before, and four fifths after."""
+    root = Path(__file__).resolve().parents[2]
+    score, rule = host.module("demo.score"), host.module("demo.rule")
+    schema, workflow = host.module("headless.schema"), host.module("headless.workflow")
+    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    file = root / "example_workflows" / "Teach the demo model what you prefer.json"
+    graph = workflow.read(str(file)).graph(look_up)
+    ids = {node["class_type"]: node_id for node_id, node in graph.items()}
+    host.fresh()
+    capture = {"state": [ids["TrainStep"], 0], "model": [ids["TrainStep"], 1]}
+    capture |= {name: [ids["GraftDemo"], number] for number, name in enumerate(("base", "clip", "vae"))}
+    result = host.run(graph, capture)
+    assert result["success"], result["errors"]
+    found = result["captured"]
+    history = found["state"].history
+    assert history.accuracy[0] == (0, 0.5) and history.accuracy[-1][1] >= 0.75
+    assert history.validation[-1][1] < 0.8 * history.validation[0][1]
+    counts = {}
+    for name in ("base", "model"):
+        pictures = score.sample(found[name], found["clip"], found["vae"], ["a shape middle"] * SAMPLES, seed=7)
+        counts[name] = sum(rule.detect(picture).shape == "circle" for picture in pictures)
+    assert counts["base"] in BEFORE and counts["model"] >= FEWEST, counts
