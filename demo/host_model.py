@@ -40,6 +40,21 @@ def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
     return _rebuilt_by(patcher, demo_patcher, path)
 
 
+def demo_vae(damage: float = 0.0) -> Any:
+    """The demo's VAE with weights, to be trained; `damage` spoils its decoder."""
+    import comfy.model_management as management
+    import comfy.model_patcher
+
+    from . import autoencoder
+
+    network = autoencoder.DemoAutoencoder().eval().requires_grad_(False)
+    autoencoder.initialise_(network, damage)
+    patcher = comfy.model_patcher.ModelPatcher(
+        network, load_device=management.get_torch_device(), offload_device=management.unet_offload_device()
+    )
+    return autoencoder.DemoVAE(network, patcher, lambda patcher: management.load_models_gpu([patcher]))
+
+
 def demo_clip(path: str) -> Any:
     """The demo's CLIP: the host's CLIP object around the small text encoder, float32."""
     import comfy.ops

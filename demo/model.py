@@ -198,7 +198,7 @@ class PixelVAE:
     size = 0
 
     def __init__(self) -> None:
-        self.first_stage_model = nn.Identity()
+        self.first_stage_model: Any = nn.Identity()
 
     def throw_exception_if_invalid(self) -> None:
         """Does nothing: no weights are loaded that could be invalid."""

@@ -174,6 +174,22 @@ def without_paging(loadable: Any, patcher: Any) -> Any:
     return loadable
 
 
+@contextlib.contextmanager
+def told_of_training() -> Iterator[None]:
+    """A context in which ComfyUI knows that it trains, if it asks for that."""
+    import comfy.model_management as management
+
+    was_training = getattr(management, "in_training", None)
+    if was_training is None:
+        yield
+        return
+    management.in_training = True
+    try:
+        yield
+    finally:
+        management.in_training = was_training
+
+
 def to_host_memory(patcher: Any) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -205,15 +221,15 @@ def denoiser(
     management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)
     if layers:
         to_host_memory(patcher)
-    was_training = getattr(management, "in_training", None)
     patcher.pre_run()
     try:
-        if was_training is not None:
-            management.in_training = True
         network = patcher.model.diffusion_model
-        with kept_attributes(network), evaluating(network), _fit_for_autograd(network, clip is not None):
+        with (
+            told_of_training(),
+            kept_attributes(network),
+            evaluating(network),
+            _fit_for_autograd(network, clip is not None),
+        ):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:
-        if was_training is not None:
-            management.in_training = was_training
         patcher.cleanup()

@@ -3,9 +3,35 @@
 from comfy_api.latest import ComfyExtension, io
 
 from .. import host
-from . import apply_todo, averages, dataset, demo, lora, merging, plot, recipe, state, training, training_settings
+from . import (
+    apply_todo,
+    autoencoder,
+    averages,
+    dataset,
+    demo,
+    lora,
+    merging,
+    plot,
+    recipe,
+    state,
+    training,
+    training_settings,
+)
 
-_FILES = (apply_todo, lora, merging, dataset, recipe, training_settings, training, state, averages, plot, demo)
+_FILES = (
+    apply_todo,
+    lora,
+    merging,
+    dataset,
+    recipe,
+    training_settings,
+    training,
+    autoencoder,
+    state,
+    averages,
+    plot,
+    demo,
+)
 NODES: list[type[io.ComfyNode]] = [node for file in _FILES for node in file.NODES]
 
 

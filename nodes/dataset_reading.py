@@ -5,13 +5,14 @@ it only then, so that ComfyUI starts without it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from comfy_api.latest import io
 
 from .. import host
-from ..training.data import combine, encoding, folder_report, images
+from ..training.data import combine, encoding, folder_report, images, pictures
 from ..training.data.cache import Cache
 from ..training.data.control_encoding import ControlEncoder
 from ..training.data.control_methods import find_method
@@ -114,7 +115,7 @@ class Reading:
         )
         self.done += len(listing.entries)
         self.sheets.append(sheet)
-        return dataset
+        return replace(dataset, pictures=partial(pictures.read, listing))
 
     def _control_method(self, source, listing) -> Any:
         """How the model takes the control pictures of a folder; None where it has none."""

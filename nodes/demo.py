@@ -8,7 +8,6 @@ from pathlib import Path
 from comfy_api.latest import io
 
 from .. import host
-from ..demo import host_model
 from ..storage.digest import sha256_of_file
 
 log = logging.getLogger(__name__)
@@ -48,6 +47,7 @@ class GraftDemo(io.ComfyNode):
             raise FileNotFoundError(
                 f"{BASE} is missing: get it from Graft's repository, or run `python -m graft_nodes.demo.train_base`"
             )
+        from ..demo import host_model
         from ..host.demo_files import place_loras
 
         lines = place_loras()
@@ -59,4 +59,38 @@ class GraftDemo(io.ComfyNode):
         return io.NodeOutput(*host_model.demo_model(str(BASE)), ui={"text": lines})
 
 
-NODES = [GraftDemo]
+class GraftDemoVAE(io.ComfyNode):
+    """A small VAE with weights for the demo model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftDemoVAE",
+            display_name="Demo VAE",
+            category="Graft/demo",
+            description=(
+                "A tiny VAE with weights for the latents of Demo Model, to try VAE training in seconds. Its decoder can"
+                " be damaged, so that there is something to repair."
+            ),
+            inputs=[
+                io.Float.Input(
+                    "damage",
+                    display_name="damage",
+                    default=0.0,
+                    min=0.0,
+                    max=10.0,
+                    step=0.1,
+                    tooltip="Spoils the decoder: noise and a color cast. 1 is easy to see; 0 is off.",
+                )
+            ],
+            outputs=[io.Vae.Output()],
+        )
+
+    @classmethod
+    def execute(cls, damage=0.0) -> io.NodeOutput:
+        from ..demo import host_model
+
+        return io.NodeOutput(host_model.demo_vae(damage))
+
+
+NODES = [GraftDemo, GraftDemoVAE]

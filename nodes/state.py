@@ -11,7 +11,7 @@ from .. import host
 from ..storage.file_list import files_below
 from .refusals import refusal
 from .schema import Dataset, LoraModel, LoraStack, TrainState, advanced, aliases
-from .training import Subject, training_only_lora
+from .training import training_only_lora
 
 
 def _root() -> Path:
@@ -121,7 +121,11 @@ class GraftLoadState(io.ComfyNode):
                     options=saved_names(_root()) or [""],
                     tooltip="A state under output/graft_states. Press R to refresh the list.",
                 ),
-                io.Model.Input("model", tooltip="The model it was trained on. Any other model is refused."),
+                io.Model.Input(
+                    "model",
+                    optional=True,
+                    tooltip="The model it was trained on. Any other model is refused. Not needed for a VAE.",
+                ),
                 Dataset.Input(
                     "dataset",
                     optional=True,
@@ -134,7 +138,11 @@ class GraftLoadState(io.ComfyNode):
                         "Passed on to Train Step's CLIP output. Needed if the state trains the text encoder or words."
                     ),
                 ),
-                io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
+                io.Vae.Input(
+                    "vae",
+                    optional=True,
+                    tooltip="For the previews of Train Step. Of VAE training: the VAE that it was trained on.",
+                ),
                 LoraStack.Input(
                     "training_only",
                     optional=True,
@@ -178,11 +186,20 @@ class GraftLoadState(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, name, model, dataset=None, clip=None, vae=None, training_only=None, low_noise_model=None
+        cls, name, model=None, dataset=None, clip=None, vae=None, training_only=None, low_noise_model=None
     ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
+        from ..training.store import saved_states
 
+        if saved_states.is_of_vae(_root(), name):
+            from . import autoencoder_training
+
+            return io.NodeOutput(autoencoder_training.loaded(_root(), name, vae, dataset))
+        if model is None:
+            raise ValueError(
+                f"Load State: {name} trains a diffusion model, and none is connected. Connect it to model."
+            )
         if low_noise_model is None:
             return io.NodeOutput(_loaded(name, model, dataset, clip, vae, training_only))
         names = experts.pair_names(name)
@@ -207,6 +224,7 @@ def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_o
     from dataclasses import replace
 
     from ..training.store import saved_states
+    from .step_call import Subject
 
     if dataset is None:
         pictures = None

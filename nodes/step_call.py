@@ -18,6 +18,19 @@ from ..training.distributed import process_group
 log = logging.getLogger(__name__)
 
 
+class Subject(NamedTuple):
+    """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
+    so.
+    """
+
+    model: Any
+    clip: Any
+    vae: Any
+    dataset: Any
+    unhashed: tuple[str, ...]
+    training_only: Any = None
+
+
 class Sampled(NamedTuple):
     """What the previews of Train Step are sampled from; `prompts` are texts."""
 
@@ -40,7 +53,6 @@ def planned(
 ) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
-    from ..training.data.epoch_order import batches_per_epoch
 
     subject = state.subject
     state = states.with_settings(state, optimizer, objective)
@@ -50,13 +62,21 @@ def planned(
             " Connect CLIP to Load State."
         )
     _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
-    if epochs > 0:
-        settings = state.settings.optimizer
-        batches = batches_per_epoch(subject.dataset, settings.batch_size)
-        steps = max(1, math.ceil(epochs * batches / settings.accumulation))
+    steps = step_count(state, steps, epochs)
     if steps:
         state = states.with_planned_steps(state, state.step + steps)
     return noted(state), steps
+
+
+def step_count(state: Any, steps: int, epochs: float) -> int:
+    """How many steps are asked for: epochs, where there are any, replace steps."""
+    from ..training.data.epoch_order import batches_per_epoch
+
+    if epochs <= 0:
+        return steps
+    settings = state.settings.optimizer
+    batches = batches_per_epoch(state.subject.dataset, settings.batch_size)
+    return max(1, math.ceil(epochs * batches / settings.accumulation))
 
 
 def with_lora(state: Any, clip: Any, lora: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from comfy_api.latest import io
 
@@ -31,19 +31,6 @@ from .schema import (
     advanced,
     aliases,
 )
-
-
-class Subject(NamedTuple):
-    """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
-    so.
-    """
-
-    model: Any
-    clip: Any
-    vae: Any
-    dataset: Any
-    unhashed: tuple[str, ...]
-    training_only: Any = None
 
 
 def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) -> Any:
@@ -240,7 +227,7 @@ def _begun(
     from ..training import state as states
     from ..training.reports import text
     from ..training.store.store import Store
-    from .step_call import noted
+    from .step_call import Subject, noted
 
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
     settings = states.Settings(optimizer, objective)
@@ -533,6 +520,12 @@ class TrainStep(io.ComfyNode):
 
             pair = ExpertTraining.planned(state, steps, epochs, optimizer, objective, preview_every, sampled, place)
             return pair.trained(callbacks, keep, tensorboard, switch_every)
+        if state.start.autoencoder is not None:
+            from . import autoencoder_training
+
+            return autoencoder_training.train(
+                state, steps, epochs, optimizer, objective, callbacks, keep, tensorboard, place
+            )
         if objective is not None:
             objective = experts.with_own_boundary(objective, state.subject.model.model.diffusion_model)
         state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)

@@ -34,7 +34,7 @@ MAY_IMPORT = {
 MAY_KNOW = {
     "nodes": {"comfy_api"},
     "headless": HOST_MODULES,  # which it opens, some by name
-    "host": {"comfy", "folder_paths", "server"},
+    "host": {"comfy", "comfy_execution", "folder_paths", "server"},
     "demo": {"comfy"},
 }
 

@@ -16,6 +16,7 @@ from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
+from .trainable.autoencoder import AutoencoderSettings
 from .trainable.install import as_lora, init_trainable
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
 from .trainable.words import WordSettings, without_words
@@ -38,7 +39,8 @@ class Settings:
 @dataclass(frozen=True)
 class Start:
     """What a run starts from. Its digest is the run's identity. `model`, `dataset` and `training_only` (the LoRA that
-    is on while the loss is computed; "" without one) are fingerprints. `words` are trained too, or alone.
+    is on while the loss is computed; "" without one) are fingerprints. `words` are trained too, or alone. With
+    `autoencoder` the model is a VAE.
     """
 
     model: str
@@ -48,6 +50,7 @@ class Start:
     seed: int = 0
     training_only: str = ""
     words: WordSettings | None = None
+    autoencoder: AutoencoderSettings | None = None
 
     @property
     def encodes_captions(self) -> bool:
@@ -68,6 +71,8 @@ class Start:
             identity["training_only"] = self.training_only
         if self.words is not None:
             identity["words"] = asdict(self.words)
+        if self.autoencoder is not None:
+            identity["autoencoder"] = asdict(self.autoencoder)
         return sha256_of_json(identity)
 
 
@@ -158,6 +163,10 @@ class TrainState:
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
+        if self.start.autoencoder is not None:
+            raise ValueError(
+                "This training state is of a VAE, which has no LoRA, model or snapshots of averages: use Trained VAE."
+            )
         if self.base is not None and self.start.adapter.full_weights:
             base = self.base()
         else:

@@ -92,6 +92,7 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
         resolution=0,
         folder="",
         kohya_metadata=joined_metadata([dataset.kohya_metadata for dataset in datasets]),
+        pictures=lambda: combine([dataset.as_pictures() for dataset in datasets]),
     )
 
 
@@ -106,7 +107,11 @@ def with_validation(dataset: Dataset, validation: Dataset) -> Dataset:
         )
     joined = _joined(dataset, [dataset, validation])
     digest = sha256_of_spaced_json(["validation dataset", dataset.digest, validation.digest])
-    return replace(joined, held_out=held_out, digest=digest)
+
+    def pictures() -> Dataset:
+        return with_validation(dataset.as_pictures(), validation.as_pictures())
+
+    return replace(joined, held_out=held_out, digest=digest, pictures=pictures)
 
 
 def _joined(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +187,9 @@ class Dataset:
     resolution: int = 0  # its base resolution, and the name of its folder; neither is part of the digest
     folder: str = ""
     encoders: tuple[str, str] = ("", "")  # hashes of VAE and text encoder, which the digest has
+    pictures: Callable[[], Dataset] | None = (
+        None  # reads the same files as pictures (`pictures.read`); not in the digest
+    )
 
     def __post_init__(self) -> None:
         if not self.images:
@@ -228,6 +231,15 @@ class Dataset:
         if self.regularisation is not None and self.regularisation.brings_conditionings:
             return True
         return any(image.brought is not None for image in images)
+
+    def as_pictures(self) -> Dataset:
+        """The same images as pictures, for VAE training. Raises ValueError where they were not read from files."""
+        if self.pictures is None:
+            raise ValueError(
+                "VAE training needs pictures, and this dataset has latents only, as Samples makes it. Connect Dataset,"
+                " with a folder of images."
+            )
+        return self.pictures()
 
     @classmethod
     def from_latents(

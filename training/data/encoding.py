@@ -67,7 +67,7 @@ def encode(
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
-        watched=_watched(listing),
+        watched=watched_files(listing),
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
         resolution=listing.settings.resolution,
         folder=listing.folder.name,
@@ -77,7 +77,7 @@ def encode(
     return dataset, images.image_tensor(images.contact_sheet(encoder.sheet))
 
 
-def _watched(listing: FolderListing) -> tuple[WatchedFiles, ...]:
+def watched_files(listing: FolderListing) -> tuple[WatchedFiles, ...]:
     """The files of the folder, and of the folders of control pictures that a file names."""
     folders = [listing.folder]
     if listing.settings.subset is not None:

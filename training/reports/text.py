@@ -227,7 +227,9 @@ def step(
     if state.history.comparable:
         lines += _held_out_loss(outcome)
     weights = f"{_numbers_in(state.trained):,} trained parameters; MODEL has the last weights"
-    if state.average:
+    if state.start.autoencoder is not None:
+        weights = f"{_numbers_in(state.trained):,} trained parameters; Trained VAE has the last weights and the average"
+    elif state.average:
         weights += " (for the average use EMA Merge)"
     lines += [weights, *experts.said(state.settings.objective)]
     if state.start.training_only:

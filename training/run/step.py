@@ -24,6 +24,7 @@ from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
 from ..trainable import install, words
+from . import autoencoder
 from .workspace import StepResult, Workspace
 
 
@@ -48,6 +49,8 @@ class _Draws(NamedTuple):
 
 def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, options: dict[str, Any]) -> Tensor:
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
+    if autoencoder.settings_of(work) is not None:
+        return autoencoder.batch_losses(work, batch, generator)
     objective = work.start_state.settings.objective
     clean = _clean(work, batch.latents)
     draws = _drawn(work, clean, generator)

@@ -17,6 +17,7 @@ from ..objective.loss import losses
 from ..objective.timesteps import NO_EXPERT, expert_levels_at
 from ..optimizers.precision import autocast
 from ..random_draws import generator as seeded_generator
+from . import autoencoder
 from .workspace import HeldOutLoss, Workspace
 
 NOISE_LEVELS = 4  # of each held-out image
@@ -37,6 +38,7 @@ def measure(work: Workspace) -> HeldOutLoss | None:
     weights = validate(work)
     if weights is None:
         return None
+    autoencoder.check_latents(work)
     if not work.has_average:
         return HeldOutLoss(weights.loss, None, weights.accuracy)
     with work.averaged():
@@ -79,8 +81,10 @@ def _levels(work: Workspace, offset: Tensor) -> Tensor:
 
 def _image_losses(work: Workspace, number: int, image: DatasetImage) -> tuple[Tensor, Tensor | None]:
     """The losses of one image, at NOISE_LEVELS levels that depend on the run's seed and its number alone; of a pair
-    also its implicit accuracy.
+    also its implicit accuracy; of a VAE those of its tiles.
     """
+    if autoencoder.settings_of(work) is not None:
+        return autoencoder.held_out_losses(work, image), None
     objective = work.start_state.settings.objective
     generator = seeded_generator(work.start_state.start.seed, number, "validation")
     sigma = _levels(work, torch.rand((), generator=generator))

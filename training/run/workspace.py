@@ -56,6 +56,9 @@ class HeldOutLoss:
 def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
+    if state.start.autoencoder is not None:
+        _check_autoencoder(state, group)
+        return
     check_for(objective, denoiser.prediction)
     if state.settings.optimizer.fused_backward and group.size > 1:
         raise ValueError(
@@ -101,6 +104,17 @@ def _check_pairs(loss: str, dataset: Dataset) -> None:
         f" worse picture: {first_names(alone)}. Name the pictures of a pair name.win.png and name.lose.png, or choose"
         " another loss function."
     )
+
+
+def _check_autoencoder(state: TrainState, group: process_group.SingleProcess) -> None:
+    """Raise ValueError for what divides or moves a model in ways that a VAE does not take."""
+    if group.size > 1:
+        raise ValueError("Start VAE Training: a VAE is trained by one process, and there are several ranks.")
+    if state.settings.optimizer.offload != "none":
+        raise ValueError(
+            f"Optimizer Settings: offload to CPU memory is {state.settings.optimizer.offload}, and VAE training takes"
+            " none: set it to none, and make crop size of Start VAE Training smaller to need less memory."
+        )
 
 
 def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:

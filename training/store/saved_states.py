@@ -18,6 +18,7 @@ from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
 from ..state import Settings, Start, TrainState
+from ..trainable.autoencoder import AutoencoderSettings
 from ..trainable.settings import AdapterSettings
 from ..trainable.words import WordSettings
 from .names import PLAIN, is_plain_name, saved_names
@@ -83,6 +84,12 @@ def needs_clip(root: Path, name: str) -> bool:
     return bool(start["adapter"].get("text_encoder")) or "words" in start
 
 
+def is_of_vae(root: Path, name: str) -> bool:
+    """Whether the state with this name trains a VAE; False without such a state, which `load` says."""
+    folder = folder_of(root, name)
+    return (folder / "state.json").is_file() and "autoencoder" in read_record(folder)["begun_from"]
+
+
 def load(
     root: Path,
     name: str,
@@ -139,6 +146,7 @@ def load(
             start["seed"],
             start.get("training_only", ""),
             None if "words" not in start else _rebuilt(WordSettings, start["words"], folder),
+            None if "autoencoder" not in start else _rebuilt(AutoencoderSettings, start["autoencoder"], folder),
         ),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),

@@ -85,7 +85,9 @@ def _history(value: Any) -> bool:
 
 
 def _begun_from(value: Any) -> bool:
-    """Without a training-only LoRA there is no `training_only`, without trained words no `words`."""
+    """Without a training-only LoRA there is no `training_only`, without trained words no `words`, and only VAE training
+    has `autoencoder`.
+    """
     form = _object(
         model=_text,
         dataset=_text,
@@ -93,7 +95,9 @@ def _begun_from(value: Any) -> bool:
         ema=lambda ema: ema is None or isinstance(ema, dict),
         seed=_count,
     )
-    return form(value) and _text(value.get("training_only", "")) and isinstance(value.get("words", {}), dict)
+    if not form(value) or not _text(value.get("training_only", "")):
+        return False
+    return all(isinstance(value.get(name, {}), dict) for name in ("words", "autoencoder"))
 
 
 _validations = _list_of(_pair(_count, _number))

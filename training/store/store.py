@@ -457,6 +457,8 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
         begun_from["training_only"] = state.start.training_only
     if state.start.words is not None:
         begun_from["words"] = asdict(state.start.words)
+    if state.start.autoencoder is not None:
+        begun_from["autoencoder"] = asdict(state.start.autoencoder)
     return {
         "format": FORMAT,
         "key": state.key,

@@ -1,0 +1,199 @@
+"""VAE training nodes: GraftTrainVAEStart begins a run, GraftTrainedVAE gives the VAE that came out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..training.store.names import check_run_name
+from .refusals import refusal
+from .schema import EMA, Dataset, Optimizer, TrainState, advanced, aliases
+
+
+def _loss_weight(name: str, label: str, default: float, tooltip: str) -> Any:
+    return io.Float.Input(
+        name, display_name=label, default=default, min=0.0, max=1000.0, step=0.01, round=False, tooltip=tooltip
+    )
+
+
+class GraftTrainVAEStart(io.ComfyNode):
+    """Joins VAE, dataset and settings into a state at step 0."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftTrainVAEStart",
+            display_name="Start VAE Training",
+            category="Graft/training",
+            description=(
+                "Combines a VAE, a dataset's images and settings into a training state at step 0. Connect Train Step to"
+                " train it, then Trained VAE."
+            ),
+            **aliases("train vae", "autoencoder", "fine-tune vae", "decoder"),
+            inputs=[
+                io.Vae.Input("vae", tooltip="The VAE to train. Its weights are never changed."),
+                Dataset.Input(
+                    "dataset",
+                    tooltip="From Dataset: its images are used, not its captions. Hold some out to measure.",
+                ),
+                Optimizer.Input(
+                    "optimizer",
+                    optional=True,
+                    tooltip=(
+                        "How to train, from Optimizer Settings. If left empty, AdamW at 1e-4 with batch size 1. For"
+                        " published VAEs use 1e-5 to 5e-5."
+                    ),
+                ),
+                EMA.Input(
+                    "ema",
+                    optional=True,
+                    tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
+                ),
+                io.Combo.Input(
+                    "part",
+                    display_name="what to train",
+                    options=["decoder", "whole"],
+                    default="decoder",
+                    tooltip=(
+                        "decoder: the latent space stays as it is, so every model with this VAE still fits. whole:"
+                        " the encoder too; training ends when the latents move too far."
+                    ),
+                ),
+                io.Int.Input(
+                    "crop",
+                    display_name="crop size",
+                    default=256,
+                    min=0,
+                    max=8192,
+                    step=8,
+                    tooltip=(
+                        "Trains on squares of this many pixels, cut out of the images at random places. Lower it to"
+                        " need less memory; 0 takes whole images."
+                    ),
+                ),
+                _loss_weight(
+                    "l1", "L1 weight", 1.0, "Weight of the mean absolute error. Edges stay sharper than with MSE."
+                ),
+                _loss_weight("mse", "MSE weight", 0.0, "Weight of the mean squared error. Try 1 for smoother results."),
+                _loss_weight(
+                    "edge",
+                    "edge weight",
+                    0.0,
+                    "Weight of the error of edges (Sobel). Try 0.5 if results are blurred.",
+                ),
+                advanced(
+                    io.Float,
+                    "kl",
+                    display_name="KL weight",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=1e-7,
+                    round=False,
+                    tooltip="For whole: weight of the KL loss, which keeps latents near normal noise. 1e-6 is usual.",
+                ),
+                advanced(
+                    io.Float,
+                    "latent_bound",
+                    display_name="latent bound",
+                    default=0.1,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.01,
+                    tooltip=(
+                        "For whole: training ends when the latents of held-out images have moved by more than this"
+                        " share of their standard deviation. Raise it only for models that you train anew."
+                    ),
+                ),
+                io.Int.Input(
+                    "seed",
+                    display_name="seed",
+                    default=0,
+                    min=0,
+                    max=0xFFFFFFFFFFFFFFFF,
+                    tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
+                ),
+                io.String.Input(
+                    "run",
+                    display_name="run name",
+                    default="vae",
+                    tooltip="Folder under output/graft where the training states are stored.",
+                ),
+            ],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def validate_inputs(
+        cls, part=None, crop=None, l1=None, mse=None, edge=None, kl=None, latent_bound=None, run=None
+    ) -> bool | str:
+        settings = {"part": part, "crop": crop, "l1": l1, "mse": mse, "edge": edge, "kl": kl}
+        return refusal(cls, _check, tuple(settings), ("run",), **settings, latent_bound=latent_bound, run=run)
+
+    @classmethod
+    def execute(
+        cls,
+        vae,
+        dataset,
+        optimizer=None,
+        ema=None,
+        part="decoder",
+        crop=256,
+        l1=1.0,
+        mse=0.0,
+        edge=0.0,
+        kl=0.0,
+        latent_bound=0.1,
+        seed=0,
+        run="vae",
+    ) -> io.NodeOutput:
+        from ..training.trainable.autoencoder import AutoencoderSettings
+        from .autoencoder_training import begun
+
+        settings = AutoencoderSettings(part, crop, l1, mse, edge, kl, latent_bound)
+        return io.NodeOutput(*begun(vae, dataset, settings, optimizer, ema, seed, run))
+
+
+def _check(run: str = "vae", **settings: Any) -> None:
+    from ..training.trainable.autoencoder import AutoencoderSettings
+
+    check_run_name(run)
+    AutoencoderSettings(**settings)
+
+
+class GraftTrainedVAE(io.ComfyNode):
+    """The VAE with the weights of a training state."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftTrainedVAE",
+            display_name="Trained VAE",
+            category="Graft/training",
+            description=(
+                "The VAE with what was trained: connect it to VAE Decode, or to VAE Save, whose file Load VAE loads."
+            ),
+            **aliases("save vae", "autoencoder", "train vae"),
+            inputs=[
+                TrainState.Input("state", tooltip="Of VAE training: from Train Step or Load State."),
+                io.Combo.Input(
+                    "weights",
+                    display_name="which weights",
+                    options=["last", "average"],
+                    default="last",
+                    tooltip="last: the weights of the last step. average: their running average, with EMA Settings.",
+                ),
+            ],
+            outputs=[io.Vae.Output(display_name="VAE"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def execute(cls, state, weights="last") -> io.NodeOutput:
+        from .autoencoder_training import trained_vae
+
+        vae, report = trained_vae(state, weights == "average")
+        return io.NodeOutput(vae, report, ui={"text": [report]})
+
+
+NODES = [GraftTrainVAEStart, GraftTrainedVAE]

@@ -1,0 +1,75 @@
+"""The interface of a VAE that training needs, and the losses between a picture and its reconstruction."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..trainable.autoencoder import AutoencoderSettings
+
+_SOBEL = ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0))
+
+
+class Autoencoder(Protocol):
+    """The interface of a VAE for training. ComfyUI's get it from `host.autoencoder.opened`."""
+
+    module: nn.Module
+    """The network whose weights are trained; trained names are paths inside it. `encode` and `decode` call it, so that
+    its hooks run.
+    """
+    device: torch.device
+    """Where pictures and latents are to be."""
+    factor: int
+    """How many pixels a latent is wide."""
+
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
+
+    def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(means, logarithms of the variances) of the latents of pictures in 0..1; None where the VAE has no variances.
+
+        Both are differentiable.
+        """
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Pictures (B, 3, H, W) in float32, in the scale of `scaled`, differentiable."""
+
+
+def reconstruction_losses(
+    settings: AutoencoderSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Losses (B,) of reconstructions (B, 3, H, W): the weighted sum of L1, MSE and the L1 of edges.
+
+    `mask` (B, 1, H, W) in 0..1 says where a pixel counts.
+    """
+    difference = decoded - pixels
+    losses = settings.l1 * _mean(difference.abs(), mask) + settings.mse * _mean(difference.square(), mask)
+    if settings.edge:
+        losses = losses + settings.edge * _mean(edges(difference).abs(), mask)
+    return losses
+
+
+def edges(pictures: Tensor) -> Tensor:
+    """Sobel's differences (B, 2C, H, W) of pictures (B, C, H, W) across and down; the border is repeated."""
+    across = torch.tensor(_SOBEL, dtype=pictures.dtype, device=pictures.device) / 8
+    kernels = torch.stack([across, across.T])[:, None].repeat(pictures.shape[1], 1, 1, 1)
+    padded = F.pad(pictures, (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(padded, kernels, groups=pictures.shape[1])
+
+
+def kl_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL divergence (B,) of latents from a standard normal distribution, summed over each picture's latents as in
+    latent diffusion (arXiv 2112.10752).
+    """
+    terms = mean.square() + log_variance.exp() - 1 - log_variance
+    return 0.5 * terms.flatten(1).sum(1)
+
+
+def _mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return values.flatten(1).mean(1)
+    weights = mask.to(values).expand_as(values).flatten(1)
+    return (values.flatten(1) * weights).sum(1) / weights.sum(1).clamp(min=1e-6)
