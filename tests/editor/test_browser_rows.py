@@ -10,6 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 STEPS = "() => app.extensionManager.workflow.activeWorkflow.changeTracker.undoQueue.length"
+CAME_BACK = """([id, rows]) => {
+  const widget = app.canvas.graph.getNodeById(id)?.widgets.find((one) => one.name === 'rows')
+  const { changeTracker } = app.extensionManager.workflow.activeWorkflow
+  if (!widget || changeTracker._restoringState) return false
+  return JSON.stringify(JSON.parse(widget.value).rows) === JSON.stringify(rows)
+}"""
 BLOCKS = (
     "lora_te_text_model_encoder_layers_0_mlp_fc1",
     "lora_unet_mid_block_attentions_0_proj_in",
@@ -283,6 +289,15 @@ def change_by_change(editor, change, *others):
     return taken
 
 
+def comes_back(editor, node, rows):
+    """Wait until an undo or a redo has brought these rows: it makes every node anew, which takes longer than the page
+    rests on a busy machine.
+    """
+    editor.page.wait_for_function(CAME_BACK, arg=[node, rows])
+    editor.settle()
+    assert editor.rows(node) == rows
+
+
 def test_each_change_is_one_step_of_undo_and_comes_back(loader):
     """Also those whose row grows later: by a picture, by what the server says of block weights, by folding out."""
     editor, node, _ = loader
@@ -319,12 +334,10 @@ def test_each_change_is_one_step_of_undo_and_comes_back(loader):
     )
     for before in rows[-2::-1]:
         keyboard.press("Control+z")
-        editor.settle()
-        assert editor.rows(node) == before
+        comes_back(editor, node, before)
     for after in rows[1:]:
         keyboard.press("Control+y")
-        editor.settle()
-        assert editor.rows(node) == after
+        comes_back(editor, node, after)
 
 
 LONG = "a folder of mine/another one/a rather long name of a LoRA file_with_underscores-and-numbers-0001.safetensors"
