@@ -155,7 +155,7 @@ def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
 
 
 def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
-    return validation_split.held_out([(entry.name, entry.sha256) for entry in unique_images(entries)], share)
+    return validation_split.held_out(validation_split.contents(unique_images(entries)), share)
 
 
 def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:

@@ -5,6 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...storage.digest import sha256
+from .listing import ImageEntry
+
+
+def contents(entries: Iterable[ImageEntry]) -> list[tuple[str, str]]:
+    """(name, content hash) of images. Preference pairs that share a picture have one hash, so that they stay together:
+    a held-out pair is of pictures that the model has not seen.
+    """
+    listed = list(entries)
+    joined: dict[str, str] = {}
+
+    def group_of(picture: str) -> str:
+        while joined.get(picture, picture) != picture:
+            picture = joined[picture]
+        return picture
+
+    for entry in listed:
+        if entry.worse is not None:
+            joined[group_of(entry.worse.sha256)] = group_of(entry.sha256)
+    first: dict[str, str] = {}
+    for entry in listed:
+        group = group_of(entry.sha256)
+        first[group] = min(first.get(group, entry.sha256), entry.sha256)
+    return [(entry.name, first[group_of(entry.sha256)]) for entry in listed]
 
 
 def held_out(contents: Iterable[tuple[str, str]], share: float) -> set[str]:

@@ -123,6 +123,19 @@ def test_a_pair_is_held_out_as_a_whole(tmp_path):
         assert torch.equal(image.worse.latent, torch.from_numpy(np.float32(pixels) / 255.0).movedim(-1, 0))
 
 
+def test_pairs_that_share_a_picture_are_on_one_side(tmp_path):
+    """A ranking of four pictures, written as the three pairs of neighbors, among pairs of their own."""
+    for number in range(9):
+        _pair(tmp_path, f"own{number}", number)
+    for number in range(3):
+        _save(tmp_path / f"rank{number}.win.png", seed=500 + number)
+        _save(tmp_path / f"rank{number}.lose.png", seed=501 + number)
+    for share in (0.1, 0.25, 0.3, 0.5, 0.7):
+        listing = read_folder(tmp_path, dataclasses.replace(SETTINGS, validation=share))
+        ranked = [entry.name for entry in listing.held_out if entry.name.startswith("rank")]
+        assert listing.held_out and len(ranked) in (0, 3)
+
+
 def test_the_digest_follows_the_worse_picture_and_is_the_old_one_without(tmp_path):
     _save(tmp_path / "a.png")
     assert not {"worse", "worse picture"} & read_folder(tmp_path, SETTINGS).entries[0].identity().keys()

@@ -65,6 +65,10 @@ FULL = AdapterSettings(kind="full")
             {"adapter": FULL, "objective": ObjectiveSettings(prior="output-preservation")},
             "prior preservation output-preservation",
         ),
+        (
+            {"adapter": FULL, "objective": ObjectiveSettings(loss="dpo")},
+            "loss function dpo needs the model without what is trained",
+        ),
     ],
 )
 def test_what_cannot_is_named(settings, said):

@@ -204,7 +204,13 @@ def test_comfyui_names_the_missing_file(host, title):
 
 
 @pytest.mark.parametrize(
-    "title", ["Train your first LoRA", "A stack of LoRAs, merged or bypassed", "See what your LoRAs do"]
+    "title",
+    [
+        "Train your first LoRA",
+        "A stack of LoRAs, merged or bypassed",
+        "See what your LoRAs do",
+        "Teach the demo model what you prefer",
+    ],
 )
 def test_a_template_of_the_demo_model_runs_at_the_first_click(host, title):
     fresh(host)
