@@ -6,7 +6,10 @@ python dev.py test --quick              run the quick tests (3 minutes on two co
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (13 minutes)
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
-python dev.py host [pytest arguments]   run the tests on a real ComfyUI: COMFYUI_PATH or ~/ComfyUI
+python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
+                                        ~/ComfyUI
+python dev.py newer-torch [pytest arguments]  run the tests on a newer torch, in an environment of its own in build/;
+                                        GRAFT_TORCH=2.15.0 does the same for every command
 python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of ComfyUI's own templates with what its front
                                         end exports in a browser: COMFYUI_PATH or ~/ComfyUI; --help lists the options
 python dev.py execution-tests CHECKOUT …  run ComfyUI's own execution tests on the embedded host: of a folder, or of a
@@ -39,7 +42,10 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
+# The torch to test with, in an environment of its own; without it the one in constraints.txt.
+TORCH = os.environ.get("GRAFT_TORCH", "")
+NEWER_TORCH = "2.15.0"  # the newest that the tests pass on
+VENV = ROOT / "build" / f"torch-{TORCH}" if TORCH else ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 WORKFLOW = ROOT / "example_workflows" / "Teach the demo model a new word.json"
 
@@ -75,7 +81,7 @@ def install(lock: str) -> None:
     print(f"dev.py: installing requirements/{lock}.txt, torch and Graft", flush=True)
     pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     run(*pip, "--require-hashes", "--no-deps", "-r", f"requirements/{lock}.txt")
-    run(*pip, "-c", "constraints.txt", "torch")
+    run(*pip, *([f"torch=={TORCH}"] if TORCH else ["-c", "constraints.txt", "torch"]))
     run(*pip, "--no-deps", "--no-build-isolation", "-e", ".")
     stamp.touch()
 
@@ -139,9 +145,18 @@ def cores() -> int:
 
 
 def host(arguments: list[str]) -> None:
-    """Run the tests that a real ComfyUI can run, on the checkout that COMFYUI_PATH or ~/ComfyUI names."""
+    """Run the tests that a real ComfyUI can run, on each checkout that COMFYUI_PATH names, or on ~/ComfyUI."""
     install("develop")
-    run("-m", "pytest", "tests/with_comfyui", "-s", *arguments)
+    for checkout in os.environ.get("COMFYUI_PATH", "").split(os.pathsep):
+        run("-m", "pytest", "tests/with_comfyui", "-s", *arguments, environment={"COMFYUI_PATH": checkout})
+
+
+def newer_torch(arguments: list[str]) -> None:
+    """Run the tests on a newer torch: this file once more, with the environment of that torch."""
+    newer = {**os.environ, "GRAFT_TORCH": NEWER_TORCH}
+    status = subprocess.call([sys.executable, str(ROOT / "dev.py"), "test", *arguments], env=newer)
+    if status:
+        sys.exit(status)
 
 
 def templates(arguments: list[str]) -> None:
@@ -302,6 +317,7 @@ def main(arguments: list[str]) -> None:
         "test": test,
         "browser": browser,
         "host": host,
+        "newer-torch": newer_torch,
         "templates": templates,
         "execution-tests": execution_tests,
         "second-device": second_device,

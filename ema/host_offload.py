@@ -83,8 +83,11 @@ class PlainLane:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether a device copies to pinned memory while it computes, in streams as CUDA's."""
-    return device.type != "cpu" and hasattr(getattr(torch, device.type, None), "Stream")
+    """Whether a device copies to pinned memory while it computes, in streams as CUDA's.
+
+    MPS has streams since torch 2.15, but shares its memory with the host and pins none.
+    """
+    return device.type not in ("cpu", "mps") and hasattr(getattr(torch, device.type, None), "Stream")
 
 
 def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:

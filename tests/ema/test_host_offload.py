@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.ema.host_offload import Offload, PlainLane, lane_for
+from graft_nodes.ema.host_offload import Offload, PlainLane, has_streams, lane_for
 from graft_nodes.ema.shadow import Shadow
 from graft_nodes.ema.update import average_
 
@@ -177,6 +177,12 @@ def test_what_goes_wrong_on_the_thread_is_raised_and_mismatches_before_anything_
     with pytest.raises(ZeroDivisionError):
         offload.finish()
     offload.close()
+
+
+def test_mps_pins_no_memory_though_its_streams_came_with_torch_2_15(monkeypatch):
+    monkeypatch.setattr(torch.mps, "Stream", object, raising=False)
+    assert not has_streams(torch.device("mps"))
+    assert isinstance(lane_for({"w": torch.zeros(2)}, torch.device("mps")), PlainLane)
 
 
 def test_a_shadow_over_a_plain_lane_equals_one_beside_the_weights_byte_for_byte():

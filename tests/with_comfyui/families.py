@@ -5,6 +5,7 @@ understands.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import unittest.mock
@@ -13,9 +14,10 @@ from typing import Any
 
 import comfy.model_patcher
 import comfy.supported_models
+import comfyui_version
 import pytest
 import torch
-from tiny_families import EVERY
+from tiny_families import EVERY, Family
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -102,6 +104,30 @@ def build(name: str, dtype: torch.dtype = torch.float32, cast: torch.dtype | Non
     return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
 
 
+def masks_text_of_lumina() -> bool:
+    """Whether this ComfyUI samples Lumina 2 with text of which tokens are masked: 0.8.0 hands a mask of integers to
+    PyTorch's attention, which takes none. Text that is not padded has no masked tokens.
+    """
+    return comfyui_version.__version__ != "0.8.0"
+
+
+def connects_text_of_ltx_2() -> bool:
+    """Whether the text connectors of LTX-2 are in its network; in ComfyUI 0.8.0 they are in the text encoder."""
+    import comfy.ldm.lightricks.av_model
+
+    return hasattr(comfy.ldm.lightricks.av_model.LTXAVModel, "preprocess_text_embeds")
+
+
+def _text_of(name: str) -> Family:
+    """The family with what this ComfyUI's text encoder gives for it."""
+    family = EVERY[name]
+    if name == "lumina2" and not masks_text_of_lumina():
+        return dataclasses.replace(family, extras={"attention_mask": "ones"})
+    if name == "ltx 2" and not connects_text_of_ltx_2():
+        return dataclasses.replace(family, extras={}, text=2 * family.text)  # tokens for the picture and for the sound
+    return family
+
+
 def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dict[str, Any]]:
     """What the text encoder of the family would give for one caption: tokens (1, T, C) and the entries beside them."""
     named = {
@@ -112,8 +138,9 @@ def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dic
         "yes": True,
         "nothing": None,
     }
+    family = _text_of(name)
     made: dict[str, Any] = {}
-    for number, (key, value) in enumerate(EVERY[name].extras.items()):
+    for number, (key, value) in enumerate(family.extras.items()):
         drawn = seed + 10 * number + 100
         if isinstance(value, str):
             made[key] = named[value]
@@ -121,7 +148,7 @@ def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dic
             made[key] = [random(*shape, seed=drawn + place) for place, shape in enumerate(value)]
         else:
             made[key] = random(*value, seed=drawn)
-    return random(1, tokens, EVERY[name].text, seed=seed), made
+    return random(1, tokens, family.text, seed=seed), made
 
 
 def latent(name: str, seed: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ import numpy
 import pytest
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
-from families import build, conditions, latent, random
+from families import build, conditions, connects_text_of_ltx_2, latent, masks_text_of_lumina, random
 from graft_nodes import host as wall
 from graft_nodes.patches.adapters.diff import difference_name
 from graft_nodes.patches.lora_files.entry import LoraEntry
@@ -289,6 +289,20 @@ def test_training_computes_what_the_host_samples_with_the_file(name, kind):
     assert float((plain - expected).abs().max()) > 1e-2 * scale
 
 
+def test_the_comfyui_that_cannot_mask_text_of_lumina_2_is_known():
+    """With PyTorch's attention, as on a GPU, it ends with an error for masked tokens, without Graft too."""
+    patcher, x, sigma = build("lumina2"), random(1, *FAMILIES["lumina2"].latent, seed=4), torch.tensor([0.6])
+    attention = importlib.import_module("comfy.ldm.modules.attention").attention_pytorch
+    options = patcher.model_options.setdefault("transformer_options", {})
+    options["optimized_attention_override"] = lambda _, *args, **kwargs: attention(*args, **kwargs)
+    mask = {"attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]]), "guidance": 1.0}
+    refused = contextlib.nullcontext()
+    if not masks_text_of_lumina():
+        refused = pytest.raises(RuntimeError, match="Expected attn_mask dtype")
+    with torch.no_grad(), refused:
+        assert torch.isfinite(sampled(patcher, x, sigma, random(1, 6, 12), mask)).all()
+
+
 def is_real(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -414,11 +428,10 @@ def test_t_lora_samples_as_trained_at_the_samplers_noise_level(name, level):
         for sign in (1, -1):
             other = {**trained, key: trained[key].detach() + sign * 0.02 * direction}
             with torch.no_grad():
-                values.append(
-                    float((sampled(with_t_lora(patcher, other), x, sigma, context, extras).double() * way).sum())
-                )
-        expected = (values[0] - values[1]) / 0.04
-        assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2), key
+                values.append(sampled(with_t_lora(patcher, other), x, sigma, context, extras).double() * way)
+        expected = float((values[0] - values[1]).sum()) / 0.04
+        rounding = torch.finfo(torch.float32).eps * float(values[0].norm()) / 0.04  # with little noise most of it is x
+        assert float((trained[key].grad * direction).sum()) == pytest.approx(expected, rel=2e-2, abs=rounding), key
 
 
 @pytest.mark.parametrize("name", ["sd1", "flux", "wan", "qwen"])
@@ -508,6 +521,8 @@ def test_new_tensors_for_assignments_in_place_change_no_value(name):
 def test_text_layers_of_the_network_are_computed_at_every_step():
     """LTX-2's text connectors run when conditions are made, also for captions that were validated before."""
     available("ltx 2")
+    if not connects_text_of_ltx_2():
+        pytest.skip("this ComfyUI has LTX-2's text connectors in the text encoder")
     patcher, settings = build("ltx 2"), AdapterSettings("lora", rank=2, pattern="video_embeddings_connector.*")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
     text, x = Conditioning(*conditions("ltx 2", 3)), random(1, *EVERY["ltx 2"].latent, seed=4)
@@ -792,6 +807,17 @@ def use_new_tensors(monkeypatch, module, folder):
             monkeypatch.setattr(getattr(module, name), "forward", kind.forward)
 
 
+def use_plain_rotations(monkeypatch):
+    """comfy-kitchen's kernels know no float64: ComfyUI computes without them in training, and 0.8.0 always with them."""
+    if hasattr(comfy.model_management, "in_training"):
+        monkeypatch.setattr(comfy.model_management, "in_training", True)
+        return
+    rotations = importlib.import_module("comfy.ldm.flux.math")
+    if rotations.apply_rope.__module__.startswith("comfy_kitchen"):
+        plain = importlib.import_module("comfy_kitchen").registry.get_implementation("apply_rope", backend="eager")
+        monkeypatch.setattr(rotations, "apply_rope", plain)
+
+
 class Called:
     """A tiny network in float64 with adapters, and the inputs that ComfyUI calls it with."""
 
@@ -847,8 +873,7 @@ def test_gradients_of_networks_that_change_tensors_by_calls(name, tmp_path, monk
     of finite differences; with checkpointing the same bytes.
     """
     available(name)
-    if hasattr(comfy.model_management, "in_training"):  # its kernels know no float64
-        monkeypatch.setattr(comfy.model_management, "in_training", True)
+    use_plain_rotations(monkeypatch)
     network = Called(name)
     found, forgetful = network.gradients(), network.gradients(forgetful=True)
     assert all(t is not None and bool(t.any()) for t in found.values())
