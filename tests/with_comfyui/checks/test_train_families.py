@@ -808,7 +808,7 @@ def use_new_tensors(monkeypatch, module, folder):
 
 
 def use_plain_rotations(monkeypatch):
-    """comfy-kitchen's kernels know no float64: ComfyUI computes without them in training, and 0.8.0 always with them."""
+    """The kernels of comfy-kitchen know no float64; ComfyUI trains without them, but for 0.8.0."""
     if hasattr(comfy.model_management, "in_training"):
         monkeypatch.setattr(comfy.model_management, "in_training", True)
         return
