@@ -83,6 +83,7 @@ def test_a_trained_text_encoder_keeps_the_entries_of_the_picture():
         """A CLIP whose encoder gives a context and pooled output."""
 
         cond_stage_model = torch.nn.Linear(1, 1)
+        tokenizer = None
 
         def clone(self):
             return Clip()

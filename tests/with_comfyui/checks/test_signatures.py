@@ -26,8 +26,9 @@ DIFFERENT = {
     ),
     "nodes:PreviewAny*": "ComfyUI keeps it in comfy_extras; the node id is the same (test_core_nodes)",
     "nodes:init_builtin_extra_nodes": "the same in ComfyUI",
-    "execution:ExpansionError": "the embedded host refuses node expansion",
-    "execution:CacheEntry": "internal in ComfyUI, absent in 0.3.64",
+    "nodes:RebatchImages*": "ComfyUI keeps it in comfy_extras; the node id is the same (test_core_nodes)",
+    "comfy_execution.caching:*": "inside of the executor, which ComfyUI divides otherwise",
+    "execution:PromptExecutor.note_expansion": "internal: ComfyUI notes it in its ExecutionList",
     "execution:get_input_data": "called by nobody outside of the executor; ComfyUI's differs between versions too",
     "execution:PromptExecutor.__init__": "0.3.64 has cache_size, 0.33.0 cache_args",
     "server:PromptServer.app": "an attribute in ComfyUI",
@@ -49,17 +50,20 @@ DIFFERENT = {
     "comfy.model_patcher:ModelPatcher.prepare_state": "0.3.64 takes the timestep only",
     "comfy.ops:CastWeightBiasOp.*": "ComfyUI's layers define them one by one",
     "comfy.ops:pick_operations": "the last parameter is scaled_fp8 in 0.3.64, model_config in 0.33.0",
+    "latent_preview:set_preview_method": "absent in 0.3.64",
     "latent_preview:Latent2RGBPreviewer.__init__": "0.33.0 has one more parameter",
 }
 
 
 # The embedded host's comfy_api is 0.33.0's. An older one may lack names and parameters of it, and has none beside.
 NEWER = "comfy_api"
+FOLLOWED = (0, 33, 0)
 
 
 def is_older() -> bool:
     """Whether the open ComfyUI is older than the one that the embedded host's comfy_api follows."""
-    return not hasattr(importlib.import_module("comfy_api.latest").io, "Autogrow")
+    version = importlib.import_module("comfyui_version").__version__
+    return tuple(int(part) for part in version.split(".")) < FOLLOWED
 
 
 def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
