@@ -105,7 +105,7 @@ def noted(state: Any) -> Any:
     notes.
     """
     from ..host import token_routing
-    from ..training.data import kohya_metadata
+    from ..training.data import kohya_metadata, sliders
 
     subject, settings = state.subject, state.settings
     if subject.dataset is None:
@@ -114,7 +114,7 @@ def noted(state: Any) -> Any:
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
     metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
     notes = {**host.token_downsampling.todo_metadata(subject.model), **token_routing.routing_metadata(subject.model)}
-    return replace(state, notes={**notes, **metadata})
+    return replace(state, notes={**notes, **metadata, **sliders.metadata(subject.dataset)})
 
 
 @contextmanager

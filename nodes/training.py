@@ -225,6 +225,7 @@ def _begun(
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
     from ..training import state as states
+    from ..training.data import sliders
     from ..training.reports import text
     from ..training.store.store import Store
     from .step_call import Subject, noted
@@ -255,6 +256,7 @@ def _begun(
     encoder, parts = _trained_encoder(adapter, clip, model, dataset)
     state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
     state = noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
+    sliders.check(dataset, adapter, words is not None, settings.objective)
     sigma = None
     if prediction == "flow":
         sigma = partial(host.model_sampling.sigma_at, sampling)

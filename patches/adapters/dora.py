@@ -123,6 +123,7 @@ class TrainableDoRA(TrainableLoRA):
     """A LoCon with a magnitude for each column of the weight."""
 
     name = "dora"
+    linear = False
     help = "LoRA that also learns one scale per column"
     convolutions = True
     network_module = "lycoris.kohya"

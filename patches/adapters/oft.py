@@ -178,6 +178,7 @@ class TrainableOFT(TrainableAdapter):
     """OFT as lycoris trains it: `rank` is the side of the blocks, or their number, whichever is larger."""
 
     name = "oft"
+    linear = False
     help = "rotates the weights"
     takes_alpha = False
     network_dropout = False

@@ -169,6 +169,7 @@ class TrainableAdapter(TrainableKind):
 
     scale_tensor: ClassVar[str] = ""  # suffix of the tensor that another scale of the change is multiplied into
     scale_tensors: ClassVar[tuple[str, ...]] = ()  # of all of them, where the change is a sum
+    linear: ClassVar[bool] = True  # at another strength its change is that many times as large
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
         """The trained tensors of one module; together their initial values change nothing."""
@@ -188,6 +189,14 @@ class TrainableAdapter(TrainableKind):
         """Multiplies the change of the weight by `ratio`, in place (max_norm)."""
         for suffix in self.all_scale_tensors:
             tensors[suffix].mul_(ratio)
+
+    def at_strength(self, tensors: Tensors, strength: float) -> Tensors:
+        """The tensors of one module at a strength, with a way for gradients; only of a linear kind."""
+        if strength == 1:
+            return tensors
+        assert self.linear
+        scaled = {suffix: tensors[suffix] * strength for suffix in self.all_scale_tensors}
+        return {**tensors, **scaled}
 
     @property
     def all_scale_tensors(self) -> tuple[str, ...]:

@@ -22,13 +22,24 @@ from .stored_latent import read_latent
 
 
 @dataclass(frozen=True, eq=False)
+class SliderConditionings:
+    """What the model itself sees of a slider's prompts, one conditioning for each image."""
+
+    positive: tuple[Conditioning, ...]
+    negative: tuple[Conditioning, ...]
+    neutral: tuple[Conditioning, ...]
+    empty: tuple[Conditioning, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Images of one size that go through the model together: latents (B, C, h, w), one conditioning each, and which of
     them are regularisation images (B,).
 
     `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
     where it counts everywhere; `weights` (B,) scale the loss of each image. `worse` are the latents of the pictures
-    that people like less than these; None where some have none.
+    that people like less than these, or of a slider the other pictures of its pairs; None where some have none.
+    `directions` are the conditionings of a slider's prompts.
     """
 
     latents: Tensor
@@ -38,6 +49,13 @@ class Batch:
     mask: Tensor | None = None
     weights: Tensor | None = None
     worse: Tensor | None = None
+    directions: SliderConditionings | None = None
+
+    def at_strength(self, strength: float) -> Tensor:
+        """The latents that the adapter learns at a strength: below 0 the other pictures of pairs."""
+        if strength < 0 and self.worse is not None:
+            return self.worse
+        return self.latents
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +219,29 @@ def collate(items: Sequence[BatchItem]) -> Batch:
         _masks(items, latents),
         torch.tensor([item.image.loss_weight for item in items]),
         _worse(items),
+        _directions(items),
     )
+
+
+def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
+    slider = items[0].dataset.slider
+    if slider is None or not slider.takes_prompts:
+        return None
+    sets = [slider.sets[item.image.prompt_set] for item in items]
+
+    def encoded(prompts: Sequence[str]) -> tuple[Conditioning, ...]:
+        return tuple(_encoded_as(item, prompt) for item, prompt in zip(items, prompts, strict=True))
+
+    return SliderConditionings(
+        encoded([one.positive for one in sets]),
+        encoded([one.negative for one in sets]),
+        encoded([one.neutral for one in sets]),
+        encoded([""] * len(items)),
+    )
+
+
+def _encoded_as(item: BatchItem, prompt: str) -> Conditioning:
+    return image_conditioning(item.dataset, prompt, item.crop, item.flipped)
 
 
 def _conditioning(item: BatchItem) -> Conditioning:

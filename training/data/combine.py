@@ -177,6 +177,8 @@ def repeated_names(datasets: Sequence[Dataset]) -> list[str]:
 def check_together(datasets: Sequence[Dataset]) -> None:
     """Raise ValueError that names everything in which the datasets differ and must not."""
     errors: list[str] = []
+    if any(dataset.slider is not None for dataset in datasets):
+        errors.append("one comes from Slider, which goes to Start Training by itself")
     read = [dataset for dataset in datasets if _is_read(dataset)]
     if _differ(dataset.images[0].latent.shape[0] for dataset in datasets) or _differ(_encoder(datasets, 0)):
         errors.append("they were encoded by different VAEs; connect the same VAE to each")

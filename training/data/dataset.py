@@ -14,6 +14,7 @@ from .stored_latent import Latent, read_latent
 from .tags import Caption
 
 if TYPE_CHECKING:
+    from ..objective.slider import SliderSettings
     from .changed_files import WatchedFiles
 
 
@@ -57,8 +58,8 @@ class SampleConditioning:
 
 @dataclass(frozen=True, eq=False)
 class WorsePicture:
-    """The picture of a preference pair that people like less, cropped like the better one: its latent (C, h, w), and
-    that of it flipped if the pair may be flipped.
+    """The picture of a preference pair that people like less, or the other picture of a slider's pair, cropped like the
+    better one: its latent (C, h, w), and that of it flipped if the pair may be flipped.
     """
 
     latent: Latent
@@ -117,6 +118,7 @@ class DatasetImage:
     Of a dataset that is one of several: `batch_size` is its own (0: the run's), `resolution` its base resolution, and
     `caption_dropout` overrides that of the whole. Images that differ in the first two never share a batch. `sha256` is
     the content hash of the file, where there is one. `brought` is the conditioning of a sample that brings its own.
+    `prompt_set` says with which prompts of a slider it is trained.
     """
 
     name: str
@@ -141,6 +143,7 @@ class DatasetImage:
     seen: tuple[str, str] = ("", "")
     brought: SampleConditioning | None = None
     worse: WorsePicture | None = None
+    prompt_set: int = 0
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
@@ -190,6 +193,8 @@ class Dataset:
     pictures: Callable[[], Dataset] | None = (
         None  # reads the same files as pictures (`pictures.read`); not in the digest
     )
+    slider: SliderSettings | None = None  # it trains a slider: `sliders` makes such datasets
+    has_pictures: bool = True  # else its latents are empty, and a slider is trained from noise
 
     def __post_init__(self) -> None:
         if not self.images:
@@ -209,6 +214,8 @@ class Dataset:
     def _check_regularisation(self, other: Dataset) -> None:
         if not 0.0 < self.regularisation_share < 1.0:
             raise ValueError(f"regularization share is {self.regularisation_share}, expected above 0 and below 1.")
+        if other.slider is not None:
+            raise ValueError("A slider is connected as regularization dataset: connect Dataset instead.")
         if other.regularisation is not None:
             raise ValueError("The regularization dataset has a regularization dataset of its own: connect only one.")
         if any(image.batch_size for image in other.images):

@@ -8,6 +8,7 @@ from statistics import fmean
 from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
+from ..data import sliders
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
 from ..objective import experts
@@ -49,7 +50,8 @@ def beginning(
         ),
         *remarks(settings),
         *_own_batch_sizes(dataset, settings),
-        f"{len(dataset.images)} images, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps",
+        *sliders.said(dataset),
+        _images(dataset, rounds),
     ]
     if sigma is not None:
         tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
@@ -93,6 +95,13 @@ def _what_is_trained(state: TrainState) -> list[str]:
         vectors = ", ".join(f"{part}: {len(tensor)}" for part, tensor in parts.items())
         lines.append(f"trains the word {word} ({vectors} vectors){rate}{end}, from {initial!r}")
     return lines
+
+
+def _images(dataset: Dataset, rounds: float) -> str:
+    count = f"{len(dataset.images)} images"
+    if sliders.is_noise(dataset):
+        count = f"{len(dataset.images)} sets of prompts on noise"
+    return f"{count}, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps"
 
 
 def _batch_sizes(dataset: Dataset, batch_size: int) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
+from ..data.sliders import strengths_of
 from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
 from ..objective import preference
@@ -25,6 +26,7 @@ from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
 from ..trainable import install, words
 from . import autoencoder
+from .slider_step import slider_losses, without_routing
 from .workspace import StepResult, Workspace
 
 
@@ -52,8 +54,10 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     if autoencoder.settings_of(work) is not None:
         return autoencoder.batch_losses(work, batch, generator)
     objective = work.start_state.settings.objective
-    clean = _clean(work, batch.latents)
+    clean = _clean(work, batch.at_strength(work.strength))
     draws = _drawn(work, clean, generator)
+    if batch.directions is not None:
+        return slider_losses(work, batch, clean, draws.noise, draws.sigma, options)
     if objective.compares_pairs:
         return _pair_losses(work, batch, clean, draws, options)
     x, target = _noisy(work, clean, draws)
@@ -146,8 +150,7 @@ def _base_predictions(
     rows = batch.is_regularisation.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
-    where = {key: value for key, value in options[TRAINING].items() if key != ROUTING}
-    options = {**options, TRAINING: where}  # no token skips a block of the model that teaches
+    options = without_routing(options)
     with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
         base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
@@ -185,20 +188,24 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
     settings = work.start_state.settings
     work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)
-    images = sum(len(batch.conditionings) for batch in groups)
-    generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
-    for number, batch in enumerate(groups):
-        options = _options(work, number)
-        per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
-        loss = per_image.sum() / (images * settings.optimizer.accumulation)
-        if not take_loss(loss.detach()):  # before fused_backward updates anything
-            return
-        is_last = batch is groups[-1]
-        stepping: AbstractContextManager[None] = nullcontext()
-        if is_last and part == settings.optimizer.accumulation - 1:
-            stepping = work.stepper.last_backward()
-        with stepping, work.gradients.backward(batch is groups[0], is_last):
-            _backward(work, loss)
+    strengths = strengths_of(work.dataset)
+    count = sum(len(batch.conditionings) for batch in groups) * len(strengths)
+    passes = [(strength, number) for strength in strengths for number in range(len(groups))]
+    for strength, number in passes:
+        if number == 0:  # every strength gets the same noise
+            generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
+        batch, options = groups[number], _options(work, number)
+        is_first, is_last = (strength, number) == passes[0], (strength, number) == passes[-1]
+        with work.at_strength(strength):
+            per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
+            loss = per_image.sum() / (count * settings.optimizer.accumulation)
+            if not take_loss(loss.detach()):  # before fused_backward updates anything
+                return
+            stepping: AbstractContextManager[None] = nullcontext()
+            if is_last and part == settings.optimizer.accumulation - 1:
+                stepping = work.stepper.last_backward()
+            with stepping, work.gradients.backward(is_first, is_last):
+                _backward(work, loss)
 
 
 def _options(work: Workspace, group: int) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.batches import image_conditioning
+from ..data.batches import Batch, BatchItem, collate, image_conditioning
 from ..data.dataset import DatasetImage
+from ..data.sliders import strengths_of
 from ..data.stored_latent import read_latent
 from ..memory.offload import to_device
 from ..objective import preference
@@ -18,6 +19,7 @@ from ..objective.timesteps import NO_EXPERT, expert_levels_at
 from ..optimizers.precision import autocast
 from ..random_draws import generator as seeded_generator
 from . import autoencoder
+from .slider_step import from_noise, losses_at
 from .workspace import HeldOutLoss, Workspace
 
 NOISE_LEVELS = 4  # of each held-out image
@@ -88,6 +90,8 @@ def _image_losses(work: Workspace, number: int, image: DatasetImage) -> tuple[Te
     objective = work.start_state.settings.objective
     generator = seeded_generator(work.start_state.start.seed, number, "validation")
     sigma = _levels(work, torch.rand((), generator=generator))
+    if work.dataset.slider is not None:
+        return _slider_losses(work, number, image, sigma, generator), None
     clean = _clean(work, read_latent(image.latent))
     noise = to_device(torch.randn(clean.shape, generator=generator), work.denoiser.device)
     if not objective.compares_pairs:
@@ -123,3 +127,42 @@ def _errors(
     if image.mask is not None:
         mask = to_device(image.mask[None], denoiser.device)
     return losses(state.settings.objective, denoiser.prediction, denoised, clean, sigma, mask)
+
+
+def _slider_losses(
+    work: Workspace, number: int, image: DatasetImage, sigma: Tensor, generator: torch.Generator
+) -> Tensor:
+    """The losses of one image of a slider, at each strength that is trained."""
+    item = BatchItem(work.dataset, image, 0, False, image.caption, False)
+    batch, device = collate([item] * NOISE_LEVELS), work.denoiser.device
+    sides = {}
+    for strength in strengths_of(work.dataset):
+        latents = to_device(batch.at_strength(strength), device, torch.float32)
+        sides[strength] = work.denoiser.process_in(latents)
+    noise = to_device(torch.randn(sides[1.0].shape, generator=generator), device)
+    found = []
+    for strength, clean in sides.items():
+        with work.at_strength(strength):
+            if batch.directions is None:
+                found.append(_errors(work, image, clean, noise, sigma))
+            else:
+                found.append(_direction_losses(work, number, batch, clean, noise, sigma))
+    return torch.cat(found)
+
+
+def _direction_losses(
+    work: Workspace, number: int, batch: Batch, clean: Tensor, noise: Tensor, sigma: Tensor
+) -> Tensor:
+    """The losses of a slider's prompts. Without pictures, the noise is denoised by the model itself, so that it is the
+    same however far the training is.
+    """
+    options = {"graft_evaluating": True}
+    if work.dataset.has_pictures:
+        x = work.denoiser.noisy(clean, noise, sigma)
+    else:
+        if number not in work.held_out_starts:
+            with work.plain():
+                work.held_out_starts[number] = from_noise(work, batch, noise, sigma, options)
+        x = work.held_out_starts[number]
+    with work.stepper.evaluated():
+        return losses_at(work, batch, x, sigma, options)

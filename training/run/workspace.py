@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
+from ..data import sliders
 from ..data.dataset import Conditioning, Dataset
 from ..data.listing import first_names
 from ..distributed import fsdp, gradient_sum, process_group
@@ -67,6 +68,9 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         )
     if group.shard:
         fsdp.check(state, group)
+    if dataset.slider is not None:
+        sliders.check(dataset, state.start.adapter, state.start.words is not None, objective)
+        sliders.check_group(group.shard)
     if state.start.encodes_captions:
         _check_captions(state, denoiser, dataset)
     if state.start.words is not None and group.shard:
@@ -179,6 +183,8 @@ class Workspace:
             self.base = state.base()
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
+        self.strength = 1.0  # of the adapter; sliders change it
+        self.held_out_starts: dict[int, Tensor] = {}  # of a slider: what held-out noise is denoised to
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 
     def _build_stepper(self) -> OptimizerStepper:
@@ -268,7 +274,9 @@ class Workspace:
             if self.start_state.start.words is not None:
                 assert denoiser.text_encoder is not None
                 self.attached.enter_context(as_normal_tensors(denoiser.text_encoder))
-        attached = install.attached(denoiser.module, adapter, self.trained, self.moment, text_encoder)
+        attached = install.attached(
+            denoiser.module, adapter, self.trained, self.moment, text_encoder, strength=self.strength
+        )
         self.before_encoding = self.attached.enter_context(attached)
 
     def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
@@ -297,6 +305,24 @@ class Workspace:
                 yield
         finally:
             self._attach()
+
+    @contextmanager
+    def at_strength(self, strength: float) -> Iterator[None]:
+        """Inside the block (within `installed()`) the model computes with the adapter at that strength."""
+        if strength == self.strength:
+            yield
+            return
+        before = self.strength
+        self._attach_at(strength)
+        try:
+            yield
+        finally:
+            self._attach_at(before)
+
+    def _attach_at(self, strength: float) -> None:
+        self.attached.close()
+        self.strength = strength
+        self._attach()
 
     @property
     def has_average(self) -> bool:

@@ -330,8 +330,10 @@ def attached(
     trained: Mapping[str, Tensor],
     moment: Moment,
     text_encoder: nn.Module | None = None,
+    strength: float = 1.0,
 ) -> Iterator[Callable[[], None]]:
     """A context in which `module` computes with the trained tensors; its own weights are frozen and fit for autograd.
+    Adapters are on at `strength`.
 
     Afterwards the module is as before. The same holds for `text_encoder` if it is trained; its trained names begin with
     `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
@@ -357,7 +359,7 @@ def attached(
         for path, target in adapter_targets(module, settings, text_encoder).items():
             if path in tensors:  # except parts of the text encoder whose output is unused
                 dropout = AdapterDropout(settings, path, moment)
-                _hook(stack, settings, target, tensors[path], dropout)
+                _hook(stack, settings, target, settings.adapter.at_strength(tensors[path], strength), dropout)
         yield cast_weights
 
 

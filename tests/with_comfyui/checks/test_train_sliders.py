@@ -1,0 +1,112 @@
+"""Sliders on tiny models of ComfyUI's own classes: gradients at both strengths are those of finite differences, two
+calls are one, and ComfyUI computes with the saved LoRA at a strength below 0 what training computed.
+"""
+
+import comfy.supported_models
+import pytest
+import torch
+from families import build, conditions, latent
+from graft_nodes import host as wall
+from graft_nodes.training.data import sliders
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.objective.slider import SliderSettings
+from graft_nodes.training.run.slider_step import losses_at
+from graft_nodes.training.run.workspace import Workspace
+from graft_nodes.training.state import equal
+from tiny_families import FAMILIES
+
+NAMES = ("sd1", "sd2-v", "sdxl", "sd3", "flux", "qwen", "z-image", "wan")
+
+
+def _state(host, name):
+    """A state at step 1 of a slider of noise, so that its adapter does something."""
+    if not hasattr(comfy.supported_models, FAMILIES[name].supported):
+        pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
+    with torch.inference_mode():
+        model = build(name)
+    texts = ("", "person", "old", "young")
+    conditionings = {text: Conditioning(*conditions(name, seed)) for seed, text in enumerate(texts)}
+    settings = SliderSettings(positive=("old",), negative=("young",), target=("person",), guidance=1.0, steps=2)
+    zeros = latent(name, 0)
+    size = (8 * zeros.shape[-1], 8 * zeros.shape[-2])
+    data = sliders.of_noise(settings, zeros, size, conditionings, ("vae", "clip"))
+    (adapter,) = host.call("GraftAdapter", rank=2)
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
+    given = {"model": model, "dataset": data, "adapter": adapter, "optimizer": optimizer}
+    state, _ = host.call("GraftTrainStart", **given, run=f"slider {name}")
+    return host.call("TrainStep", state=state, steps=1, validate_every=2)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_at_both_strengths_are_those_of_finite_differences(host, name):
+    state = _state(host, name)
+    with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model) as denoiser:
+        work = Workspace(state, denoiser, state.subject.dataset)
+        try:
+            with work.installed():
+                (batch, *_) = work.loader.take(1, 0)
+                draws = torch.Generator().manual_seed(3)
+                x = denoiser.process_in(torch.randn(batch.latents.shape, generator=draws))
+                sigma = denoiser.sigma(torch.full((len(x),), 0.6))
+                for strength in (1.0, -1.0):
+                    _check_slope(work, lambda at=strength: _loss(work, at, batch, x, sigma))
+        finally:
+            work.close()
+
+
+def _loss(work, strength, batch, x, sigma):
+    with work.at_strength(strength):
+        return losses_at(work, batch, x, sigma, {}).double().sum()
+
+
+def _check_slope(work, loss):
+    work.stepper.drop_gradients()
+    loss().backward()
+    ways = {key: t.grad.clone() for key, t in work.trained.items() if t.grad is not None}
+    norm = float(torch.stack([way.double().square().sum() for way in ways.values()]).sum().sqrt())
+    assert norm > 0
+    begun = {key: work.trained[key].detach().clone() for key in ways}
+    slopes = []
+    for step in (0.02, 0.01):
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                for key, way in ways.items():
+                    work.trained[key].copy_(begun[key] + sign * step / norm * way)
+            values.append(float(loss().detach()))
+        slopes.append((values[0] - values[1]) / (2 * step))
+    with torch.no_grad():
+        for key, tensor in begun.items():
+            work.trained[key].copy_(tensor)
+    assert norm == pytest.approx((4 * slopes[1] - slopes[0]) / 3, rel=3e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_calls_are_one(host, name):
+    state = _state(host, name)
+    whole = host.call("TrainStep", state=state, steps=2, validate_every=2)[0]
+    half = host.call("TrainStep", state=state, steps=1, validate_every=2)[0]
+    parts = host.call("TrainStep", state=half, steps=1, validate_every=2)[0]
+    assert equal(whole, parts) and whole.history.validation == parts.history.validation
+    assert len(whole.history.validation) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_comfyui_computes_with_the_lora_at_minus_one_what_training_computed(host, name):
+    state = _state(host, name)
+    model = state.subject.model
+    (conditioning,) = (state.subject.dataset.conditionings[text] for text in ("person",))
+    draws = torch.Generator().manual_seed(3)
+    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(model) as denoiser:
+        x = denoiser.process_in(torch.randn(latent(name, 0)[None].shape, generator=draws))
+        sigma = denoiser.sigma(torch.tensor([0.6]))
+        plain = denoiser.denoise(x, sigma, [conditioning], {})
+        work = Workspace(state, denoiser, state.subject.dataset)
+        with work.installed(), work.at_strength(-1.0), torch.no_grad():
+            trained = denoiser.denoise(x, sigma, [conditioning], {})
+        work.close()
+    patched, *_ = host.call("LoRAStackPatch", model=model, lora_model=state.lora_model(), lora_strength=-1.0)
+    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(patched) as denoiser:
+        found = denoiser.denoise(x, sigma, [conditioning], {})
+    change = (trained - plain).norm()
+    assert change > 0 and (found - trained).norm() < 2e-3 * change + 1e-5 * plain.norm()
