@@ -239,8 +239,8 @@ def all_nodes(data: Mapping[str, Any]) -> list[Any]:
 def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
     """The group nodes (which the editor had before subgraphs); they cannot be translated."""
     message = (
-        "this is a group node, which only the editor can unpack: ungroup it there or convert it to a subgraph, or save"
-        " with 'Export (API)'"
+        "this is a group node, which only the editor can unpack: open the workflow there and save it, which makes a"
+        " subgraph of it, or ungroup it"
     )
     problems = []
     for node in all_nodes(data):

@@ -56,7 +56,7 @@ def test_values_saved_by_name_as_some_packs_do():
 
 def test_a_group_node_is_refused_with_the_way_out():
     text = refused({"nodes": [{"id": 1, "type": "workflow>mine"}, {"id": 2, "type": "workflow/yours", "title": "two"}]})
-    assert "node 1" in text and "node 2" in text and "convert it to a subgraph" in text
+    assert "node 1" in text and "node 2" in text and "which makes a subgraph of it" in text
 
 
 def test_links_that_lead_nowhere_are_listed():

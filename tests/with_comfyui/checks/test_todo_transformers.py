@@ -20,6 +20,7 @@ import pytest
 import torch
 from comfy.ldm.modules.attention import attention_pytorch
 from graft_nodes import host
+from graft_nodes.host.plain_kernels import PlainKernels
 from graft_nodes.patches.models.attention_kernels import TrainingKernel
 from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
@@ -1007,9 +1008,9 @@ def test_training_gradients_reach_the_weights(monkeypatch):
     patched.model.diffusion_model.requires_grad_(True)
     monkeypatch.setattr(comfy.model_management, "in_training", True, raising=False)  # 0.33's own trainer does so
     options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
-    patched.model.apply_model(
-        x, sigma, c_crossattn=context, transformer_options=options, **conditions
-    ).square().mean().backward()
+    with PlainKernels():  # for 0.8.0, which has no in_training
+        out = patched.model.apply_model(x, sigma, c_crossattn=context, transformer_options=options, **conditions)
+        out.square().mean().backward()
     gradient = patched.model.diffusion_model.blocks[0].self_attn.k.weight.grad
     assert gradient is not None and gradient.abs().sum() > 0
 
@@ -1030,7 +1031,7 @@ def test_gradients_with_checkpointing_are_those_without(monkeypatch, name):
         found = []
         for around in (contextlib.nullcontext(), checkpointed(model)):
             model.zero_grad()
-            with around:
+            with around, PlainKernels():
                 out = patched.model.apply_model(
                     x, sigma, c_crossattn=context, transformer_options=dict(options), **conditions
                 )
