@@ -1,5 +1,5 @@
-"""The command line: `run` a workflow, `editor` to build one, `doctor`. Exit status 0 done, 1 failed, 2 not valid, 130
-interrupted.
+"""The command line: `run` a workflow, `plan` its memory, `editor` to build one, `doctor`. Exit status 0 done, 1 failed,
+2 not valid, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import batch, caching, doctor, hosts, log, run, signals, torchrun, watch, workflow
+from . import batch, caching, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow
 from .problem import HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
@@ -130,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
         " (default: FSDP2's own order of sums; without --shard you always get the bytes of one process)",
     )
     caching.add_options(runs)
+    _add_plan(commands, shared)
     commands.add_parser(
         "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
     )
@@ -153,6 +154,27 @@ def _parser() -> argparse.ArgumentParser:
     caching.add_options(edits)
     edits.add_argument("--verbose", action="store_true", help="show the host's own log, and every refused request")
     return parser
+
+
+def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
+    plans = commands.add_parser(
+        "plan", parents=[shared], help="say how much memory a workflow's training takes, without training"
+    )
+    plans.add_argument("workflow", metavar="WORKFLOW.json")
+    plans.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=plan.memory_size,
+        default=0,
+        help="the device's memory, such as 12GB: say which settings make the training fit",
+    )
+    plans.add_argument(
+        "--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments", help="as for run"
+    )
+    plans.add_argument("--pack", metavar="DIR", action="append", default=[], dest="packs", help="as for run")
+    plans.add_argument("--custom-nodes", action="store_true", help="as for run")
+    plans.set_defaults(set_from=None, watch=None, as_ranks=None, shard=False, reproducible=False)
+    caching.add_options(plans)
 
 
 def typed_name() -> str:
@@ -356,6 +378,8 @@ def _run_opened(
         graph, problems = workflow.set_values(document.graph(look_up), wanted, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)
+    if arguments.command == "plan" and not problems:
+        graph = plan.of_trainings(host, graph, arguments.memory)
     with log.quiet():
         problems += run.validate(host, graph, look_up)
     if problems:
@@ -368,6 +392,9 @@ def _run_opened(
         )
     if result.error is not None:
         opened.events.send("error", **result.error)
+    if arguments.command == "plan":
+        for text in plan.texts(result.outputs):
+            print(text, file=stream)
     return _finish(result, report, opened.argv, stream, arguments.verbose)
 
 

@@ -31,7 +31,7 @@ class Denoiser:
     It runs ComfyUI's own forward, with patches, wrappers and size conditions.
     """
 
-    def __init__(self, patcher: Any, encode: LiveEncoder | None = None) -> None:
+    def __init__(self, patcher: Any, encode: LiveEncoder | None = None, device: torch.device | None = None) -> None:
         from .conditions import Conditions
 
         self.encode: LiveEncoder | None = encode
@@ -43,7 +43,7 @@ class Denoiser:
         self.patcher, self.model = patcher, patcher.model
         self.training_only: Any = None  # the LoRA that previews switch off
         self.module: torch.nn.Module = patcher.model.diffusion_model
-        self.device: torch.device = patcher.load_device
+        self.device: torch.device = device or patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
         self.prediction = prediction_type(self.sampling)
         self._conditions = Conditions(patcher.model, self.device)
@@ -148,7 +148,7 @@ class Denoiser:
 
 
 @contextlib.contextmanager
-def _fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
+def fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
     """The context for ComfyUI's forward and backward pass: in-place operations and kernels without a backward pass are
     avoided, except in UNets.
 
@@ -228,7 +228,7 @@ def denoiser(
             told_of_training(),
             kept_attributes(network),
             evaluating(network),
-            _fit_for_autograd(network, clip is not None),
+            fit_for_autograd(network, clip is not None),
         ):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:

@@ -13,4 +13,6 @@ def generator(seed: int, step: int, purpose: str, device: torch.device | str = "
     Another device draws other numbers.
     """
     digest = sha256(f"graft draw {seed} {step} {purpose}".encode()).digest()
+    if torch.device(device).type == "meta":  # which has no generator, and nothing to draw
+        device = "cpu"
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)

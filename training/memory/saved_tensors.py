@@ -177,7 +177,10 @@ def _version(tensor: Tensor) -> int:
 def _address(tensor: Tensor) -> int:
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return 0
-    return tensor.untyped_storage().data_ptr()
+    storage = tensor.untyped_storage()
+    if tensor.device.type == "meta":  # no memory, so no address of it
+        return storage._cdata
+    return storage.data_ptr()
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..memory.allocations import META, AutocastOnMeta
 from .settings import OptimizerSettings
 
 LEAST_SCALE = 2.0**-10  # if the loss overflows even so, scaling cannot help
@@ -19,6 +20,8 @@ def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractConte
     """The autocast context of a forward pass; auto is bf16 on a CUDA device that has it, else the model's own types."""
     kind = settings.precision
     if kind in ("bf16", "full-bf16") or (kind == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        if device == META:
+            return AutocastOnMeta(torch.bfloat16)
         return torch.autocast(device.type, torch.bfloat16)
     if kind == "fp16":
         return torch.autocast(device.type, torch.float16)

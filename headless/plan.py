@@ -1,0 +1,64 @@
+"""`plan`: what the trainings of a workflow would take, without a step. Start Training's states go to a node of its own,
+and nothing runs that these do not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from . import workflow
+from .hosts import Host
+from .problem import WorkflowError
+from .workflow import Graph
+
+STARTS = "GraftTrainStart"
+NODE = "GraftPlanTraining"  # only here; no editor shows it
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def memory_size(text: str) -> int:
+    """Bytes of a size such as 12GB, 500 MB or 12000000000."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?)B?\s*", text, re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"expected a size such as 12GB, got {text!r}")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+class PlanTraining:
+    """Takes a training state and says what a step of it takes."""
+
+    RETURN_TYPES = ()
+    OUTPUT_NODE = True
+    FUNCTION = "plan"
+    CATEGORY = "Graft/training"
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        """The state, and the memory in bytes; 0 is none."""
+        return {"required": {"state": ("TRAIN_STATE",), "memory": ("INT", {"default": 0, "max": 2**63 - 1})}}
+
+    def plan(self, state: Any, memory: int) -> dict[str, Any]:
+        """The report, for the command to print."""
+        from ..host import planning
+
+        return {"ui": {"text": [planning.report(state, memory)]}}
+
+
+def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
+    """The graph that plans every training of `graph`. WorkflowError if there is none."""
+    starts = [node_id for node_id, node in graph.items() if node["class_type"] == STARTS]
+    if not starts:
+        raise WorkflowError([workflow.problem(graph, "", "the workflow has no Start Training, so there is no plan")])
+    host.nodes.NODE_CLASS_MAPPINGS[NODE] = PlanTraining
+    needed = workflow.reachable(graph, starts)
+    plans = {node_id: node for node_id, node in graph.items() if node_id in needed}
+    for node_id in starts:
+        plans[f"plan {node_id}"] = {"class_type": NODE, "inputs": {"state": [node_id, 0], "memory": memory}}
+    return plans
+
+
+def texts(outputs: dict[str, Any]) -> list[str]:
+    """The reports among the outputs of a run."""
+    return [text for node, output in outputs.items() if node.startswith("plan ") for text in output["text"]]

@@ -1,0 +1,55 @@
+"""A ComfyUI model on PyTorch's meta device, so that a training step can be planned: its weights are not touched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..training.data.dataset import Dataset
+from ..training.expert_pair import ExpertPair
+from ..training.memory.allocations import META, on_meta
+from ..training.run import memory_plan, memory_savings
+from ..training.state import TrainState
+from .denoiser import Denoiser, fit_for_autograd
+from .model_sampling import with_zero_terminal_snr
+
+
+def plan(patcher: Any, state: TrainState, dataset: Dataset) -> memory_plan.MemoryPlan:
+    """The memory of a training step of a MODEL on its device."""
+    settings = state.settings
+    device = patcher.load_device
+    if settings.optimizer.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported():
+        settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
+    with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
+        return memory_plan.plan(replace(state, settings=settings), denoiser, dataset)
+
+
+def report(state: Any, memory: int) -> str:
+    """The plan of a state of Start Training as text; of both states of a pair of experts."""
+    if isinstance(state, ExpertPair):
+        return "\n\n".join(report(expert, memory) for expert in state.states)
+    subject = state.subject
+
+    def planned(changed: TrainState) -> memory_plan.MemoryPlan:
+        return plan(subject.model, changed, subject.dataset)
+
+    return memory_savings.report(state, planned, memory)
+
+
+@contextlib.contextmanager
+def _on_meta(patcher: Any, terminal: bool) -> Iterator[Denoiser]:
+    """The Denoiser of a MODEL on the meta device; the network's own weights come there when they are counted."""
+    from .network_state import evaluating, kept_attributes
+
+    patcher = with_zero_terminal_snr(patcher, terminal)
+    network = patcher.model.diffusion_model
+    sampling = patcher.get_model_object("model_sampling")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(on_meta(sampling))
+        for context in (kept_attributes(network), evaluating(network), fit_for_autograd(network, False)):
+            stack.enter_context(context)
+        yield Denoiser(patcher, device=META)

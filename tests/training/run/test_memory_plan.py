@@ -1,0 +1,110 @@
+"""The plan of a step's memory: against counts by hand, and against what PyTorch's own allocator records."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graft_nodes.training.memory.allocations import META
+from graft_nodes.training.run.memory_plan import largest_batch, plan
+from graft_nodes.training.run.step import advance_
+from graft_nodes.training.run.workspace import Workspace
+from graft_nodes.training.trainable.settings import AdapterSettings
+
+FULL = AdapterSettings("full", targets="all")
+LORA = AdapterSettings(targets="all", rank=4)
+WIDTH, SIDE, BATCH = 64, 24, 4
+
+
+def _run(lab, adapter, device, **optimizer):
+    class OnDevice(lab.Flow):
+        def denoise(self, x, sigma, conditionings, options):
+            moved = [replace(one, context=one.context.to(x.device)) for one in conditionings]
+            return super().denoise(x, sigma, moved, options)
+
+    denoiser, dataset = OnDevice(lab.Net(WIDTH)), lab.pictures(shape=(WIDTH, SIDE, SIDE))
+    state = lab.state(denoiser, dataset, adapter, **{"precision": "float32", "batch_size": BATCH, **optimizer})
+    denoiser.device = device
+    return state, denoiser, dataset
+
+
+def _planned(lab, adapter, **optimizer):
+    return plan(*_run(lab, adapter, META, **optimizer))
+
+
+def _measured(lab, adapter, **optimizer):
+    """The most that PyTorch's CPU allocator has handed out for a second step, above what there was before the run."""
+    state, denoiser, dataset = _run(lab, adapter, torch.device("cpu"), **optimizer)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as record:
+        work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
+        work.loader.until = 2
+        with work.installed():
+            advance_(work)
+            advance_(work)
+    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    work.close()
+    return most
+
+
+def _bytes(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
+def test_weights_trained_tensors_optimizer_and_average_are_counted_exactly(lab, adapter):
+    state, denoiser, dataset = _run(lab, adapter, META)
+    parts = plan(state, denoiser, dataset).parts
+    network = _bytes([*denoiser.module.parameters(), *denoiser.module.buffers()])
+    trained = _bytes(state.trained.values())
+    steps = 4 * len(state.trained)  # AdamW's count of each tensor, which is on the CPU unless fused
+    assert parts["weights"] == network and parts["trained"] == parts["average"] == trained
+    assert 2 * trained <= parts["optimizer"] <= 2 * trained + steps
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_peak_is_what_pytorchs_allocator_measures(lab, adapter, checkpointing):
+    planned = _planned(lab, adapter, checkpointing=checkpointing)
+    own = planned.peak - planned.parts["weights"]  # the network was there before
+    assert own == pytest.approx(_measured(lab, adapter, checkpointing=checkpointing), rel=0.1)
+
+
+def test_savings_save_what_they_move_or_narrow(lab):
+    plain, half = _planned(lab, FULL), _planned(lab, FULL, precision="full-bf16")
+    assert half.parts["trained"] * 2 == plain.parts["trained"]
+    assert _planned(lab, FULL, offload="optimizer").parts["optimizer"] == 0
+    assert _planned(lab, LORA, offload="layers").parts["weights"] == 0
+    assert _planned(lab, LORA, checkpointing=True).peak < 0.8 * _planned(lab, LORA).peak
+    assert _planned(lab, LORA, batch_size=1).parts["activations"] < 0.3 * _planned(lab, LORA).parts["activations"]
+    assert _planned(lab, FULL, optimizer="sgd").parts["optimizer"] == plain.parts["trained"]
+
+
+def test_planning_leaves_no_trace(lab):
+    state, denoiser, dataset = _run(lab, LORA, META)
+    before = {name: (id(p), p.detach().clone()) for name, p in denoiser.module.named_parameters()}
+    drawn = torch.random.get_rng_state()
+    plan(state, denoiser, dataset)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    for name, p in denoiser.module.named_parameters():
+        assert id(p) == before[name][0] and torch.equal(p, before[name][1])
+
+
+def test_the_largest_batch_counts(lab):
+    small, large = lab.pictures(shape=(WIDTH, 8, 8)), lab.pictures(shape=(WIDTH, 16, 16))
+    mixed = replace(small, images=small.images + large.images)
+    assert {tuple(image.latent.shape) for image in largest_batch(mixed, 3).images} == {(WIDTH, 16, 16)}
+    own = replace(mixed, images=(replace(small.images[0], batch_size=9), *large.images))
+    assert len(largest_batch(own, 2).images) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"optimizer": "adamw8bit"}, "adamw8bit has kernels of its own"), ({"precision": "fp16"}, "plan bf16")],
+)
+def test_what_cannot_be_planned_is_said(lab, changes, said):
+    with pytest.raises(ValueError, match=said):
+        _planned(lab, LORA, **changes)

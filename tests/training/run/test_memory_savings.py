@@ -1,0 +1,62 @@
+"""Which settings make a training fit, and in which order."""
+
+from dataclasses import replace
+
+from graft_nodes.training.recipes.fit import GB
+from graft_nodes.training.run.memory_plan import PARTS, MemoryPlan
+from graft_nodes.training.run.memory_savings import SAVINGS, fitting, report
+from graft_nodes.training.trainable.settings import AdapterSettings
+
+
+def _plan(state):
+    """A made-up model: 10 GB of weights, 8 of activations an image, 4 of optimizer, 2 of average."""
+    optimizer, ema = state.settings.optimizer, state.start.ema
+    weights = 1 if optimizer.offload == "layers" else 10
+    activations = 8 * optimizer.batch_size * (0.25 if optimizer.checkpointing else 1)
+    moments = 0 if optimizer.offload == "optimizer" or optimizer.optimizer == "adafactor" else 4
+    average = 2 if ema is not None and ema.device == "same" else 0
+    sizes = (weights, 0, 0, moments, activations, average)
+    return MemoryPlan({part: int(size * GB) for part, size in zip(PARTS, sizes, strict=True)})
+
+
+def _state(lab, **optimizer):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    return lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), **{"batch_size": 2, **optimizer})
+
+
+def _words(state, memory):
+    return [(saving.words.split(",")[0], planned.peak / GB) for saving, planned in fitting(state, _plan, memory * GB)]
+
+
+def test_the_cheapest_come_first_and_no_more_than_needed(lab):
+    state = _state(lab)  # 32 GB
+    assert _words(state, 40) == []
+    assert _words(state, 24) == [("gradient checkpointing on", 20.0)]
+    assert _words(state, 21) == [("gradient checkpointing on", 20.0), ("batch size 1", 18.0)]
+    assert [words for words, _ in _words(state, 14)][2:] == ["store average on host", "offload to CPU memory optimizer"]
+
+
+def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
+    state = _state(lab, checkpointing=True, batch_size=1, offload="optimizer")
+    assert [words for words, _ in _words(state, 4)] == ["store average on host", "offload to CPU memory layers"]
+
+
+def test_the_step_stays_the_same_with_a_batch_of_1(lab):
+    saving = next(saving for saving in SAVINGS if saving.words.startswith("batch size"))
+    optimizer = saving.apply(_state(lab, accumulation=3)).settings.optimizer
+    assert (optimizer.batch_size, optimizer.accumulation) == (1, 6)
+
+
+def test_the_report_says_parts_savings_and_what_they_cost(lab):
+    state = replace(_state(lab), run="cat")
+    assert report(state, _plan).startswith(
+        "run cat: a step is planned to take 32.00 GB (weights 10.00 GB, trained 0.0 MB"
+    )
+    assert "it fits into 40.00 GB" in report(state, _plan, 40 * GB)
+    text = report(state, _plan, 24 * GB).splitlines()
+    assert text[1:] == [
+        "it does not fit into 24.00 GB, of which 90% may be used; what saves memory:",
+        "- gradient checkpointing on: 20.00 GB; slower, as each block runs twice; the same result",
+        "with these it fits",
+    ]
+    assert report(state, _plan, GB).endswith("or load the model in fp8")
