@@ -4,6 +4,7 @@ no memory. It is the step that trains, with its model, adapter, optimizer, avera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ def _named(work: Workspace, counter: Allocations) -> Iterator[None]:
 
 def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
     """A dataset whose every batch is the largest that `dataset` makes."""
-    image = max(dataset.images, key=lambda image: image.latent.numel() * (image.batch_size or batch_size))
+    image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     count = image.batch_size or batch_size
     regularisation = None
     if dataset.regularisation is not None:
@@ -110,4 +111,4 @@ def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
 
 
 def _size(image: DatasetImage) -> int:
-    return image.latent.numel()
+    return math.prod(image.latent.shape)
