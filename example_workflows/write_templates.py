@@ -659,6 +659,7 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.group("Latents of the demo model", "#88A", sampler)
     graph.group("Before", "#8A8", before, before_image)
     graph.group("After", "#8A8", after, after_image)
+    return graph.document()
 
 
 # --- a slider ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ LORAS = "See what your LoRAs do"
 WORDS = "Train a word without a LoRA"
 PREFERENCE = "Teach the demo model what you prefer"
 SLIDER = "Train a slider"
+DECODER = "Repair a VAE's decoder"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -70,7 +71,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, WORDS, PREFERENCE, SLIDER, *REAL]
+    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
