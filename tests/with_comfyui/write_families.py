@@ -3,7 +3,7 @@
 For each checkout, the files test_train_families.py and test_lora_names.py of checks/ run with `-m column`,
 GRAFT_TEST_COMFYUI (the checkout) and GRAFT_FAMILIES (a file for the results). Then:
 
-    python -m graft_nodes.tests.with_comfyui.write_families build/0.3.64.json build/0.33.0.json
+    python -m graft_nodes.tests.with_comfyui.write_families build/0.3.64.json build/0.8.0.json build/0.33.0.json
 """
 
 from __future__ import annotations
@@ -75,6 +75,11 @@ def _row(hosts: Sequence[Host], family: str) -> str:
     return f"| {' | '.join([TITLES[family], versions, *cells])} |"
 
 
+def _listed(words: Sequence[str]) -> str:
+    """Words as a sentence lists them: "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
 def document(hosts: Sequence[Host]) -> str:
     """The whole file, with the ComfyUIs in the order in which they are given."""
     headings = ["Model", "ComfyUI", *(heading for heading, _ in COLUMNS.values())]
@@ -82,7 +87,7 @@ def document(hosts: Sequence[Host]) -> str:
         "# Model families",
         "",
         "What the tests found, with a tiny random model of ComfyUI's own class for each family, in ComfyUI "
-        + " and ".join(host["comfyui"] for host in hosts)
+        + _listed([host["comfyui"] for host in hosts])
         + ".",
         "`tests/with_comfyui/write_families.py` writes this page from the tests' results.",
         "",
