@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ...storage.digest import sha256
 from .buckets import Framing
-from .stored_latent import Latent, read_latent
 from .tags import Caption
 
 if TYPE_CHECKING:
     from ..objective.slider import SliderSettings
     from .changed_files import WatchedFiles
+    from .stored_latent import Latent
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,8 @@ class WorsePicture:
 
     def latent_as(self, flipped: bool) -> Tensor:
         """Its latent as it is, or flipped."""
+        from .stored_latent import read_latent
+
         if flipped and self.flipped_latent is not None:
             return read_latent(self.flipped_latent)
         return read_latent(self.latent)
