@@ -324,3 +324,31 @@ def test_other_nodes_say_that_it_is_a_vae(host, trained):
         conditionings = {"": dataclass.Conditioning(torch.zeros(1, 1, 1))}
         plain = dataclass.Dataset.from_latents([torch.zeros(3, 8, 8)], [""], conditionings)
         host.call("GraftTrainVAEStart", vae=trained["base"], dataset=plain, run="vae samples")
+
+
+@pytest.mark.parametrize("with_pictures", [False, True])
+def test_a_slider_is_no_dataset_of_a_vae(host, trained, with_pictures):
+    clip, vae = host.call("GraftDemo")[1:3]
+    prompts = {"positive": "a green circle", "negative": "a red circle", "target": "a yellow circle"}
+    given = {**prompts, "width": 64, "height": 64, "clip": clip, "vae": vae}
+    if with_pictures:
+        given["dataset"] = trained["dataset"]
+    slider = host.call("GraftSlider", **given)[0]
+    with pytest.raises(ValueError, match="Slider is connected, which trains a LoRA"):
+        host.call("GraftTrainVAEStart", vae=trained["base"], dataset=slider, run="vae slider")
+
+
+def test_what_to_change_when_memory_runs_out_is_what_vae_training_has(host, pictures, monkeypatch):
+    loop = host.module("training.run.loop")
+
+    def short(_work):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(loop, "advance_", short)
+    host.fresh()
+    result = host.run(_workflow(host, pictures, "vae short of memory", 2))
+    less = (
+        "To need less: switch gradient checkpointing on; or make batch size smaller than 2 (a larger gradient"
+        " accumulation keeps the step the same); or make crop size of Start VAE Training smaller."
+    )
+    assert less in str(result["errors"]).replace("\\n", " ")

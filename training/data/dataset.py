@@ -243,6 +243,10 @@ class Dataset:
 
     def as_pictures(self) -> Dataset:
         """The same images as pictures, for VAE training. Raises ValueError where they were not read from files."""
+        if self.slider is not None:
+            raise ValueError(
+                "VAE training needs pictures, and Slider is connected, which trains a LoRA. Connect Dataset instead."
+            )
         if self.pictures is None:
             raise ValueError(
                 "VAE training needs pictures, and this dataset has latents only, as Samples makes it. Connect Dataset,"

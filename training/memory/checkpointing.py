@@ -20,15 +20,15 @@ from .saved_tensors import KeptTensor, active_mode, entered
 def blocks(module: nn.Module) -> list[nn.Module]:
     """The blocks to checkpoint: residual and transformer blocks.
 
-    These are the outermost modules that are in a ModuleList or Sequential and have several children.
+    These are the outermost modules that are in a ModuleList or Sequential and have several children. A bare nn.Module,
+    as for each resolution of SD's VAE, only holds others: it is never called.
     """
     outermost: list[nn.Module] = []
 
     def visit(part: nn.Module) -> None:
         for child in part.children():
-            is_in_list = isinstance(part, nn.ModuleList | nn.Sequential) and not isinstance(
-                child, nn.ModuleList | nn.Sequential
-            )
+            only_holds = isinstance(child, nn.ModuleList | nn.Sequential) or type(child) is nn.Module
+            is_in_list = isinstance(part, nn.ModuleList | nn.Sequential) and not only_holds
             if is_in_list and len(list(child.children())) > 1:
                 outermost.append(child)
             else:

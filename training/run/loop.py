@@ -177,9 +177,10 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    settings = work.start_state.settings.optimizer
+    start, settings = work.start_state.start, work.start_state.settings.optimizer
     largest = batch_sizes(work.dataset, settings.batch_size)[-1]
-    advice = out_of_memory.advice(work.start_state.start.adapter, settings, work.denoiser.device, largest)
+    of_vae = start.autoencoder is not None
+    advice = out_of_memory.advice(start.adapter, settings, work.denoiser.device, largest, of_vae)
     saved = "No step was made yet"
     if work.saved_step:
         saved = f"The state after step {work.saved_step} is kept"

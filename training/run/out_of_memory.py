@@ -53,10 +53,14 @@ def release(error: BaseException) -> None:
 
 
 def advice(
-    adapter: AdapterSettings, optimizer: OptimizerSettings, device: torch.device, largest_batch: int | None = None
+    adapter: AdapterSettings,
+    optimizer: OptimizerSettings,
+    device: torch.device,
+    largest_batch: int | None = None,
+    of_vae: bool = False,
 ) -> str:
     """Settings that would save memory, those that cost least first. `largest_batch` is what the datasets make of the
-    batch size; None is the optimizer's.
+    batch size; None is the optimizer's. `of_vae`: a VAE is trained, with full weights.
     """
     batch_size = largest_batch or optimizer.batch_size
     suggestions = []
@@ -68,6 +72,9 @@ def advice(
         )
     if device.type == "cuda" and optimizer.precision == "float32":
         suggestions.append("set training precision to bf16")
+    if of_vae:
+        suggestions.append("make crop size of Start VAE Training smaller")
+        return "; or ".join(suggestions)
     if getattr(optimizer, "offload", "none") == "none":
         suggestions.append("set offload to CPU memory")
     if adapter.full_weights:

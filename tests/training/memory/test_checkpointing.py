@@ -5,7 +5,7 @@ theirs.
 import pytest
 import torch
 from graft_nodes.host.autograd_inplace import AvoidInplaceOps
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import blocks, checkpointed
 from torch import nn
 
 
@@ -73,6 +73,33 @@ def test_gradients_of_blocks_that_change_their_input(graded):
     for one, other, wanted in zip(kept, forgotten, expected, strict=True):
         assert torch.allclose(one, wanted) and torch.allclose(other, wanted)
     assert not [block for block in net.blocks if "forward" in block.__dict__]
+
+
+class Level(nn.Module):
+    """As a resolution of SD's VAE: a bare module, which is never called, holds the blocks."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.levels = nn.ModuleList([nn.Module()])
+        self.levels[0].block = nn.ModuleList([Block(width)])
+        self.levels[0].upsample = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.levels[0].upsample(self.levels[0].block[0](x * 1, {}))
+
+
+def test_blocks_that_a_bare_module_holds_are_checkpointed():
+    net = Level()
+    assert blocks(net) == [net.levels[0].block[0]]
+    x, calls = torch.randn(3, 6, generator=torch.Generator().manual_seed(3)), []
+    net.levels[0].block[0].first.register_forward_hook(lambda *_: calls.append(1))
+    with AvoidInplaceOps():
+        kept = gradients(net, net, x)
+        assert len(calls) == 1
+        with checkpointed(net):
+            forgotten = gradients(net, net, x)
+    assert len(calls) == 3
+    assert all(torch.equal(one, other) for one, other in zip(kept, forgotten, strict=True))
 
 
 @pytest.mark.parametrize("graded", [False, True])

@@ -12,6 +12,7 @@ import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from graft_nodes.host import autoencoder as autoencoders
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
+from graft_nodes.training.memory.checkpointing import blocks
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
 
@@ -167,6 +168,25 @@ def test_gradients_are_those_of_finite_differences(host, kind, part):
 def _is_trained(name, part):
     decoder = ("decoder", "post_quant_conv", "conv2")
     return name in decoder or (part == "whole" and name in ("encoder", "quant_conv", "conv1"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_of_the_decoder_forget_their_activations(host, kind):
+    """Gradient checkpointing: the blocks of the decoder run twice in a step, and the weights are the same."""
+    made, counts = [], []
+    for checkpointing in (False, True):
+        given = {"learning_rate": 2e-3, "batch_size": 2, "total_steps": 2, "checkpointing": checkpointing}
+        (optimizer,) = host.call("GraftOptimizer", **given)
+        vae, state = _begun(host, kind, f"checkpointing {checkpointing}", optimizer=optimizer)
+        calls = []
+        for block in blocks(vae.first_stage_model.decoder):
+            first = next(part for part in block.modules() if not list(part.children()))
+            first.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        made.append(host.call("TrainStep", state=state, steps=2, validate_every=0, snapshot_every=0)[0])
+        counts.append(len(calls))
+    assert counts[0] and counts[1] == 2 * counts[0]
+    plain, checkpointed = (one.trained for one in made)
+    assert all(torch.equal(tensor, checkpointed[name]) for name, tensor in plain.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
