@@ -51,12 +51,12 @@ class AvoidInplaceOps(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if kwargs and kwargs.get("out") is not None:
-            return _call_without_out(func, args, dict(kwargs), sys._getframe(1))
+            return _call_without_out(func, args, dict(kwargs), _caller(sys._getframe(1)))
         out_of_place = _OUT_OF_PLACE.get(func)
         if out_of_place is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
         target, other = args
-        if _needs_gradient(target, other) and _is_augmented_assignment(sys._getframe(1)):
+        if _needs_gradient(target, other) and _is_augmented_assignment(_caller(sys._getframe(1))):
             return out_of_place(target, other).to(target.dtype)
         return func(*args)
 
@@ -96,6 +96,13 @@ def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         return func(*args, **kwargs)
     del kwargs["out"]
     return func(*args, **kwargs).to(out.dtype)
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """The model's frame of a call that function modes entered later have handed on."""
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def _is_augmented_assignment(frame: FrameType) -> bool:

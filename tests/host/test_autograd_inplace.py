@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graft_nodes.host.autograd_inplace import AvoidInplaceOps
+from graft_nodes.training.memory.allocations import AutocastOnMeta, FusedAttention
 
 
 def _leaf(seed):
@@ -53,6 +54,19 @@ def test_gradients_are_those_of_new_tensors(forward, expected):
     )
     with pytest.raises(RuntimeError):  # without it there is none
         _gradients(forward, *leaves)
+
+
+@pytest.mark.parametrize(("forward", "expected"), [(added, plain), (reused, afresh)])
+def test_other_modes_may_be_entered_inside(forward, expected):
+    leaves = _leaf(0), _leaf(1)
+    wanted = _gradients(expected, *leaves)
+    with AvoidInplaceOps(), FusedAttention(), AutocastOnMeta(torch.bfloat16):
+        found = _gradients(forward, *leaves)
+        h = leaves[0] * 2
+        h.add_(1.0)
+        assert torch.equal(h, leaves[0] * 2 + 1)
+    assert torch.allclose(found[0], wanted[0])
+    assert all(torch.allclose(a, b) for a, b in zip(found[1], wanted[1], strict=True))
 
 
 def test_a_result_that_is_thrown_away_is_the_change_itself():

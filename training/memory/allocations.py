@@ -89,6 +89,10 @@ class Allocations(TorchDispatchMode):
             device = torch.device(kwargs.get("device") or META)
             if device != META:
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=device)
+        if func is torch.ops.aten.empty_like.default and args[0].device == META:
+            device = torch.device(kwargs.get("device") or META)
+            if device != META:  # what the step would move there may not fit into this host's memory
+                return torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype).expand(args[0].shape)
         if func is torch.ops.aten.copy_.default and args[1].device == META and args[0].device != META:
             return args[0]
         return None

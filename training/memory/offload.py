@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
 from .checkpointing import blocks
-from .saved_tensors import KeptTensor
+from .saved_tensors import KeptTensor, storage_address
 
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
 
@@ -103,9 +103,9 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
 
     def pack(tensor: Tensor) -> Any:
         if not weight_storages:  # at the first use: by then the trained tensors are in the module
-            weight_storages.update(t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers()))
+            weight_storages.update(map(storage_address, (*module.parameters(), *module.buffers())))
         size = tensor.numel() * tensor.element_size()
-        if size < SMALL or not on_device(tensor) or tensor.untyped_storage().data_ptr() in weight_storages:
+        if size < SMALL or not on_device(tensor) or storage_address(tensor) in weight_storages:
             return KeptTensor(tensor.detach())
         return _OnHost(tensor)
 

@@ -177,6 +177,11 @@ def _version(tensor: Tensor) -> int:
 def _address(tensor: Tensor) -> int:
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return 0
+    return storage_address(tensor)
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Which memory a tensor lies in: the same number for its views."""
     storage = tensor.untyped_storage()
     if tensor.device.type == "meta":  # no memory, so no address of it
         return storage._cdata

@@ -33,6 +33,16 @@ def test_numbers_read_from_it_are_1_and_host_memory_does_not_count():
         assert on_host.device.type == "cpu" and counter.total == before
 
 
+def test_what_goes_to_the_host_takes_no_memory_there():
+    with Allocations() as counter:
+        tensor = torch.empty(2**20, 2**20, device=META)  # 4 TB
+        on_host = torch.empty_like(tensor, device="cpu").copy_(tensor)
+        before = counter.total
+        assert on_host.device.type == "cpu" and on_host.shape == tensor.shape and counter.total == before
+        back = torch.empty_like(on_host, device=META).copy_(on_host)
+        assert counter.total == 2 * before and back.stride() == tensor.stride()
+
+
 def test_attention_keeps_its_input_its_output_and_a_number_for_each_row():
     with FusedAttention(), Allocations() as counter:
         query = torch.empty(2, 4, 100, 8, device=META, requires_grad=True)

@@ -80,6 +80,7 @@ def test_savings_save_what_they_move_or_narrow(lab):
     assert _planned(lab, LORA, offload="layers").parts["weights"] == 0
     assert _planned(lab, LORA, checkpointing=True).peak < 0.8 * _planned(lab, LORA).peak
     assert _planned(lab, LORA, batch_size=1).parts["activations"] < 0.3 * _planned(lab, LORA).parts["activations"]
+    assert _planned(lab, LORA, offload="activations").peak < 0.8 * _planned(lab, LORA).peak
     assert _planned(lab, FULL, optimizer="sgd").parts["optimizer"] == plain.parts["trained"]
 
 
