@@ -236,20 +236,6 @@ def all_nodes(data: Mapping[str, Any]) -> list[Any]:
     return nodes
 
 
-def group_nodes(data: Mapping[str, Any]) -> list[Problem]:
-    """The group nodes (which the editor had before subgraphs); they cannot be translated."""
-    message = (
-        "this is a group node, which only the editor can unpack: open the workflow there and save it, which makes a"
-        " subgraph of it, or ungroup it"
-    )
-    problems = []
-    for node in all_nodes(data):
-        kind = str(node.get("type"))
-        if kind.startswith(("workflow/", "workflow>")):
-            problems.append(Problem(message, str(node.get("id")), str(node.get("title") or ""), kind))
-    return problems
-
-
 def read_slot(entry: Mapping[str, Any]) -> Slot:
     """Read a slot of a node from the file's JSON."""
     widget, link = entry.get("widget"), entry.get("link")

@@ -10,14 +10,12 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from . import prompt_text, widgets
+from . import editor_file, group_nodes, prompt_text, widgets
 from .editor_file import (
     EditorGraph,
     Link,
     Slot,
     all_nodes,
-    group_nodes,
-    malformed,
     read_graphs,
     read_slot,
     subgraph_definitions,
@@ -69,8 +67,14 @@ class PlacedNode:
         return self.mode not in (MUTED, BYPASSED)
 
 
+def malformed(data: Mapping[str, Any]) -> list[Problem]:
+    """Problems with the shape of an editor file: its nodes, slots, links and group nodes."""
+    return editor_file.malformed(data) or group_nodes.malformed_groups(data)
+
+
 def class_types(data: Mapping[str, Any]) -> set[str]:
-    """The node types that a host needs, also inside subgraphs: all but muted, bypassed and editor-only nodes.
+    """The node types that a host needs, also inside subgraphs and group nodes: all but muted, bypassed and editor-only
+    nodes.
 
     The file must not be `malformed`.
     """
@@ -79,15 +83,16 @@ def class_types(data: Mapping[str, Any]) -> set[str]:
     for node in all_nodes(data):
         if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED):
             active.add(str(node.get("type")))
-    return active - subgraphs - EDITOR_ONLY
+    groups = {kind for kind in active if group_nodes.is_group({"type": kind})}
+    return (active | group_nodes.inner_types(data)) - groups - subgraphs - EDITOR_ONLY
 
 
 def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, Any]]:
     """The API graph of an editor workflow that is not `malformed`. Raises WorkflowError that lists everything that
     cannot be translated.
     """
-    problems = group_nodes(data)
     root, subgraphs = read_graphs(data)
+    problems = group_nodes.make_subgraphs(data, root, subgraphs, look_up)
     placed = _Placement(subgraphs, look_up, problems)
     placed.place(root, None, [])
     placed.apply_primitives()

@@ -7,6 +7,8 @@ record and has odd_nodes.py among its custom nodes:
     python tests/headless/record_exports.py http://127.0.0.1:8188 --chromium /usr/bin/chromium
 
 For each workflows/NAME.editor.json it writes NAME.api.json, and then schemas.json for all of them.
+`--folder group_nodes` records that folder instead, with front end 1.27.10, which still has group nodes, and leaves
+schemas.json as it is.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--chromium", default=None)
+    parser.add_argument("--folder", default=FOLDER.name)
     arguments = parser.parse_args()
-    paths = sorted(FOLDER.glob("*.editor.json"))
+    paths = sorted(FOLDER.with_name(arguments.folder).glob("*.editor.json"))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=arguments.chromium, args=["--no-sandbox"])
         page = browser.new_page()
@@ -55,7 +58,8 @@ def main() -> None:
             target.write_text(json.dumps(output, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(path.name, len(output), "nodes")
         browser.close()
-    write_schemas(arguments.url, version)
+    if arguments.folder == FOLDER.name:
+        write_schemas(arguments.url, version)
 
 
 def write_schemas(url: str, version: str) -> None:

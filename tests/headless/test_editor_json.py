@@ -54,11 +54,6 @@ def test_values_saved_by_name_as_some_packs_do():
     assert workflow.parse({"nodes": [node]}).graph(LOOK_UP)["1"]["inputs"] == {"text": "t", "number": 8}
 
 
-def test_a_group_node_is_refused_with_the_way_out():
-    text = refused({"nodes": [{"id": 1, "type": "workflow>mine"}, {"id": 2, "type": "workflow/yours", "title": "two"}]})
-    assert "node 1" in text and "node 2" in text and "which makes a subgraph of it" in text
-
-
 def test_links_that_lead_nowhere_are_listed():
     slots = [{"name": "text", "type": "STRING", "link": 5}, {"name": "image", "type": "IMAGE", "link": 6}]
     text = refused({"nodes": [{"id": 1, "type": "OddSink", "inputs": slots}], "links": [[6, 9, 0, 1, 1, "IMAGE"]]})
