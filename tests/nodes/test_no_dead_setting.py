@@ -25,6 +25,9 @@ NODES = (
     "GraftEMA",
     "GraftTrainStart",
     "TrainStep",
+    "GraftSlider",
+    "GraftTrainVAEStart",
+    "GraftDemoVAE",
 )
 SETTINGS = {"GraftAdapter": "adapter", "GraftOptimizer": "optimizer", "GraftObjective": "objective", "GraftEMA": "ema"}
 BASE = {
@@ -56,6 +59,11 @@ EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
 PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": {"low_noise_model": 1.05}}
 FULL = {"GraftAdapter": {"kind": "full"}}
 WORDS = {"GraftWords": {"words": "two", "initial": "circle"}}
+PROMPTS = {"positive": "a green circle", "negative": "a red circle", "target": "a yellow circle"}
+SLIDER = {"GraftSlider": {**PROMPTS, "width": 64, "height": 64, "steps": 2, "cfg": 1.0}}
+VAE = {"GraftTrainVAEStart": {"crop": 64, "latent_bound": 1000.0}, "GraftDemoVAE": {"damage": 1.0}}
+WHOLE_VAE = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "part": "whole"}}
+BOTH_ERRORS = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "mse": 1.0}}
 
 CASES: dict[str, dict[str, Case]] = {
     "GraftDataset": {
@@ -207,6 +215,38 @@ CASES: dict[str, dict[str, Case]] = {
         "tensorboard": Case(True, changes="files"),
         "switch_every": Case(1, PAIR, changes="loads"),
     },
+    "GraftSlider": {
+        "method": Case("concept sliders", SLIDER),
+        "positive": Case("a blue circle", SLIDER),
+        "negative": Case("a blue circle", SLIDER),
+        "target": Case("a blue circle", SLIDER),
+        "neutral": Case("a blue circle", SLIDER),
+        "keep": Case("one\ntwo", SLIDER),
+        "guidance": Case(1.0, SLIDER),
+        "width": Case(128, SLIDER),
+        "height": Case(128, SLIDER),
+        "steps": Case(5, SLIDER),
+        "cfg": Case(4.0, SLIDER),
+        "clip": Case("other", SLIDER),
+        "vae": Case(None, SLIDER, refused="connect VAE, which tells the shape of the latents"),
+        "dataset": Case("dead2", SLIDER),
+    },
+    "GraftTrainVAEStart": {
+        "vae": Case(0.5, VAE),
+        "dataset": Case("dead2", VAE),
+        "optimizer": Case(None, VAE),
+        "ema": Case(None, VAE, changes="average"),
+        "part": Case("whole", VAE),
+        "crop": Case(32, VAE),
+        "l1": Case(0.0, BOTH_ERRORS),
+        "mse": Case(1.0, VAE),
+        "edge": Case(1.0, VAE),
+        "kl": Case(1e-2, WHOLE_VAE),
+        "latent_bound": Case(1e-6, WHOLE_VAE, refused="the latents of held-out images have moved by"),
+        "seed": Case(5, VAE),
+        "run": Case("another run", VAE, changes="run"),
+    },
+    "GraftDemoVAE": {"damage": Case(0.5, VAE)},
 }
 
 
@@ -308,6 +348,10 @@ class Lab:
         words = begin.pop("words", None) or given["GraftWords"]
         if words:
             parts["words"] = host.call("GraftWords", **words)[0]
+        if given["GraftTrainVAEStart"]:
+            return self.vae_run(given, parts)
+        if given["GraftSlider"]:
+            parts["dataset"] = self.slider(given["GraftSlider"])
         begin = {k: v for k, v in begin.items() if k not in (*SETTINGS.values(), "dataset")}
         model = (
             self.other("model")
@@ -321,6 +365,31 @@ class Lab:
         run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
         state = host.call("GraftTrainStart", model=model, clip=clip, vae=vae, **parts, **begin)[0]
         return self.step(state, run, dict(given["TrainStep"]))
+
+    def slider(self, given):
+        """The dataset of a slider; its pictures, if it has any, are those of a folder."""
+        given = {"clip": self.clip, "vae": self.vae, **given}
+        if given["clip"] == "other":
+            given["clip"] = self.other("clip")
+        if "dataset" in given:
+            given["dataset"] = self.dataset({**BASE["GraftDataset"], "folder": given["dataset"]})
+        return self.host.call("GraftSlider", **given)[0]
+
+    def vae_run(self, given, parts):
+        """What a run of VAE training gives; its VAE is the demo's with some damage."""
+        given_start = dict(given["GraftTrainVAEStart"])
+        vae = self.host.call("GraftDemoVAE", damage=given_start.pop("vae", given["GraftDemoVAE"]["damage"]))[0]
+        if "dataset" in given_start:
+            given_start["dataset"] = self.dataset({**given["GraftDataset"], "folder": given_start["dataset"]})
+        begin = {name: parts[name] for name in ("dataset", "optimizer", "ema")} | given_start
+        run = begin.setdefault(
+            "run", "dead vae " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16]
+        )
+        state = self.host.call("GraftTrainVAEStart", vae=vae, **begin)[0]
+        result = self.step(state, run, dict(given["TrainStep"]))
+        after = self.host.call("TrainStep", state=state, **given["TrainStep"])[0]  # the stored result
+        self.host.call("GraftTrainedVAE", state=after)
+        return result
 
     def start(self, given):
         return self.host.call(
