@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -180,15 +180,15 @@ def keep(pictures: torch.Tensor, run: str, name: str, text: str = "") -> list[di
     """
     from PIL import Image
 
-    folder = _folder(run)
+    folder = folder_of(run)
     make_folders(Path(folder))
-    comment = {"comment": text} if text else {}
+    note = {"comment": text} if text else {}
     files = []
     for number, picture in enumerate(pictures):
         file = f"{name}-{number}.jpg"
         body = io.BytesIO()
         Image.fromarray((picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(
-            body, format="JPEG", quality=92, **comment
+            body, format="JPEG", quality=92, **note
         )
         write_whole(os.path.join(folder, file), [body.getvalue()])
         files.append(_viewed(run, file))
@@ -206,37 +206,38 @@ def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
     return name
 
 
-_NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
+NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
 
 
 def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels; with several
     prompts also its number and text.
     """
-    matches = [one for one in map(_NAME.fullmatch, names_in(_folder(run))) if one]
+    matches = [one for one in map(NAME.fullmatch, names_in(folder_of(run))) if one]
     matches = [one for one in matches if one[1] == start[:12] and int(one[2]) <= until]
     matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5])))
     shown = []
     for match in matches[-MOST:]:
         picture: dict[str, Any] = {**_viewed(run, match[0]), "step": int(match[2]), "label": match[3]}
         if match[4]:
-            text = _comment(os.path.join(_folder(run), match[0]))
+            text = comment(os.path.join(folder_of(run), match[0]))
             picture.update(prompt=int(match[4]), text=text)
         shown.append(picture)
     return shown
 
 
-def _comment(path: str) -> str:
+def comment(file: str | BinaryIO) -> str:
     """The prompt that a preview was made with; empty where the file cannot be read."""
     try:
-        with open_picture(path) as picture:
-            comment = picture.info.get("comment", b"")
+        with open_picture(file) as picture:
+            text = picture.info.get("comment", b"")
     except picture_errors():
         return ""
-    return bytes(comment).decode("utf-8", "replace")
+    return bytes(text).decode("utf-8", "replace")
 
 
-def _folder(run: str) -> str:
+def folder_of(run: str) -> str:
+    """Where the previews of a run are kept."""
     return os.path.join(folders.training_folder(), run, PREVIEWS)
 
 

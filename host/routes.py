@@ -1,5 +1,5 @@
 """What Graft's panels ask the server: LoRA files and what they say of themselves, stored runs, to stop a training step,
-and the folders, pictures and captions of datasets.
+to keep preference pairs, and the folders, pictures and captions of datasets.
 
 The routes are registered on ComfyUI's PromptServer, real or embedded, while the pack loads. They take names and keys,
 never paths.
@@ -17,6 +17,8 @@ never paths.
                                       a training step that runs has reached
     GET  /graft/running               {"running": [{node, workflow, run, key, until}]}, the training steps that run
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
+    POST /graft/preferences           {"run", "better", "worse"}, two previews' names: keeps them as a pair, and answers
+                                      {"folder", "pairs", "name", "captioned"}
     GET  /graft/dataset/folders       the folders of ComfyUI's input folder, with their numbers of pictures
     GET  /graft/dataset/files?folder= {"files": [name]} of a folder, so that nothing is uploaded over them
     POST /graft/dataset/glance        {the inputs of a Dataset[, "only": name]}: what it would read, from headers
@@ -36,6 +38,7 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from . import events, folders, previews
@@ -159,17 +162,6 @@ def _near_loras(request: Any) -> Answer:
     return 200, {"near": folders.near_loras(named(request, "name"))}
 
 
-def _of_lora(name: str) -> Callable[[Any], Answer]:
-    """What lora_routes.py answers under a name; imported when it is asked for, so that ComfyUI starts without it."""
-
-    def ask(request: Any) -> Answer:
-        from . import lora_routes
-
-        return lora_routes.ANSWERS[name](request)
-
-    return ask
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
@@ -211,16 +203,17 @@ def _stop(request: Any) -> Answer:
     return 200, {"run": run, "stopping": True}
 
 
-# --- datasets ---------------------------------------------------------------------------------------------------------
+# --- what other files answer ------------------------------------------------------------------------------------------
 
 
-def _of_dataset(name: str) -> Callable[[Any], Answer]:
-    """What datasets.py answers under a name; imported when it is asked for, so that ComfyUI starts without it."""
+def _of(file: str, name: str) -> Callable[[Any], Answer]:
+    """What a file of this folder answers under a name; imported when it is asked for, so that ComfyUI starts without
+    it.
+    """
 
     def ask(question: Any) -> Answer:
-        from . import datasets
-
-        return datasets.ANSWERS[name](question)
+        answers: Mapping[str, Callable[[Any], Answer]] = import_module(f".{file}", __package__).ANSWERS
+        return answers[name](question)
 
     return ask
 
@@ -228,21 +221,22 @@ def _of_dataset(name: str) -> Callable[[Any], Answer]:
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/loras", _loras),
     ("get", "/graft/near_loras", _near_loras),
-    ("get", "/graft/lora_info", _of_lora("info")),
-    ("get", "/graft/lora_preview", _of_lora("preview")),
-    ("get", "/graft/lora_row", _of_lora("row")),
-    ("get", _UPLOAD, _of_lora("may_come")),
+    ("get", "/graft/lora_info", _of("lora_routes", "info")),
+    ("get", "/graft/lora_preview", _of("lora_routes", "preview")),
+    ("get", "/graft/lora_row", _of("lora_routes", "row")),
+    ("get", _UPLOAD, _of("lora_routes", "may_come")),
     ("get", "/graft/runs", _runs),
     ("get", "/graft/runs/{run}", _run),
     ("get", "/graft/runs/{run}/{key}", _state),
     ("get", "/graft/running", _running),
     ("post", "/graft/stop", _stop),
-    ("get", "/graft/dataset/folders", _of_dataset("folders")),
-    ("get", "/graft/dataset/files", _of_dataset("files")),
-    ("get", "/graft/dataset/thumbnail", _of_dataset("thumbnail")),
-    ("get", "/graft/dataset/caption", _of_dataset("caption")),
+    ("get", "/graft/dataset/folders", _of("datasets", "folders")),
+    ("get", "/graft/dataset/files", _of("datasets", "files")),
+    ("get", "/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
+    ("get", "/graft/dataset/caption", _of("datasets", "caption")),
 )
 _ROUTES_WITH_BODY: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
-    ("/graft/dataset/glance", _of_dataset("glance")),
-    ("/graft/dataset/caption", _of_dataset("write_caption")),
+    ("/graft/preferences", _of("preferences", "mark")),
+    ("/graft/dataset/glance", _of("datasets", "glance")),
+    ("/graft/dataset/caption", _of("datasets", "write_caption")),
 )

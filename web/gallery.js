@@ -1,11 +1,12 @@
 /**
  * Previews by step: a slider chooses the step, two steps can be compared side by side, and a click shows a picture over
  * the whole page. The newest step is shown until someone goes back. Of several prompts each has its rows, with its text
- * above them.
+ * above them. Of two compared pictures a person says which is better.
  */
 import { el } from './dom.js'
 import { api } from './editor.js'
 import { openOverlay } from './overlay.js'
+import { Preferences } from './preferences.js'
 import { t } from './texts.js'
 
 const EMPTY = []
@@ -20,6 +21,7 @@ const slotOf = (picture) => `${promptOf(picture)}/${picture.label}/${picture.pla
 export class Previews {
   constructor() {
     this.galleries = new Set()
+    this.preferences = new Preferences()
     this.clear()
   }
 
@@ -42,6 +44,7 @@ export class Previews {
   /** Forget the pictures from a step on. */
   forget(step) {
     this.all = this.all.filter((picture) => picture.step < step)
+    this.preferences.clear() // their files are written anew
     this.changed()
   }
 
@@ -51,6 +54,11 @@ export class Previews {
 
   at(step) {
     return this.all.filter((picture) => picture.step === step)
+  }
+
+  async prefer(better, worse) {
+    await this.preferences.mark(better, worse)
+    this.changed()
   }
 
   changed() {
@@ -74,7 +82,8 @@ export class Gallery {
     this.strip = el('div', { class: 'graft-pictures' })
     this.strip.addEventListener('wheel', (event) => this.scrolls() && event.stopPropagation())
     this.words = el('div', { class: 'graft-prompt' }) // of the one picture that is shown with `only`
-    this.element = el('div', { class: 'graft-gallery' }, this.head, this.words, this.strip)
+    this.kept = el('div', { role: 'status' })
+    this.element = el('div', { class: 'graft-gallery' }, this.head, this.kept, this.words, this.strip)
     previews.galleries.add(this)
     this.show()
   }
@@ -111,10 +120,26 @@ export class Gallery {
     }
     this.strip.classList.toggle('graft-compared', other !== null)
     this.strip.classList.toggle('graft-by-prompt', !this.only && this.of(step).some((one) => one.prompt))
-    this.strip.replaceChildren(...this.rows(step, other))
+    this.fill(this.rows(step, other))
     this.words.textContent = (this.only && this.of(step)[0]?.text) || ''
     this.words.hidden = !this.words.textContent
+    this.tell(this.previews.preferences)
     this.sized()
+  }
+
+  /** Say what became of the last mark. */
+  tell({ said, isProblem }) {
+    this.kept.textContent = said
+    this.kept.className = isProblem ? 'graft-problem' : 'graft-dim'
+    this.kept.hidden = !said
+  }
+
+  /** Put new pictures in place of those of before; the button at the same place has the focus again. */
+  fill(figures) {
+    const buttons = () => [...this.strip.querySelectorAll('button')]
+    const focused = buttons().indexOf(document.activeElement)
+    this.strip.replaceChildren(...figures)
+    buttons()[focused]?.focus({ preventScroll: true })
   }
 
   scrolls() {
@@ -142,13 +167,34 @@ export class Gallery {
     return this.only ? pictures.filter((picture) => slotOf(picture) === this.only) : pictures
   }
 
-  /** Figures of two steps, those of the same prompt beside each other: the step to compare with on the left. */
+  /**
+   * Figures of two steps, those of the same prompt beside each other: the step to compare with on the left. Below them a
+   * person says which is better.
+   */
   pairs(pictures, other) {
     const before = new Map(this.of(other).map((picture) => [slotOf(picture), picture]))
     return pictures.flatMap((picture) => {
       const left = before.get(slotOf(picture))
-      return [left ? this.figure(left) : el('span', {}), this.figure(picture)]
+      const figures = [left ? this.figure(left) : el('span', {}), this.figure(picture)]
+      if (!left || left.step === picture.step) return figures
+      return [...figures, this.verdict(left, picture), this.verdict(picture, left)]
     })
+  }
+
+  /** The button below a picture that says that it is better than another. */
+  verdict(picture, other) {
+    const isBetter = this.previews.preferences.prefers(picture, other)
+    return el(
+      'button',
+      {
+        class: 'graft-button graft-verdict',
+        type: 'button',
+        title: t('Keep both as a preference pair for training with the loss dpo'),
+        'aria-pressed': String(isBetter),
+        onclick: () => this.previews.prefer(picture, other),
+      },
+      isBetter ? t('✓ This one is better') : t('This one is better'),
+    )
   }
 
   figure(picture) {

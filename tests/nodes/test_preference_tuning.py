@@ -64,6 +64,31 @@ def test_results_are_stored_and_resumed_with_equal_bytes(host):
     assert "implicit accuracy on held-out pairs 50% at step 0" in again["report"]
 
 
+def test_previews_that_are_marked_are_pairs_for_dataset(host):
+    import torch
+
+    previews, preferences = host.module("host.previews"), host.module("host.preferences")
+    draw = torch.Generator().manual_seed(3)
+    files = {}
+    for prompt, text in ((0, ""), (1, "a red circle"), (2, "a blue shape")):
+        for step in (5, 10):
+            name = previews.name_of("0" * 64, step, "weights", prompt)
+            picture = torch.rand((1, 64, 64, 3), generator=draw)
+            files[prompt, step] = previews.keep(picture, "seen", name, text)[0]["filename"]
+    for prompt, better, worse in ((0, 5, 10), (1, 10, 5), (2, 5, 10), (2, 10, 5)):  # the last one the other way round
+        body = {"run": "seen", "better": files[prompt, better], "worse": files[prompt, worse]}
+        status, answer = preferences.mark(body)
+        assert status == 200, answer
+    assert (answer["folder"], answer["pairs"]) == ("graft_preferences/seen", 3)
+    graph = _graph(host, answer["folder"], steps=1)
+    host.fresh()
+    result = host.run(graph, {"report": ["data", 2], "dataset": ["data", 0], "state": ["step", 0]})
+    assert result["success"], result["errors"]
+    report, dataset = result["captured"]["report"], result["captured"]["dataset"]
+    assert "preference pairs: 3, as steps-5-10-" in report and "1 without a caption" in report
+    assert sorted(image.caption for image in dataset.images) == ["", "a blue shape", "a red circle"]
+
+
 def test_a_folder_without_pairs_is_refused_with_the_names_of_its_pictures(host):
     _pairs(host, "unpaired", ["a.png", "b.png"])
     result = _run(host, _graph(host, "unpaired"))

@@ -1,0 +1,53 @@
+/**
+ * Of two previews of one prompt a person says which is better. The server keeps both as a preference pair in a folder that
+ * Dataset reads.
+ */
+import { asked, wordsOf } from './editor.js'
+import { t } from './texts.js'
+
+const fileOf = ({ subfolder, filename }) => `${subfolder}/${filename}`
+const runOf = ({ subfolder }) => (subfolder ?? '').split('/').at(-2) ?? '' // graft/RUN/previews
+
+export class Preferences {
+  constructor() {
+    this.clear()
+  }
+
+  clear() {
+    this.marked = new Set() // "better worse"
+    this.say('')
+  }
+
+  /** Whether a person has said that this picture is better than the other. */
+  prefers(picture, other) {
+    return this.marked.has(`${fileOf(picture)} ${fileOf(other)}`)
+  }
+
+  async mark(better, worse) {
+    const headers = { 'Content-Type': 'application/json' }
+    const body = JSON.stringify({ run: runOf(better), better: better.filename, worse: worse.filename })
+    let kept
+    try {
+      kept = await asked('/graft/preferences', { method: 'POST', headers, body })
+    } catch (error) {
+      this.say(t('The pair is not kept: {error}', { error: wordsOf(error) }), true)
+      return
+    }
+    this.marked.delete(`${fileOf(worse)} ${fileOf(better)}`)
+    this.marked.add(`${fileOf(better)} ${fileOf(worse)}`)
+    this.say(wordsAbout(kept))
+  }
+
+  say(said, isProblem = false) {
+    Object.assign(this, { said, isProblem })
+  }
+}
+
+/** What is said of a pair that is kept. */
+function wordsAbout({ folder, pairs, name, captioned }) {
+  const one = '{count} pair in {folder}: choose this folder in Dataset'
+  const more = '{count} pairs in {folder}: choose this folder in Dataset'
+  const words = t(pairs === 1 ? one : more, { count: pairs, folder })
+  if (captioned) return words
+  return `${words}. ${t('The prompt is not known as text: write the caption of {name} in Dataset.', { name })}`
+}
