@@ -114,7 +114,7 @@ class AutoencoderCall(StepCall):
         """The state's VAE, for training."""
         return autoencoders.opened(self.state.subject.vae)
 
-    def preview(self, denoiser: Any, step: int, average: bool) -> None:
+    def preview(self, denoiser: Any, step: int, average: bool, at_strength: Any) -> None:
         """Reconstructs the first held-out pictures with the VAE's current weights, and shows both."""
         label = "weights"
         if average:

@@ -17,6 +17,8 @@ from ..training.distributed import process_group
 
 log = logging.getLogger(__name__)
 
+SLIDER_STRENGTHS = (-1.0, 0.0, 1.0)  # that a slider's previews show, from left to right
+
 
 class Subject(NamedTuple):
     """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
@@ -290,11 +292,13 @@ class StepCall:
             encoded = denoiser.encode.encode_prompts(self.sampled.prompts)
         return preview_prompts(self.sampled, encoded)
 
-    def preview(self, denoiser: Any, step: int, average: bool) -> None:
+    def preview(self, denoiser: Any, step: int, average: bool, at_strength: Any) -> None:
         """Samples every prompt with the model's current weights, shows the images, and remembers their files.
 
         Raises ComfyUI's exception when the user interrupts.
         """
+        import torch
+
         label = "weights"
         if average:
             label = "average"
@@ -304,14 +308,25 @@ class StepCall:
         with without:
             for prompt in self.prompts(denoiser):
                 host.events.raise_if_interrupted()
-                self.preview_of(prompt, denoiser.patcher, step, label)
+                beside = []
+                for strength in self.shown_strengths:
+                    with at_strength(strength):
+                        beside.append(self.sampled_images(prompt, denoiser.patcher))
+                images = torch.cat(beside, dim=2)
+                self.tell_preview(self.kept_preview(images, prompt, step, label), step)
 
-    def preview_of(self, prompt: PreviewPrompt, patcher: Any, step: int, label: str) -> None:
-        """Samples one prompt and shows the images."""
+    @property
+    def shown_strengths(self) -> tuple[float, ...]:
+        """The strengths of the adapter that a preview shows beside each other."""
+        if self.state.subject.dataset.slider is None:
+            return (1.0,)
+        return SLIDER_STRENGTHS
+
+    def sampled_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
+        """The images (B, h, w, 3) in 0..1 of one prompt."""
         sampled = self.sampled
         latents = host.previews.sample(patcher, prompt.conditioning, sampled.negative, sampled.latent, self.seed)
-        decoded = host.previews.decode(self.state.subject.vae, latents, patcher)
-        self.tell_preview(self.kept_preview(decoded, prompt, step, label), step)
+        return host.previews.decode(self.state.subject.vae, latents, patcher)
 
     @property
     def seed(self) -> int:

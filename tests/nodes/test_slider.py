@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors import safe_open
 
@@ -137,3 +138,37 @@ def test_wrong_lines_are_refused_at_the_widget(host):
     said = node.validate_inputs(**given, positive="a\nb", negative="c\nd\ne", target="f")
     assert "negative prompt has 3 lines and positive prompt 2" in said
     assert node.validate_inputs(**given, positive="a\nb", negative="c\nd", target="f") is True
+
+
+def test_previews_show_three_strengths_beside_each_other(host, models):
+    """From left to right -1, 0 and 1, each as the sampler draws it with the LoRA at that strength."""
+    data, _ = _slider(host, models)
+    model, clip, vae = models
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=3e-2, batch_size=2)
+    (adapter,) = host.call("GraftAdapter", rank=2)
+    given = {"model": model, "dataset": data, "clip": clip, "vae": vae, "adapter": adapter, "optimizer": optimizer}
+    state = host.call("GraftTrainStart", **given, run="slider previews")[0]
+    (positive,) = host.call("CLIPTextEncode", clip=clip, text="a yellow circle")
+    (latent,) = host.call("EmptyLatentImage", width=64, height=64, batch_size=1)
+    made = host.call("TrainStep", state=state, steps=4, preview_every=4, positive=positive, latent=latent)
+    again = host.call("GraftTrainStart", **given, run="slider without previews")[0]
+    plain = host.call("TrainStep", state=again, steps=4)
+    assert all(torch.equal(tensor, plain[0].trained[name]) for name, tensor in made[0].trained.items())
+    folder = os.path.join(host.output, "graft", "slider previews", "previews")
+    (name,) = os.listdir(folder)
+    shown = np.asarray(Image.open(os.path.join(folder, name)).convert("RGB"), dtype=np.float64)
+    assert shown.shape == (64, 192, 3)
+    parts = np.split(shown, 3, axis=1)
+    lora, entry = host.module("host.lora"), host.module("patches.lora_files.entry").LoraEntry
+    sampler = {"steps": 20, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "noise_seed": 0}
+    sampler |= {"positive": positive, "negative": positive, "latent_image": latent, "start_at_step": 0}
+    sampler |= {"add_noise": "enable", "end_at_step": 10000, "return_with_leftover_noise": "disable"}
+    wanted = []
+    for strength in (-1.0, 0.0, 1.0):
+        patched = lora.apply_lora_stack(model, None, [entry("slider", made[0].lora_model(), strength)]).model
+        (drawn,) = host.call("KSamplerAdvanced", model=patched, **sampler)
+        wanted.append(vae.decode(drawn["samples"])[0].numpy() * 255)
+    for own, part in enumerate(parts):
+        errors = [float(np.abs(part - one).mean()) for one in wanted]  # its own is JPEG's
+        others = errors[:own] + errors[own + 1 :]
+        assert errors[own] < 0.5 * min(others), errors

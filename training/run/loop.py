@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,9 @@ class Stopped(RuntimeError):
         self.state = state
 
 
+AtStrength = Callable[[float], AbstractContextManager[None]]
+
+
 @dataclass(frozen=True)
 class Callbacks:
     """The callbacks of the training loop, and how often each is called.
@@ -44,19 +47,19 @@ class Callbacks:
     validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
-    (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average)` runs every
-    `preview_every` steps with the trained weights installed, and again with their average; it must not draw from a
-    global generator. `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and
-    again when training resumes from such a step; it gets a state without tensors, a relative width, and a function that
-    returns that power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop
-    there.
+    (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average, at_strength)`
+    runs every `preview_every` steps with the trained weights installed, and again with their average; inside
+    `at_strength(strength)` the adapter has that strength. It must not draw from a global generator.
+    `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
+    resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
+    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
     save_snapshot: Callable[[TrainState], None] | None = None
     save_average: Callable[[TrainState, float, Callable[[], dict[str, Tensor]]], None] | None = None
     save_best: Callable[[TrainState], None] | None = None
-    preview: Callable[[Denoiser, int, bool], None] | None = None
+    preview: Callable[[Denoiser, int, bool, AtStrength], None] | None = None
     should_stop: Callable[[], bool] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     validate_every: int = 0
@@ -263,7 +266,7 @@ def _preview(work: Workspace, callbacks: Callbacks) -> None:
     if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
         return
     with work.stepper.evaluated():
-        callbacks.preview(work.denoiser, work.step, False)
+        callbacks.preview(work.denoiser, work.step, False, work.at_strength)
     if work.has_average:
         with work.averaged():
-            callbacks.preview(work.denoiser, work.step, True)
+            callbacks.preview(work.denoiser, work.step, True, work.at_strength)
