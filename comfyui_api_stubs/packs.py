@@ -95,9 +95,11 @@ class Pack:
         return converted(data, path, self.classes, self.titles)
 
     def _drawn_only(self, data: dict) -> set[Any]:
-        """The node types of the editor itself: notes, reroutes, primitives, and subgraphs by their id."""
+        """The node types of the editor itself: notes, reroutes, primitives, group nodes, and subgraphs by their id."""
         subgraphs = (data.get("definitions") or {}).get("subgraphs") or []
-        return {"Note", "MarkdownNote", "Reroute", "PrimitiveNode", *(graph.get("id") for graph in subgraphs)}
+        types = {str(node.get("type")) for node in data["nodes"]}
+        groups = {name for name in types if name.startswith(("workflow>", "workflow/"))}
+        return {"Note", "MarkdownNote", "Reroute", "PrimitiveNode", *groups, *(graph.get("id") for graph in subgraphs)}
 
     def _refuse_missing(self, wanted: set[Any]) -> None:
         missing = sorted(str(name) for name in wanted if name not in self.classes)

@@ -148,11 +148,20 @@ def files_needed():
     }
 
 
+def grouped():
+    """A workflow of the editor: a group node that holds Double and Show."""
+    show = {"type": "Show", "inputs": [{"name": "value", "type": "INT", "widget": {"name": "value"}}]}
+    group = {"nodes": [{"type": "Double"}, show], "links": [[0, 0, 1, 0, 1, "INT"]]}
+    node = {"id": 1, "type": "workflow>both", "widgets_values": [4]}
+    return {"nodes": [node], "links": [], "extra": {"groupNodes": {"both": group}}}
+
+
 def test_a_pack_is_loaded_checked_and_its_workflows_run(pytester, run_pytest):
     pack = pytester.path / "pack"
     (pack / "workflows").mkdir(parents=True)
     (pack / "__init__.py").write_text(PACK, encoding="utf-8")
     files = {"good": workflow(4), "fails": workflow(6), "other": workflow(1, "NotHere"), "files": files_needed()}
+    files["grouped"] = grouped()
     for name, data in files.items():
         (pack / "workflows" / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
     (pack / "package.json").write_text('{"name": "no workflow"}', encoding="utf-8")
@@ -163,13 +172,13 @@ def test_a_pack_is_loaded_checked_and_its_workflows_run(pytester, run_pytest):
         encoding="utf-8",
     )
     result = run_pytest("--comfy-pack=pack", "test_own.py", "-rA")
-    result.assert_outcomes(passed=5, failed=2, skipped=2)
+    result.assert_outcomes(passed=6, failed=2, skipped=2)
     text = result.stdout.str()
     assert "RETURN_NAMES has 2 entries for 1 outputs" in text and "its default 9 is not from 9 to 5" in text
     assert "INPUT_TYPES has 'optinal'" in text and "run takes no value, which INPUT_TYPES has" in text
     assert "node 2 (Show): ValueError: too much" in text
     assert "the embedded host has no NotHere" in text and "it needs big.safetensors" in text
-    for name in ("pack::loads", "node::Double", "workflow::workflows/good.json"):
+    for name in ("pack::loads", "node::Double", "workflow::workflows/good.json", "workflow::workflows/grouped.json"):
         assert f"{name}" in text
 
 
