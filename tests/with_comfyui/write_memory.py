@@ -47,6 +47,12 @@ LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. S
 - The optimizer is adamw, because ComfyUI does not install bitsandbytes. If you do, the recipe takes adamw8bit, which
   needs less.
 - GB are 2^30 bytes.
+- These are estimates of a formula. To plan a step of your own workflow, tensor by tensor, before it trains:
+
+      python -m graft_nodes plan WORKFLOW.json --memory 12GB
+
+  It says what the step takes by part, whether it fits, and what to change. Previews, validation and other programs are
+  not counted there either: [planning.md](planning.md).
 
 One figure has a measurement beside it: Qwen-Image in bf16 with checkpointing takes {qwen}, and musubi-tuner's
 documentation says 42 GB.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .estimate import GB, Estimate, Plan, estimate
@@ -12,6 +12,16 @@ USABLE = 0.9  # of the memory; the rest is for the driver, the desktop and gaps 
 WORTH = 0.01  # a saving below this share of the step is left out
 SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
 SMALL_RANK = 8
+ORDER = (  # of the savings, those that cost least first; here and in `run.memory_savings`
+    "gradient checkpointing",
+    "batch size",
+    "store average on",
+    "offload to CPU memory: optimizer",
+    "optimizer",
+    "offload to CPU memory: layers",
+    "training precision",
+    "rank (dim)",
+)
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,16 @@ class _Saving:
     apply: Callable[[Plan], Plan]
 
 
+def _checkpointing(plan: Plan) -> Plan:
+    return replace(plan, checkpointing=True)
+
+
 def _small_batch(plan: Plan) -> Plan:
     return replace(plan, batch_size=1, accumulation=plan.batch_size * plan.accumulation)
+
+
+def _average_on_host(plan: Plan) -> Plan:
+    return replace(plan, average_on_host=True)
 
 
 def _adafactor(plan: Plan) -> Plan:
@@ -49,21 +67,25 @@ def _small_rank(plan: Plan) -> Plan:
     return replace(plan, rank=min(plan.rank, SMALL_RANK))
 
 
+_APPLY: Mapping[str, Callable[[Plan], Plan]] = {
+    "gradient checkpointing": _checkpointing,
+    "batch size": _small_batch,
+    "store average on": _average_on_host,
+    "optimizer": _adafactor,
+    "offload to CPU memory: layers": _layers,
+    "training precision": _bf16,
+    "rank (dim)": _small_rank,
+}
+_WHERE_MEMORY_IS_SHARED = ("gradient checkpointing", "batch size", "rank (dim)")
+
+
 def _savings(device: Device) -> Sequence[_Saving]:
-    savings = [
-        _Saving("gradient checkpointing", lambda plan: replace(plan, checkpointing=True)),
-        _Saving("batch size", _small_batch),
-    ]
+    names = [name for name in ORDER if name in _APPLY]
     if device.shares_memory:
-        return [*savings, _Saving("rank (dim)", _small_rank)]
-    savings += [
-        _Saving("store average on", lambda plan: replace(plan, average_on_host=True)),
-        _Saving("optimizer", _adafactor),
-        _Saving("offload to CPU memory", _layers),
-    ]
-    if device.bf16:
-        savings.append(_Saving("training precision", _bf16))
-    return [*savings, _Saving("rank (dim)", _small_rank)]
+        names = [name for name in names if name in _WHERE_MEMORY_IS_SHARED]
+    elif not device.bf16:
+        names.remove("training precision")
+    return [_Saving(name, _APPLY[name]) for name in names]
 
 
 def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:

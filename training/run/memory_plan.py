@@ -1,5 +1,7 @@
 """Plans the memory of a training step before the first: it runs on PyTorch's meta device, where tensors have shapes and
 no memory. It is the step that trains, with its model, adapter, optimizer, averages, checkpointing and offload.
+
+Training Recipe needs a quicker answer for many settings, and has a formula: `recipes.estimate`.
 """
 
 from __future__ import annotations
@@ -70,10 +72,9 @@ def check(state: TrainState) -> None:
     """Raise ValueError for a run whose memory cannot be planned."""
     errors = []
     if state.start.encodes_captions:
-        errors.append("the text encoder or words are trained")
-    if state.settings.optimizer.optimizer == "adamw8bit":
         errors.append(
-            "optimizer adamw8bit has kernels of its own: plan adamw, which takes 6 bytes more for each number"
+            "the text encoder or words are trained: to plan the model alone, switch train text encoder of Adapter"
+            " Settings off and disconnect Train Words"
         )
     if state.settings.optimizer.precision == "fp16":
         errors.append("training precision fp16 looks at the gradients: plan bf16, which takes as much")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..recipes.fit import GB, USABLE, WORTH
+from ..recipes.fit import GB, ORDER, USABLE, WORTH
 from ..state import TrainState
 from .memory_plan import MemoryPlan
 
@@ -76,15 +76,26 @@ def _bf16(state: TrainState) -> TrainState | None:
     return _optimizer(state, precision="full-bf16")
 
 
-SAVINGS = (  # in the order of Training Recipe (`recipes.fit`)
-    Saving("gradient checkpointing on", f"slower, as each block runs twice; {_SAME_RESULT}", _checkpointing),
-    Saving("batch size 1, with more gradient accumulation", f"slower; {_SAME_RESULT} but for rounding", _small_batch),
-    Saving("store average on host", f"hardly slower; {_SAME_RESULT}", _average_on_host),
-    Saving("offload to CPU memory optimizer", f"slower steps of the optimizer; {_SAME_RESULT}", _optimizer_on_host),
-    Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
-    Saving("offload to CPU memory layers", f"far slower, as weights come over twice; {_SAME_RESULT}", _layers_on_host),
-    Saving("training precision full-bf16", f"{_OTHER_RESULT}, as trained weights are bf16", _bf16),
-)
+_BY_NAME = {
+    "gradient checkpointing": Saving(
+        "gradient checkpointing on", f"slower, as each block runs twice; {_SAME_RESULT}", _checkpointing
+    ),
+    "batch size": Saving(
+        "batch size 1, with more gradient accumulation", f"slower; {_SAME_RESULT} but for rounding", _small_batch
+    ),
+    "store average on": Saving("store average on host", f"hardly slower; {_SAME_RESULT}", _average_on_host),
+    "offload to CPU memory: optimizer": Saving(
+        "offload to CPU memory optimizer", f"slower steps of the optimizer; {_SAME_RESULT}", _optimizer_on_host
+    ),
+    "optimizer": Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
+    "offload to CPU memory: layers": Saving(
+        "offload to CPU memory layers", f"far slower, as weights come over twice; {_SAME_RESULT}", _layers_on_host
+    ),
+    "training precision": Saving(
+        "training precision full-bf16", f"{_OTHER_RESULT}, as trained weights are bf16", _bf16
+    ),
+}
+SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
 
 
 def fitting(state: TrainState, plan: Planner, memory: int) -> Iterator[tuple[Saving, MemoryPlan]]:

@@ -9,7 +9,7 @@ from graft_nodes.training.data.buckets import Framing
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.recipes.estimate import GB, Plan, estimate, trained_numbers
 from graft_nodes.training.recipes.facts import Device, Pictures, facts_of, pictures_of
-from graft_nodes.training.recipes.fit import USABLE, fit
+from graft_nodes.training.recipes.fit import ORDER, USABLE, fit
 from graft_nodes.training.trainable.install import init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
@@ -82,6 +82,12 @@ def test_more_memory_never_saves_more(family):
             assert fitted.plan.rank >= before.plan.rank
         before = fitted
     assert before.savings == () and before.plan == PLAN
+
+
+def test_savings_are_taken_in_the_order_of_the_list():
+    wanted = dataclasses.replace(PLAN, batch_size=4, optimizer="adamw", rank=64)
+    taken = fit(facts("sdxl"), wanted, CUDA, 6 * GB).savings
+    assert len(taken) > 3 and list(taken) == [name for name in ORDER if name in taken]
 
 
 def test_no_saving_is_needless():

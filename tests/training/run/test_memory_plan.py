@@ -102,10 +102,31 @@ def test_the_largest_batch_counts(lab):
     assert len(largest_batch(own, 2).images) == 9
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"optimizer": "adamw8bit"}, "adamw8bit has kernels of its own"), ({"precision": "fp16"}, "plan bf16")],
-)
-def test_what_cannot_be_planned_is_said(lab, changes, said):
-    with pytest.raises(ValueError, match=said):
-        _planned(lab, LORA, **changes)
+def test_fp16_is_refused_with_what_to_plan(lab):
+    with pytest.raises(ValueError, match="plan bf16, which takes as much"):
+        _planned(lab, LORA, precision="fp16")
+
+
+def test_a_trained_text_encoder_is_refused_with_what_to_switch_off(lab):
+    state, denoiser, dataset = _run(lab, LORA, META)
+    start = replace(state.start, adapter=replace(LORA, text_encoder=True))
+    with pytest.raises(
+        ValueError, match="switch train text encoder of Adapter Settings off and disconnect Train Words"
+    ):
+        plan(replace(state, start=start), denoiser, dataset)
+
+
+def test_moments_of_8_bits_take_what_bitsandbytes_gives_them(lab):
+    library = pytest.importorskip("bitsandbytes")
+    wide = AdapterSettings(targets="all", rank=80)  # tensors with more and with fewer numbers than 4096
+    state, denoiser, dataset = _run(lab, wide, META, optimizer="adamw8bit")
+    planned = plan(state, denoiser, dataset)
+    weights = [torch.nn.Parameter(tensor.clone()) for tensor in state.trained.values()]
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer = library.optim.AdamW8bit(weights)
+    optimizer.step()
+    states = [slot for tensors in optimizer.state.values() for name, slot in tensors.items() if name[:4] != "qmap"]
+    own = _bytes(slot for slot in states if isinstance(slot, torch.Tensor))
+    assert planned.parts["optimizer"] == own  # without the two tables of 1 KB that all tensors share
+    assert {slot.dtype for slot in states if isinstance(slot, torch.Tensor)} == {torch.float32, torch.uint8}

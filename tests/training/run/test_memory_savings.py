@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from graft_nodes.training.recipes.fit import GB
+from graft_nodes.training.recipes.fit import GB, ORDER
 from graft_nodes.training.run.memory_plan import PARTS, MemoryPlan
 from graft_nodes.training.run.memory_savings import SAVINGS, fitting, report
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -34,6 +34,12 @@ def test_the_cheapest_come_first_and_no_more_than_needed(lab):
     assert _words(state, 24) == [("gradient checkpointing on", 20.0)]
     assert _words(state, 21) == [("gradient checkpointing on", 20.0), ("batch size 1", 18.0)]
     assert [words for words, _ in _words(state, 14)][2:] == ["store average on host", "offload to CPU memory optimizer"]
+
+
+def test_the_order_is_that_of_training_recipe():
+    assert len(SAVINGS) == len(ORDER) - 1  # a smaller rank is another training
+    for name, saving in zip(ORDER, SAVINGS, strict=False):
+        assert saving.words.startswith(name.partition(":")[0])
 
 
 def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
