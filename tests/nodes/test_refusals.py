@@ -55,7 +55,7 @@ OPTIMIZER = {
     "fused_backward",
     "options",
 }
-OBJECTIVE = {"loss", "weighting", "min_timestep", "max_timestep", "expert", "boundary"}
+OBJECTIVE = {"prior", "loss", "weighting", "min_timestep", "max_timestep", "expert", "boundary"}
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
