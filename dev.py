@@ -14,6 +14,9 @@ python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of Co
                                         end exports in a browser: COMFYUI_PATH or ~/ComfyUI; --help lists the options
 python dev.py execution-tests CHECKOUT …  run ComfyUI's own execution tests on the embedded host: of a folder, or of a
                                         version such as v0.33.0, which is fetched (5 minutes each)
+python dev.py trainer-files [TRAINER[=CHECKOUT] …]  compare Graft, and ComfyUI's own loader, with the networks of
+                                        trainers whose files they read, and write docs/trainer_files.md: COMFYUI_PATH
+                                        or ~/ComfyUI
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
                                         needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
@@ -171,6 +174,12 @@ def execution_tests(arguments: list[str]) -> None:
     run("-m", "graft_nodes.tests.with_comfyui.execution_tests", *arguments)
 
 
+def trainer_files(arguments: list[str]) -> None:
+    """Compare what is made of the files of trainers with what their own networks compute."""
+    install("develop")
+    run("-m", "graft_nodes.tests.with_trainers.trainer_files", *arguments)
+
+
 def second_device(arguments: list[str]) -> None:
     """Run tests with models on the second device, tests/second_device/device.py: those named, or every node test."""
     install("develop")
@@ -320,6 +329,7 @@ def main(arguments: list[str]) -> None:
         "newer-torch": newer_torch,
         "templates": templates,
         "execution-tests": execution_tests,
+        "trainer-files": trainer_files,
         "second-device": second_device,
         "gpu": gpu,
     }

@@ -100,7 +100,8 @@ def _as_rows(magnitude: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     return magnitude.reshape(-1, *(1,) * ones)
 
 
-_PEFT_SUFFIXES = (
+_SUFFIXES = (
+    ".magnitude",  # ai-toolkit's; the others are PEFT's
     ".lora_magnitude_vector",
     ".lora_magnitude_vector.weight",
     ".lora_magnitude_vector.default.weight",
@@ -109,7 +110,7 @@ _FORMAT = FileFormat(
     name="DoRA",
     roles=(
         TensorRole("dora_scale", refused_as="DoRA"),
-        TensorRole("magnitude", _PEFT_SUFFIXES, refused_as="DoRA", written=".dora_scale", to_save=_as_rows),
+        TensorRole("magnitude", _SUFFIXES, refused_as="DoRA", written=".dora_scale", to_save=_as_rows),
     ),
     build=_build,
     place="around",

@@ -111,8 +111,11 @@ def tensor_names() -> TensorNames:
 
 @KINDS.derived
 def layer_classes() -> dict[str, type[Any]]:
-    """Every kind's layer classes, by name."""
-    return {layer.__name__: layer for kind in KINDS for layer in kind.layers}
+    """Every kind's layer classes, by name, and the one around them."""
+    from .row_order import InRowOrder
+
+    classes: dict[str, type[Any]] = {layer.__name__: layer for kind in KINDS for layer in kind.layers}
+    return {InRowOrder.__name__: InRowOrder, **classes}
 
 
 def pack_layer(layer: Any) -> tuple:

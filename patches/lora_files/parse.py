@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...storage.problem_list import problem_lines
 from ..adapters.diff import Diff
 from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole, Trainer
-from ..adapters.layer import AdditiveLayer, Layer
+from ..adapters.layer import AdditiveLayer, Layer, WeightLayer
 from ..adapters.registry import tensor_names
 from ..patching.fuse import Slice
 from .key_formats import registry as key_formats
@@ -407,13 +407,22 @@ def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Seque
         shape = [target.part[2] if dimension == target.part[0] else side for dimension, side in enumerate(shape)]
     problem = layer.mismatch(shape)
     if problem is None and target.function is not None and not layer.additive:
-        problem = (
-            f"{layer.kind} on a weight whose rows this model holds in another order; use ComfyUI's own LoRA loader for"
-            " this file"
-        )
+        problem = _unknown_order(target.function, layer, shape)
     if problem is None:
         return None
     return f"{problem} ({target.weight})"
+
+
+def _unknown_order(function: Callable[[Tensor], Tensor], layer: Layer, shape: Sequence[int]) -> str | None:
+    """Why a layer that computes a new weight cannot follow what a host does to differences, or None."""
+    from ..adapters.row_order import row_order
+
+    if row_order(function, shape) is not None:
+        return None
+    return (
+        f"{layer.kind} on a weight that this model holds in another form than the file; use ComfyUI's own LoRA loader"
+        " for this file"
+    )
 
 
 def _unusable(
@@ -446,9 +455,7 @@ def _some(names: Iterable[str]) -> str:
 def patches_of(
     parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> Iterator[tuple[str, Layer, Slice | None]]:
-    """The layers for one model: (weight, layer, part) of each. A host's row permutation is applied to the whole
-    difference.
-    """
+    """The layers for one model: (weight, layer, part) of each, for the model's own order of rows."""
     for target, layers in parsed.layers.items():
         if target.model != model:
             continue
@@ -456,9 +463,17 @@ def patches_of(
         if target.part is not None:
             shape[target.part[0]] = target.part[2]
         for layer in layers:
-            function = target.function
-            yield (
-                target.weight,
-                layer if function is None else Diff(function(cast(AdditiveLayer, layer).delta(shape))),
-                target.part,
-            )
+            yield target.weight, _in_the_models_order(layer, target.function, shape), target.part
+
+
+def _in_the_models_order(layer: Layer, function: Callable[[Tensor], Tensor] | None, shape: Sequence[int]) -> Layer:
+    """A layer after what a host does to the difference that it makes."""
+    from ..adapters.row_order import InRowOrder, row_order
+
+    if function is None:
+        return layer
+    if layer.additive:
+        return Diff(function(cast(AdditiveLayer, layer).delta(shape)))
+    rows = row_order(function, shape)
+    assert rows is not None, "a layer that does not fit was let through"
+    return InRowOrder(cast(WeightLayer, layer), rows)

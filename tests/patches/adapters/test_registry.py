@@ -194,6 +194,7 @@ LAYERS = {  # one of every class, for a weight (8, 12)
     "Set": lambda make: make(random(8, 12)),
     "LoHa": lambda make: make(random(8, 3), random(3, 12), random(8, 2), random(2, 12)),
     "LoKr": lambda make: make(random(2, 3), random(4, 4)),
+    "InRowOrder": lambda make: make(LAYERS["DoRA"](registry.layer_classes()["DoRA"]), torch.arange(8).roll(3)),
     "DoRA": lambda make: make(LAYERS["LoRA"](registry.layer_classes()["LoRA"]), 1.0 + random(1, 12)),
     "OFT": lambda make: make(random(2, 4, 4)),
     "InputOFT": lambda make: make(torch.linalg.matrix_exp(random(3, 4, 4) - random(3, 4, 4).mT)[None]),

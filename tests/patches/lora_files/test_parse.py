@@ -295,6 +295,19 @@ def test_an_alpha_that_no_trainer_writes():
         assert layer.alpha == alpha
 
 
+def test_ai_toolkits_magnitude_of_a_dora():
+    """Its network computes magnitude * (W + change) / norm of the rows, and saves `.magnitude` (out)."""
+    generator = torch.Generator().manual_seed(0)
+    weight, up, down = (torch.randn(shape, generator=generator) for shape in ((6, 8), (6, 2), (2, 8)))
+    magnitude = torch.rand(6, generator=generator) + 0.5
+    name = "diffusion_model.a"
+    state = {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up, f"{name}.magnitude": magnitude}
+    (((layer,),)) = read(state, KEYS, SHAPES, "x").layers.values()
+    changed = weight.double() + up.double() @ down.double()
+    expected = magnitude.double()[:, None] * changed / changed.norm(dim=1, keepdim=True)
+    assert torch.allclose(layer.apply(weight).double(), expected, rtol=0, atol=1e-5)
+
+
 def test_half_a_pair_and_two_names_for_one_weight():
     half = {"lora_unet_a.lora_up.weight": torch.ones(6, 2)}
     assert "expected an up and a down matrix, got only lora_unet_a.lora_up.weight" in problems(half)
@@ -309,6 +322,7 @@ def test_half_a_pair_and_two_names_for_one_weight():
         ("lokr_w1", "LoKr"),
         ("dora_scale", "DoRA"),
         ("lora_magnitude_vector", "DoRA"),
+        ("magnitude", "DoRA"),
         ("oft_blocks", "OFT or BOFT"),
         ("a1.weight", "GLoRA"),
         ("w_norm", "norm weights"),
