@@ -87,7 +87,7 @@ def _left_unmerged(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
         return []
     return [
         f"{target.label}: {count} quantised weights are not merged: rounding them again would add an error as large as"
-        " the LoRAs' own change, and at the activations it costs a small part of a step (patch mode merge merges them)"
+        " the LoRAs' own change, and at the activations there is none (patch mode merge merges them)"
     ]
 
 
