@@ -1,13 +1,14 @@
 """How much memory a dataset of clips takes: while it is encoded, opened again from the cache, and trained on.
 
-python benchmarks/dataset_memory.py [--clips 500,5000] [--captions 250] [--steps 400] [--json FILE]
+python benchmarks/dataset_memory.py [--clips 500,5000] [--captions 250] [--steps 400] [--samples] [--json FILE]
 
 Each row is a process of its own. It reads that many small clips as Dataset does, with as many different captions as
 `--captions` says. In place of a model's VAE and text encoder, functions give latents as Wan's VAE does for
 17 frames at 832x480 (2 MB a clip), and conditionings as its text encoder does (8 MB a caption). Then it draws the
 batches of the steps. What counts is the largest growth of the memory that is not a file's (RssAnon, Linux), which is
 sampled all the time. The latents that were drawn are compared with those that the clips have. Each clip needs 2.1 MB of
-disk, and each caption 8.4 MB.
+disk, and each caption 8.4 MB. `--samples` makes as many samples of the graph instead, one after the other: what the
+graph itself holds does not count.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,22 +95,42 @@ def encode_captions(texts: Any) -> dict[str, Any]:
     return found
 
 
-def measure(place: Path, captions: int, steps: int) -> dict[str, float]:
-    """Bytes and seconds of reading the clips at a place, and of drawing the batches of the steps."""
+def open_dataset(place: Path, captions: int, samples: int) -> Any:
+    """The dataset of the clips at a place, or of that many samples."""
     from graft_nodes.training.data import encoding
-    from graft_nodes.training.data.batches import make_batches
     from graft_nodes.training.data.cache import Cache
     from graft_nodes.training.data.folder_reader import read_folder
     from graft_nodes.training.data.folder_settings import FolderSettings
+    from graft_nodes.training.data.sample_store import SampleStore
+    from graft_nodes.training.data.samples import SampleSettings, make_dataset
+
+    cache = Cache(place / "cache", 200)
+    if samples:
+        settings = SampleSettings(validation=0.0)
+        return make_dataset(made_samples(samples, captions), settings, store=SampleStore(cache))
+    settings = FolderSettings(resolution=64, bucket_step=16, validation=0.0, frames="5", frame_step=4)
+    listing = read_folder(place / "clips", settings)
+    return encoding.encode(listing, encode_clip, encode_captions, ("vae", "clip"), cache)[0]
+
+
+def made_samples(count: int, captions: int) -> Iterator[Any]:
+    """Samples with the latents and conditionings of the clips."""
+    from graft_nodes.training.data.dataset import Conditioning
+    from graft_nodes.training.data.samples import Sample
+
+    for number in range(count):
+        conditioning = Conditioning(torch.full(CONTEXT, float(number % captions)))
+        yield Sample(torch.full(LATENT, float(number)), conditioning, f"caption {number % captions}")
+
+
+def measure(place: Path, captions: int, steps: int, samples: int) -> dict[str, float]:
+    """Bytes and seconds of opening the dataset at a place, and of drawing the batches of the steps."""
+    from graft_nodes.training.data.batches import make_batches
 
     watch = Watch()
     watch.start()
     start = time.perf_counter()
-    listing = read_folder(
-        place / "clips", FolderSettings(resolution=64, bucket_step=16, validation=0.0, frames="5", frame_step=4)
-    )
-    cache = Cache(place / "cache", 200)
-    dataset, _ = encoding.encode(listing, encode_clip, encode_captions, ("vae", "clip"), cache)
+    dataset = open_dataset(place, captions, samples)
     seconds = time.perf_counter() - start
     for step in range(steps):
         for batch in make_batches(dataset, BATCH, 0.0, 0, step, step, "part 0"):
@@ -130,21 +152,25 @@ def main() -> None:
     parser.add_argument("--clips", default="500,5000")
     parser.add_argument("--captions", type=int, default=250)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--samples", action="store_true")
+    parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     if options.place:
-        print(json.dumps(measure(Path(options.place), options.captions, options.steps)))
+        print(json.dumps(measure(Path(options.place), options.captions, options.steps, options.count)))
         return
     rows = []
+    what = "samples" if options.samples else "clips"
     for count in options.clips.split(","):
         with tempfile.TemporaryDirectory() as place:
-            write_clips(Path(place) / "clips", int(count), options.captions)
+            if not options.samples:
+                write_clips(Path(place) / "clips", int(count), options.captions)
             for name in ("encoded", "opened again"):
-                found = measured_alone(place, options)
+                found = measured_alone(place, options, int(count))
                 size = found["bytes"] / 2**20
-                print(f"{count} clips, {name}: {size:,.0f} MB more memory, {found['seconds']:.0f} s to the first step")
-                row = {"name": f"{count}_clips_{name.replace(' ', '_')}", "value": size, "unit": "MB", "ratio": None}
+                print(f"{count} {what}, {name}: {size:,.0f} MB more memory, {found['seconds']:.0f} s to the first step")
+                row = {"name": f"{count}_{what}_{name.replace(' ', '_')}", "value": size, "unit": "MB", "ratio": None}
                 rows.append(row)
     print(f"{platform.machine()}, {os.cpu_count()} cores")
     for few, many in zip(rows, rows[2:], strict=False):
@@ -153,9 +179,11 @@ def main() -> None:
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
-def measured_alone(place: str, options: argparse.Namespace) -> dict[str, float]:
+def measured_alone(place: str, options: argparse.Namespace, count: int) -> dict[str, float]:
     """What `measure` gives in a process of its own."""
     words = ["--place", place, "--captions", str(options.captions), "--steps", str(options.steps)]
+    if options.samples:
+        words += ["--count", str(count)]
     child = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(child.stdout)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,9 @@ from comfy_api.latest import io
 from .. import host
 from ..host import samples as graph
 from ..training.data import combine, folder_report, samples
+from ..training.data.cache import Cache
 from ..training.data.dataset import Conditioning
+from ..training.data.sample_store import SampleStore
 from ..training.data.samples import Sample, SampleSettings
 
 T = TypeVar("T")
@@ -38,8 +41,9 @@ def output(
     if regularisation is not None:
         fields = {"regularisation": regularisation, "regularisation_share": share}
         fields["unhashed"] = regularisation.unhashed
-    dataset = samples.make_dataset(made, settings, without_prompt, **fields)
-    lines = samples.report(dataset, without_prompt is not None)
+    store = SampleStore(Cache(Path(host.folders.training_folder()) / "cache"))
+    dataset = samples.make_dataset(made, settings, without_prompt, store, **fields)
+    lines = samples.report(dataset, without_prompt is not None) + store.report()
     if regularisation is not None:
         lines.append(f"regularization dataset: {len(regularisation.images)} images, {share:.0%} of each batch")
     if any("noise_mask" in latent for latent in latents):

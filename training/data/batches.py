@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..random_draws import generator
 from .buckets import Framing
-from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, SampleConditioning
+from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, SampleConditioning, read_conditioning
 from .epoch_order import select_images
+from .stored_extras import read_extras
 from .stored_latent import read_latent
 
 
@@ -180,7 +181,7 @@ def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Condit
     key = (id(conditioning), id(extras))
     known = _OF_IMAGES.get(key)
     if known is None:
-        entries = {**conditioning.extras, **extras}
+        entries = {**conditioning.extras, **read_extras(extras)}
         known = ImageConditioning(conditioning.context, entries, conditioning, extras)
         _OF_IMAGES[key] = known
     return known
@@ -203,7 +204,7 @@ def image_conditioning(
 
 def _brought(brought: SampleConditioning, dropped: bool) -> Conditioning:
     if not dropped:
-        return brought.conditioning
+        return read_conditioning(brought.conditioning)
     assert brought.empty is not None
     return brought.empty
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +32,17 @@ def key_of(*parts: Any) -> str:
     return sha256_of_spaced_json([FORMAT, *parts])
 
 
+class HeldFile:
+    """A file that no cache of this process removes as long as this object lives."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path, self.key = path, key
+
+
+_HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+_HOLDING = threading.Lock()
+
+
 class Cache:
     """A folder of safetensors files by kind and key.
 
@@ -50,6 +63,13 @@ class Cache:
     def holds(self, kind: str, key: str) -> bool:
         """Whether the file exists; `read` checks whether it is complete."""
         return self._path(kind, key).is_file()
+
+    def hold(self, kind: str, key: str) -> HeldFile:
+        """The file of a key, which is or will be there: `trim` leaves it as long as somebody has what this returns."""
+        file = HeldFile(self._path(kind, key), key)
+        with _HOLDING:
+            _HELD.add(file)
+        return file
 
     def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
         """(tensors, plain values) that were written under a key, None when there are none or the file is damaged."""
@@ -102,8 +122,10 @@ class Cache:
 
     def trim(self) -> int:
         """Remove the least recently used files until the folder is within its limit, never those that this object has
-        used. Returns the bytes that are left.
+        used or that are held. Returns the bytes that are left.
         """
+        with _HOLDING:
+            kept = self._used | {str(file.path) for file in _HELD}
         for path, status in files_below(self.folder):  # left by a crash; a recent one may belong to another process
             if path.suffix != _SUFFIX and time.time() - status.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
@@ -112,7 +134,7 @@ class Cache:
         for _, size, path in files:
             if total <= self.limit:
                 break
-            if str(path) in self._used:
+            if str(path) in kept:
                 continue
             path.unlink(missing_ok=True)
             total -= size

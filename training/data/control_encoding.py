@@ -4,7 +4,7 @@ together with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from .changed_files import is_unchanged
 from .control_methods import ControlMethod, FramedControl
 from .dataset import Conditioning, prompt_parts
 from .listing import ControlPicture, ImageEntry
+from .stored_extras import StoredExtras
 from .stored_latent import Latent
 
 if TYPE_CHECKING:
@@ -36,26 +37,6 @@ class _Seen:
     entry: ImageEntry
     framing: Framing
     flipped: bool
-
-
-class StoredExtras(Mapping[str, Any]):
-    """Entries of a conditioning that are read from the cache each time that they are asked for: those of thousands of
-    images need no memory.
-    """
-
-    def __init__(self, names: Iterable[str], read: Callable[[], Mapping[str, Any]]) -> None:
-        self._names, self._read = tuple(names), read
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._read()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 class ControlEncoder:

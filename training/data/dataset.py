@@ -28,6 +28,20 @@ class Conditioning:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
+class StoredConditioning:
+    """A conditioning that `read` reads anew each time."""
+
+    def __init__(self, read: Callable[[], Conditioning]) -> None:
+        self.read = read
+
+
+def read_conditioning(conditioning: Conditioning | StoredConditioning) -> Conditioning:
+    """The conditioning, wherever it is."""
+    if isinstance(conditioning, StoredConditioning):
+        return conditioning.read()
+    return conditioning
+
+
 _PICTURES = "\0pictures "
 
 
@@ -52,7 +66,7 @@ class SampleConditioning:
     dropped; None where it never is.
     """
 
-    conditioning: Conditioning
+    conditioning: Conditioning | StoredConditioning
     empty: Conditioning | None = None
 
 

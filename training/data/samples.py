@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.digest import sha256_of_json, sha256_of_tensors
 from . import validation_split
 from .dataset import Conditioning, Dataset, DatasetImage, SampleConditioning
+from .sample_store import SampleStore
 
 # Entries of a conditioning that text encoders make: an empty prompt has its own, or none. All others belong to the
 # sample, as reference latents, and stay where its prompt is dropped.
@@ -59,20 +60,22 @@ class SampleSettings:
 
 
 def make_dataset(
-    samples: Sequence[Sample], settings: SampleSettings, empty: Conditioning | None = None, **fields: Any
+    samples: Iterable[Sample],
+    settings: SampleSettings,
+    empty: Conditioning | None = None,
+    store: SampleStore | None = None,
+    **fields: Any,
 ) -> Dataset:
     """The dataset of samples; `empty` is the conditioning without a prompt, and without one none is dropped. `fields`
-    are further fields of Dataset. Tensors are not copied.
+    are further fields of Dataset. Tensors are not copied, and those that `store` puts into the cache are not kept.
     """
-    contents = [_content(sample) for sample in samples]
-    latents = [sha256_of_tensors({"": sample.latent}) for sample in samples]
-    names = [f"sample {number}" for number in range(1, len(samples) + 1)]
-    held_out = validation_split.held_out(zip(names, latents, strict=True), settings.validation)
+    contents: list[Any] = []
     images = []
-    shared = _Shared(empty)
-    for name, sample, latent in zip(names, samples, latents, strict=True):
-        image = shared.image(name, sample, settings)
-        images.append(replace(image, sha256=latent))
+    shared = _Shared(empty, store or SampleStore())
+    for number, sample in enumerate(samples, 1):
+        contents.append(shared.content(sample))
+        images.append(shared.image(f"sample {number}", sample, settings))
+    held_out = validation_split.held_out([(image.name, image.sha256) for image in images], settings.validation)
     digest: list[Any] = ["samples", contents, settings.repeats, settings.validation, settings.caption_dropout]
     digest += [settings.batch_size, None if empty is None else _digest_of(empty)]
     regularisation = fields.get("regularisation")
@@ -89,48 +92,63 @@ def make_dataset(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _SharedConditioning:
+    """A conditioning as samples bring it: what goes with the prompt, and what stays with the sample."""
+
+    brought: SampleConditioning
+    own: Mapping[str, Any]
+
+
 class _Shared:
     """Makes the images; a conditioning that several samples share stays one object, so that a host makes its condition
     once.
     """
 
-    def __init__(self, empty: Conditioning | None) -> None:
-        self.empty = empty
-        self._brought: dict[int, tuple[SampleConditioning, Mapping[str, Any]]] = {}
+    def __init__(self, empty: Conditioning | None, store: SampleStore) -> None:
+        self.empty, self.store = empty, store
+        self._conditionings: WeakKeyDictionary[Conditioning, _SharedConditioning] = WeakKeyDictionary()
+        self._digests: WeakKeyDictionary[Conditioning, str] = WeakKeyDictionary()
+
+    def content(self, sample: Sample) -> list[Any]:
+        """The hashes of a sample, and its caption."""
+        tensors = {"latent": sample.latent}
+        if sample.mask is not None:
+            tensors["mask"] = sample.mask
+        if sample.conditioning not in self._digests:
+            self._digests[sample.conditioning] = _digest_of(sample.conditioning)
+        return [sha256_of_tensors(tensors), self._digests[sample.conditioning], sample.caption]
 
     def image(self, name: str, sample: Sample, settings: SampleSettings) -> DatasetImage:
-        """The image of a sample, without its hash."""
-        key = id(sample.conditioning)
-        if key not in self._brought:
-            extras = sample.conditioning.extras
-            text = {entry: value for entry, value in extras.items() if entry in TEXT_ENTRIES}
-            others = {entry: value for entry, value in extras.items() if entry not in TEXT_ENTRIES}
-            self._brought[key] = SampleConditioning(Conditioning(sample.conditioning.context, text), self.empty), others
-        brought, own = self._brought[key]
+        """The image of a sample."""
+        if sample.conditioning not in self._conditionings:
+            self._conditionings[sample.conditioning] = self._shared(name, sample.conditioning)
+        shared = self._conditionings[sample.conditioning]
         dropout = None
         if self.empty is None:
             dropout = 0.0
+        sha256 = sha256_of_tensors({"": sample.latent})
         return DatasetImage(
             name,
             sample.caption,
-            sample.latent,
+            self.store.latent(name, sample.latent, sha256),
             repeats=settings.repeats,
             mask=sample.mask,
             dropout=dropout,
             batch_size=settings.batch_size,
-            extras=own,
-            brought=brought,
+            sha256=sha256,
+            extras=shared.own,
+            brought=shared.brought,
         )
+
+    def _shared(self, name: str, conditioning: Conditioning) -> _SharedConditioning:
+        text = {entry: value for entry, value in conditioning.extras.items() if entry in TEXT_ENTRIES}
+        others = {entry: value for entry, value in conditioning.extras.items() if entry not in TEXT_ENTRIES}
+        own = self.store.conditioning(name, Conditioning(conditioning.context, text))
+        return _SharedConditioning(SampleConditioning(own, self.empty), self.store.extras(name, others))
 
 
 # --- hashes -----------------------------------------------------------------------------------------------------------
-
-
-def _content(sample: Sample) -> list[Any]:
-    tensors = {"latent": sample.latent}
-    if sample.mask is not None:
-        tensors["mask"] = sample.mask
-    return [sha256_of_tensors(tensors), _digest_of(sample.conditioning), sample.caption]
 
 
 def _digest_of(conditioning: Conditioning) -> str:
@@ -169,7 +187,6 @@ class _Counts:
     entries: Counter[str] = field(default_factory=Counter)
     captions: int = 0
     masks: int = 0
-    numbers: int = 0
 
 
 def report(dataset: Dataset, has_empty: bool) -> list[str]:
@@ -180,7 +197,6 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
         counts.entries.update(image.extras.keys())
         counts.captions += bool(image.caption)
         counts.masks += image.mask is not None
-        counts.numbers += math.prod(image.latent.shape)
     lines = [f"{len(dataset.images)} samples to train on, {len(dataset.held_out)} held out for validation"]
     lines.append("latents: " + ", ".join(f"{number} of {size}" for size, number in sorted(counts.sizes.items())))
     if counts.entries:
@@ -191,7 +207,6 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
         lines.append("where the prompt is dropped, the empty conditioning takes its place; what a sample brings stays")
     else:
         lines.append("no prompt is dropped: connect an empty conditioning, or CLIP, for that")
-    lines.append(f"{4 * counts.numbers / 2**20:.1f} MB of latents, as the graph holds them: nothing is copied")
     return lines
 
 

@@ -145,8 +145,7 @@ def test_the_digest_follows_samples_and_settings():
     assert made[-1].regularisation is other and made[-1].regularisation_share == 0.25
 
 
-def test_the_report_counts_samples_entries_captions_masks_and_bytes():
-    """Three latents of 4 x 256 x 256 numbers of 4 bytes, and two half as large: 4 MB."""
+def test_the_report_counts_samples_entries_captions_and_masks():
     given = [Sample(torch.full((4, 256, 256), float(number)), text(number)) for number in range(3)]
     given += [Sample(torch.full((4, 128, 256), float(number)), text(number, guidance=3.5)) for number in range(2)]
     given[0] = replace(given[0], caption="a cat", mask=torch.ones(1, 256, 256))
@@ -158,7 +157,6 @@ def test_the_report_counts_samples_entries_captions_masks_and_bytes():
         "conditionings bring: guidance (2)",
         "2 captions, for reports only; 1 masks",
         "no prompt is dropped: connect an empty conditioning, or CLIP, for that",
-        "4.0 MB of latents, as the graph holds them: nothing is copied",
     ]
     lines = report(make_dataset(given[:3], SETTINGS, text(9)), True)
     assert "where the prompt is dropped, the empty conditioning takes its place; what a sample brings stays" in lines

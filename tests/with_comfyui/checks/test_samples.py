@@ -215,7 +215,7 @@ def whole(state):
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, loaders, name):
+def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, loaders, monkeypatch, name):
     build(name)  # skips where this ComfyUI has no such family
     make, run = WORKFLOWS[name], f"samples {name}"
     needed = {entry["class_type"] for entry in make(host, 0).values()} - {"TestClips"}
@@ -239,8 +239,12 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     shutil.rmtree(Path(host.output) / "graft" / run)
     host.fresh()
     loaders(name)
-    branched = ran(host, {**make(host, 0), **common(2, 2, run=run)}, state=["step1", 0], half=["step0", 0])
-    assert whole(branched["state"]) == whole(at_once), "cut in two, with models and encodings made anew"
+    monkeypatch.setattr(host.module("training.data.sample_store"), "KEPT_BYTES", 0)
+    read = {"state": ["step1", 0], "half": ["step0", 0], "report": ["samples", 1], "dataset": ["samples", 0]}
+    branched = ran(host, {**make(host, 0), **common(2, 2, run=run)}, **read)
+    assert "read from the cache when they are drawn" in branched["report"]
+    assert branched["dataset"].digest == data.digest
+    assert whole(branched["state"]) == whole(at_once), "cut in two, made anew, and read from the cache"
     host.call("GraftSaveState", state=branched["half"], name=run)
     shutil.rmtree(Path(host.output) / "graft" / run)
     loaded = host.call("GraftLoadState", name=run, model=build(name), dataset=data)[0]

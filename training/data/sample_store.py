@@ -1,0 +1,154 @@
+"""Where the tensors of samples are: in memory as far as they fit, the others in the cache, by their hash.
+
+A graph makes samples, so what the cache loses cannot be made again: it removes no file that a dataset still reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...storage.digest import sha256_of_tensors
+from .cache import Cache, HeldFile, key_of
+from .dataset import Conditioning, StoredConditioning
+from .stored_extras import StoredExtras
+from .stored_latent import KEPT_BYTES, Latent, StoredLatent
+
+KIND = "samples"  # of the cache's files
+
+
+@dataclass(frozen=True)
+class _InFile:
+    """Stands for a tensor that is in the file, under that name."""
+
+    name: str
+
+
+class SampleStore:
+    """Keeps up to `KEPT_BYTES` of latents in memory and as much of conditionings; what is beyond goes into `cache`.
+    Without one, or where it cannot be written, all stays in memory.
+    """
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self.cache = cache
+        self._latent_bytes = self._conditioning_bytes = 0  # in memory
+        self._stored_bytes = 0
+
+    def latent(self, name: str, latent: Tensor, sha256: str) -> Latent:
+        """The latent of a sample, whose hash that is, or one that is read from the cache. `name` is the sample's, for
+        messages.
+        """
+        size = _bytes(latent)
+        if self._latent_bytes + size > KEPT_BYTES:
+            file = self._written({"latent": latent}, key_of("sample latent", sha256))
+            if file is not None:
+                return StoredLatent(latent.shape, lambda: self._read(name, file)["latent"])
+        self._latent_bytes += size
+        return latent
+
+    def conditioning(self, name: str, conditioning: Conditioning) -> Conditioning | StoredConditioning:
+        """The conditioning of a sample, or one that is read from the cache."""
+        whole = {"context": conditioning.context, "extras": dict(conditioning.extras)}
+        read = self._stored(name, whole)
+        if read is None:
+            return conditioning
+        return StoredConditioning(lambda: Conditioning(**read()))
+
+    def extras(self, name: str, extras: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The entries of a sample's conditioning, or ones that are read from the cache."""
+        read = self._stored(name, dict(extras))
+        if read is None:
+            return extras
+        return StoredExtras(extras, read)
+
+    def _stored(self, name: str, value: Any) -> Callable[[], Any] | None:
+        """What reads a value whose tensors are in the cache; None where they stay in memory."""
+        tensors: dict[str, Tensor] = {}
+        without = _mapped(value, lambda leaf: _moved(leaf, tensors))
+        size = sum(map(_bytes, tensors.values()))
+        if self._conditioning_bytes + size > KEPT_BYTES:
+            file = self._written(tensors, key_of("sample conditioning", sha256_of_tensors(tensors)))
+            if file is not None:
+                return lambda: _filled(without, self._read(name, file))
+        self._conditioning_bytes += size
+        return None
+
+    def _written(self, tensors: Mapping[str, Tensor], key: str) -> HeldFile | None:
+        """The file of the cache that has these tensors; None where there is no cache, or it cannot be written."""
+        if self.cache is None or not tensors:
+            return None
+        file = self.cache.hold(KIND, key)
+        if self.cache.read(KIND, key) is None and not self.cache.write(KIND, key, tensors):
+            return None
+        self._stored_bytes += sum(map(_bytes, tensors.values()))
+        return file
+
+    def _read(self, name: str, file: HeldFile) -> dict[str, Tensor]:
+        assert self.cache is not None
+        cached = self.cache.read(KIND, file.key)
+        if cached is None:
+            raise ValueError(
+                f"Samples: {name} is not in the cache any more: {file.path} was removed or damaged, and only the graph"
+                " can make it again. Start ComfyUI again, or change an input of Samples, and run the workflow."
+            )
+        return cached[0]
+
+    def report(self) -> list[str]:
+        """Lines about what is in memory and what is in the cache."""
+        megabytes = (self._latent_bytes + self._conditioning_bytes) / 2**20
+        line = f"{megabytes:.1f} MB of latents and conditionings, as the graph holds them: nothing is copied"
+        if self.cache is None:
+            return [line]
+        if not self._stored_bytes:
+            return [line, *self.cache.notes]
+        total = self.cache.trim()
+        lines = [
+            line,
+            f"{self._stored_bytes / 2**20:.1f} MB more are read from the cache when they are drawn",
+            f"cache: {total / 2**30:.2f} GB of at most {self.cache.limit / 2**30:g} GB in {self.cache.folder}",
+        ]
+        if total > self.cache.limit:
+            lines.append("cache: larger than its limit, because samples that are in use stay in it")
+        return lines + self.cache.notes
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nested mappings, sequences and objects with attributes, with everything in them changed."""
+    if isinstance(value, Mapping):
+        return {name: _mapped(entry, change) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(entry, change) for entry in value)
+    if isinstance(value, Tensor | _InFile) or not hasattr(value, "__dict__"):
+        return change(value)
+    own = copy.copy(value)
+    for name, entry in vars(value).items():
+        setattr(own, name, _mapped(entry, change))
+    return own
+
+
+def _moved(leaf: Any, tensors: dict[str, Tensor]) -> Any:
+    """What stands for a tensor that moves into `tensors`; others stay."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    name = str(len(tensors))
+    tensors[name] = leaf
+    return _InFile(name)
+
+
+def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value with its tensors."""
+
+    def tensor_of(leaf: Any) -> Any:
+        if isinstance(leaf, _InFile):
+            return tensors[leaf.name]
+        return leaf
+
+    return _mapped(value, tensor_of)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
