@@ -66,6 +66,11 @@ class PlacedNode:
     def runs(self) -> bool:
         return self.mode not in (MUTED, BYPASSED)
 
+    @cached_property
+    def is_group(self) -> bool:
+        """Whether it was a group node, which is a subgraph by now."""
+        return group_nodes.is_group(self.node)
+
 
 def malformed(data: Mapping[str, Any]) -> list[Problem]:
     """Problems with the shape of an editor file: its nodes, slots, links and group nodes."""
@@ -166,7 +171,7 @@ class _Placement:
             item = self._placed(node, graph, host, path)
             item.values.update(overrides.get(str(node.get("id")), {}))
             self.all[item.id] = item
-            if item.inside is not None and (item.runs or host is not None):
+            if item.inside is not None and (item.runs or item.is_group or host is not None):
                 if len(path) > 100 or item.inside is graph:
                     self.problems.append(_at(item, "the subgraph contains itself"))
                 else:
@@ -438,15 +443,21 @@ class _Placement:
             return None
         outer = host.inputs[link.origin_slot]
         walk.widgets.append((host, outer.name))
-        if outer.link is None:
+        if outer.link is None or (host.is_group and self._is_primitive(host, outer)):
             return _UNSET
         return _Onward(host, outer, outer.type)
+
+    def _is_primitive(self, item: PlacedNode, slot: Slot) -> bool:
+        """Whether an input is linked to a PrimitiveNode, which has written its value into the widget by now."""
+        link = item.graph.links.get(str(slot.link))
+        origin = self._neighbour(item, link.origin) if link else None
+        return origin is not None and origin.type == "PrimitiveNode"
 
     def _output(self, item: PlacedNode, slot: int, wanted: str, walk: _Walk) -> _Onward | _Source:
         if item.mode == MUTED:
             return None
         if item.mode == BYPASSED:
-            passed = _bypass(item, slot, wanted)
+            passed = _bypass_group(item, slot, wanted) if item.is_group else _bypass(item, slot, wanted)
             if passed is None:
                 return None
             return _Onward(item, passed, passed.type)
@@ -520,6 +531,14 @@ def _bypass(item: PlacedNode, slot: int, wanted: str) -> Slot | None:
         return item.inputs[slot]
     exact = [entry for entry in item.inputs if entry.type == wanted]
     return next(iter(exact + fitting), None)
+
+
+def _bypass_group(item: PlacedNode, slot: int, wanted: str) -> Slot | None:
+    """The input that a bypassed group node passes on: the one in the same position if it has the wanted type, else the
+    first one that has it.
+    """
+    same_place = item.inputs[slot : slot + 1]
+    return next((entry for entry in [*same_place, *item.inputs] if entry.type == wanted), None)
 
 
 def _fits(first: str, second: str) -> bool:

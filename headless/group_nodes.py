@@ -1,7 +1,8 @@
 """Turns the group nodes of a file, which the editor had before subgraphs, into subgraphs.
 
 A group node's inputs and widgets are not in the file: the front end makes them from the nodes inside, and so do we.
-Their order and names are those of front end 1.27.10.
+Their order and names are those of front end 1.27.10. A muted group node runs as if it were on, as in every front end.
+The nodes of a bypassed one run too; what is linked to it gets what it passes on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PREFIXES = ("workflow>", "workflow/")
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
 NOTES = ("Note", "MarkdownNote")
 WIRES = ("Reroute", "PrimitiveNode")
-MUTED, BYPASSED = 2, 4
+MUTED, BYPASSED, ON = 2, 4, 0
 _REMEDY = "open the workflow in the editor, convert the group node to nodes there, and save it"
 
 
@@ -53,12 +54,14 @@ def make_subgraphs(
             continue
         group = _Group(_definition(data, node), node, look_up)
         refusals = list(group.refusals())
+        refusals += _behind_bypassed_groups(root, node)
         problems += [_problem(node, message) for message in refusals]
         if refusals:
             continue
         name = f"{node['type']} {node['id']}"
         subgraphs[name] = group.subgraph(name)
-        root.nodes[place] = {**node, "type": name, "widgets_values": None}
+        mode = BYPASSED if node.get("mode") == BYPASSED else ON
+        root.nodes[place] = {**node, "type": name, "widgets_values": None, "mode": mode}
     return problems
 
 
@@ -67,8 +70,14 @@ class _Widget:
     """A widget of the group node, for an input of a node inside."""
 
     index: int
-    name: str
+    name: str  # of the input inside
+    label: str  # its name on the group node
     shown: list[widgets.Widget]  # the widget itself, then those that the editor adds to it
+
+    @property
+    def has_slot(self) -> bool:
+        declared = self.shown[0].input
+        return declared is not None and not declared.settings.get("socketless")
 
 
 @dataclass
@@ -113,10 +122,10 @@ class _Group:
 
     def refusals(self) -> Iterator[str]:
         """Why this group node cannot be read, if it cannot."""
-        if self.node.get("mode") in (MUTED, BYPASSED):
-            yield "front ends differ in what they send for a muted or bypassed group node; turn it on, or delete it"
         for kind in self.unknown:
-            if kind in WIRES:
+            if is_group({"type": kind}):
+                yield f"the group node '{kind}' is inside it, and no front end sends such a workflow; {_REMEDY}"
+            elif kind in WIRES:
                 yield f"a {kind} inside a group node cannot be read; {_REMEDY}"
             else:
                 yield f"this ComfyUI does not have '{kind}', which is inside the group node"
@@ -129,8 +138,11 @@ class _Group:
         """The group as a subgraph, with the values of the group node's widgets in the nodes inside."""
         links: dict[str, Link] = {}
         outputs: list[dict[str, Any]] = []
-        for number, (_, index, slot) in enumerate(self.inputs):
-            _link(links, INPUT_NODE, number, index, self._item(index).saved.index(slot))
+        slots = self._slots()
+        for number, entry in enumerate(slots):
+            if entry in self.inputs:
+                _, index, slot = entry
+                _link(links, INPUT_NODE, number, index, self._item(index).saved.index(slot))
         for origin, origin_slot, target, target_slot, *_ in self.linked.values():
             _link(links, str(origin), int(origin_slot), int(target), int(target_slot))
         for item in self.inner:
@@ -141,8 +153,14 @@ class _Group:
         values = self._values()
         nodes = [_with_values(item, values[item.index], links) for item in self.inner]
         types = {item.index: {one.name: one.socket_type for one in item.shown.sockets} for item in self.inner}
-        inputs = [{"name": name, "type": types[index].get(slot, "*")} for name, index, slot in self.inputs]
+        inputs = [{"name": name, "type": types[index].get(slot, "*")} for name, index, slot in slots]
         return EditorGraph(name, nodes, links, inputs, outputs)
+
+    def _slots(self) -> list[tuple[str, int, str]]:
+        """The slots of the group node as the front end shows them: its sockets, then one for each widget."""
+        sockets = [entry for entry in self.inputs if entry[2] in self._item(entry[1]).sockets]
+        shown = [widget for widget in self.widgets if widget.has_slot]
+        return sockets + [(widget.label, widget.index, widget.name) for widget in shown]
 
     def _item(self, index: int) -> _Inner:
         return next(item for item in self.inner if item.index == index)
@@ -151,8 +169,8 @@ class _Group:
         """Add what the group node shows of a node inside, without its converted widgets."""
         for shown in _with_their_controls(item.shown.widgets):
             if shown[0].name not in item.converted:
-                self.widgets.append(_Widget(item.index, shown[0].name, shown))
-                self._name(item, shown[0].name)
+                label = self._name(item, shown[0].name)
+                self.widgets.append(_Widget(item.index, shown[0].name, label, shown))
         for slot in item.sockets:
             if (item.index, item.saved.index(slot)) in self.linked:
                 continue
@@ -168,8 +186,9 @@ class _Group:
         for slot in sorted(item.converted, key=lambda name: str(item.saved.index(name))):
             if (item.index, item.saved.index(slot)) in self.linked:
                 continue
-            self.widgets.append(_Widget(item.index, slot, controls[slot]))
-            self.inputs.append((self._name(item, slot), item.index, slot))
+            name = self._name(item, slot)
+            self.widgets.append(_Widget(item.index, slot, name, controls[slot]))
+            self.inputs.append((name, item.index, slot))
 
     def _name(self, item: _Inner, slot: str) -> str:
         """The name of an input or widget of the group node."""
@@ -216,8 +235,7 @@ class _Group:
 
     def _misplaced(self, item: _Inner) -> Iterator[str]:
         """Links to converted widgets whose place the front end miscounts: it sends something else than it shows."""
-        sockets = [name for name, index, slot in self.inputs if slot in self._item(index).sockets]
-        shown = sockets + [self._shown_name(widget) for widget in self.widgets]
+        shown = [name for name, _, _ in self._slots()]
         linked = {entry.get("name") for entry in self.node.get("inputs") or [] if entry.get("link") is not None}
         places = [item.saved.index(slot) for slot in item.converted]
         unsorted = sorted(places) != sorted(places, key=str)
@@ -228,12 +246,6 @@ class _Group:
                 yield f"input '{name}' is linked, and front ends differ in what they send for it; {_REMEDY}"
         if unsorted and any((item.index, place) in self.linked for place in places):
             yield f"a link to a widget of '{item.node['type']}' inside has no clear place; {_REMEDY}"
-
-    def _shown_name(self, widget: _Widget) -> str:
-        for name, index, slot in self.inputs:
-            if (index, slot) == (widget.index, widget.name):
-                return name
-        return ""
 
     def _links_to_nothing(self) -> Iterator[str]:
         names = {name for name, _, _ in self.inputs}
@@ -248,6 +260,24 @@ class _Group:
                     continue
             if not self.unknown:
                 yield f"a link inside, from node {origin} to node {target}, leads to nothing; {_REMEDY}"
+
+
+def _behind_bypassed_groups(root: EditorGraph, node: Mapping[str, Any]) -> Iterator[str]:
+    """Inputs of a group node that are linked to a bypassed group node, directly or through reroutes."""
+    for entry in node.get("inputs") or []:
+        link = root.links.get(str(entry.get("link")))
+        origin = root.nodes_by_id.get(link.origin) if link else None
+        for _ in range(len(root.nodes)):  # as many reroutes as there are nodes
+            if origin is None or origin.get("type") != "Reroute":
+                break
+            slot: Mapping[str, Any] = next(iter(origin.get("inputs") or []), {})
+            link = root.links.get(str(slot.get("link")))
+            origin = root.nodes_by_id.get(link.origin) if link else None
+        if origin is not None and is_group(origin) and origin.get("mode") == BYPASSED:
+            yield (
+                f"input '{entry.get('name')}' is linked to the bypassed group node {origin['id']}, and front ends"
+                " differ in what they send for it; turn that one on, or delete it"
+            )
 
 
 def _inner(index: int, node: dict[str, Any], shown: widgets.EditorNode) -> _Inner:

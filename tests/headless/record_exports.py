@@ -7,8 +7,8 @@ record and has odd_nodes.py among its custom nodes:
     python tests/headless/record_exports.py http://127.0.0.1:8188 --chromium /usr/bin/chromium
 
 For each workflows/NAME.editor.json it writes NAME.api.json, and then schemas.json for all of them.
-`--folder group_nodes` records that folder instead, with front end 1.27.10, which still has group nodes, and leaves
-schemas.json as it is.
+`--folder group_nodes` records that folder instead, as NAME.VERSION.json, and leaves schemas.json as it is: front end
+1.27.10 still has group nodes, 1.58.1 makes subgraphs of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> None:
             except Error as error:
                 print(path.name, "is not exported by the front end:", error.message.splitlines()[0])
                 continue
-            target = path.with_name(path.name.replace(".editor.", ".api."))
+            kind = "api" if arguments.folder == FOLDER.name else version
+            target = path.with_name(path.name.replace(".editor.", f".{kind}."))
             target.write_text(json.dumps(output, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(path.name, len(output), "nodes")
         browser.close()
