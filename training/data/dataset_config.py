@@ -1,5 +1,6 @@
 """kohya's `dataset_config.toml` (sd-scripts, docs/config_README-en.md): several folders with settings of their own. Of
-musubi-tuner's it reads datasets with `image_directory` or `video_directory`, and `control_directory`.
+musubi-tuner's it reads datasets with `image_directory` or `video_directory`, and `control_directory`, or with a JSONL
+file (`musubi_jsonl`).
 
 What a subset does not say, its dataset says, then `[general]`, then the node's inputs. Unknown keys and what Graft does
 not do are refused; what only kohya's own caches need is named in the report.
@@ -20,6 +21,7 @@ from .buckets import LONGEST_SIDE
 from .control_files import MOST_CONTROLS
 from .filters import Filters
 from .folder_settings import MOST_LENGTH, NO_CLIPS, ConfigSubset, FolderSettings, FolderSource
+from .musubi_jsonl import PATH_KEYS, control_folders_of, folder_of, read_jsonl
 from .yaml_values import (
     read_chance,
     read_choice,
@@ -139,6 +141,10 @@ _KEYS: dict[str, _Key] = {
     "image_directory": _Key(read_text, ("datasets",)),  # musubi-tuner's dataset of one folder
     "cache_directory": _Key(read_text, _DATASET),
     "video_directory": _Key(read_text, ("datasets",)),
+    "image_jsonl_file": _Key(read_text, ("datasets",)),
+    "video_jsonl_file": _Key(read_text, ("datasets",)),
+    "multiple_target": _Key(_read_only(False), _DATASET),
+    "no_resize_control": _Key(_read_only(False), _DATASET),
     "target_frames": _Key(_read_target_frames, _SUBSET),
     "frame_extraction": _Key(read_choice(*clip_parts.WAYS), _SUBSET),
     "frame_sample": _Key(read_whole_number(1, 1_000), _SUBSET),
@@ -188,10 +194,13 @@ class _Config:
             return
         own = self._table({key: value for key, value in dataset.items() if key != "subsets"}, "datasets", place)
         subsets = dataset.get("subsets")
-        named = [key for key in ("image_directory", "video_directory") if key in own]
+        named = [key for key in _MUSUBIS_SOURCES if key in own]
         if len(named) + (subsets is not None) > 1:
             both = " and ".join([*named, "[[datasets.subsets]]"][:2])
             self.errors.append(f"{place} has {both}; write one of them")
+            return
+        if named and named[0] in PATH_KEYS:
+            self._read_subset({**general, **own}, place)
             return
         if named:
             subsets = [{"image_dir": own[named[0]]}]
@@ -231,16 +240,16 @@ class _Config:
         return values
 
     def _read_subset(self, values: Mapping[str, Any], place: str) -> None:
-        if "image_dir" not in values:
+        listing = next((key for key in PATH_KEYS if key in values), None)
+        if listing is None and "image_dir" not in values:
             self.errors.append(f"{place}: image_dir is missing; name the folder of its images")
             return
         try:
-            folder = self._below_input("image_dir", values["image_dir"])
-            metadata = None
-            if "metadata_file" in values:
-                metadata = self._below_input("metadata_file", values["metadata_file"])
-            controls = self._control_folders(values)
-            settings = self._settings(values, metadata, controls, place)
+            if listing is None:
+                folder, subset = self._subset(values)
+            else:
+                folder, subset = self._listed_subset(listing, values)
+            settings = self._settings(values, subset, place)
         except (ValueError, FileNotFoundError) as error:
             self.errors.append(f"{place}: {_with_keys(str(error))}")
             return
@@ -252,7 +261,28 @@ class _Config:
             self.note("is_reg: regularization share of the node says how many of each batch these images are")
         self.sources.append(FolderSource(folder, settings, dropout, batch_size, is_regularisation))
 
-    def _below_input(self, name: str, value: str) -> Path:
+    def _subset(self, values: Mapping[str, Any]) -> tuple[Path, ConfigSubset]:
+        """(the folder of the images, what only the file says of them)."""
+        folder = self._below_input("image_dir", values["image_dir"])
+        metadata_file = ""
+        if "metadata_file" in values:
+            metadata_file = str(self._below_input("metadata_file", values["metadata_file"], "file"))
+        controls = self._control_folders(values)
+        words, extension = values.get("class_tokens", ""), values.get("caption_extension", "")
+        return folder, ConfigSubset(words, extension, metadata_file, controls)
+
+    def _listed_subset(self, key: str, values: Mapping[str, Any]) -> tuple[Path, ConfigSubset]:
+        """The same of the pictures or clips that a JSONL file lists."""
+        for other in ("control_directory", "control_path"):
+            if other in values:
+                raise ValueError(f"{other} does nothing beside {key}; name control pictures in its lines")
+        file = self._below_input(key, values[key], "file")
+        listed = read_jsonl(file, PATH_KEYS[key], lambda name, path: self._below_input(name, path, "picture or clip"))
+        words = values.get("class_tokens", "")
+        subset = ConfigSubset(words, control_folders=control_folders_of(listed), listed=listed, listed_in=str(file))
+        return folder_of(listed), subset
+
+    def _below_input(self, name: str, value: str, kind: str = "folder") -> Path:
         """The folder or file of a path: beside the file, or in ComfyUI's input folder, and never outside that."""
         place = value.replace("\\", "/").strip()
         if ":" in place or "\0" in place or not place:
@@ -263,10 +293,8 @@ class _Config:
                 raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
             if os.path.exists(path):
                 break
-        if name != "metadata_file" and not os.path.isdir(path):
-            raise FileNotFoundError(f"there is no folder {shorten(value)} ({name}); {_REMEDY}")
-        if name == "metadata_file" and not os.path.isfile(path):
-            raise FileNotFoundError(f"there is no file {value!r} ({name}); {_REMEDY}")
+        if not _EXISTS[kind](path):
+            raise FileNotFoundError(f"there is no {kind} {shorten(value)} ({name}); {_REMEDY}")
         return path
 
     def _control_folders(self, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -277,21 +305,13 @@ class _Config:
             return ()
         return tuple(str(self._below_input(names[0], folder)) for folder in values[names[0]])
 
-    def _settings(
-        self, values: Mapping[str, Any], metadata: Path | None, controls: tuple[str, ...], place: str
-    ) -> FolderSettings:
+    def _settings(self, values: Mapping[str, Any], subset: ConfigSubset, place: str) -> FolderSettings:
         base = self.base.settings
         settings = {name: values[key] for key, name in _SETTINGS.items() if key in values}
         if "flip_aug" in values:
             settings["flip"] = 0.5 * values["flip_aug"]
         self._keep_what_has_an_effect(settings, place)
         settings.update(self._clip_settings(values, place))
-        metadata_file = ""
-        if metadata is not None:
-            metadata_file = str(metadata)
-        subset = ConfigSubset(
-            values.get("class_tokens", ""), values.get("caption_extension", ""), metadata_file, controls
-        )
         if "validation_seed" in values:
             self.note("validation_seed does nothing: which images are held out depends on their contents")
         for name in ("cache_info", "cache_directory"):
@@ -325,11 +345,12 @@ class _Config:
         base = self.base.settings
         way = values.get("frame_extraction", base.clip_part)
         frames = values.get("target_frames", base.frames)
-        if "video_directory" in values and frames == NO_CLIPS:
+        of_clips = "video_directory" in values or "video_jsonl_file" in values
+        if of_clips and frames == NO_CLIPS:
             frames = "1"
             if way != "full":
                 self.note(f"{place}: without target_frames each clip gives 1 frame, as in musubi-tuner")
-        if "video_directory" in values and way == "full":
+        if of_clips and way == "full":
             frames = str(values.get("max_frames", _MOST_FRAMES_OF_FULL))
         if "source_fps" in values:
             self.note(
@@ -350,7 +371,7 @@ class _Config:
         for key in ("frame_sample", "frame_stride"):
             if _KEYS_OF_CLIPS[key] != way:
                 changed[key] = getattr(Filters, key)
-            elif key in values or "video_directory" in values:
+            elif key in values or "video_directory" in values or "video_jsonl_file" in values:
                 changed[key] = values.get(key, _MUSUBIS[key])
         if values.get("random_crop"):
             changed["crop"] = "random"
@@ -359,6 +380,8 @@ class _Config:
         return replace(self.base.settings.filters, **changed)
 
 
+_MUSUBIS_SOURCES = ("image_directory", "video_directory", *PATH_KEYS)
+_EXISTS = {"folder": os.path.isdir, "file": os.path.isfile, "picture or clip": os.path.exists}
 _REMEDY = "copy or link it there, and give its path beside the file or below the input folder"
 _SETTINGS = {
     "resolution": "resolution",
@@ -447,8 +470,8 @@ def paths_in(file: Path, root: Path) -> list[Path]:
     paths: list[Path] = []
     for source in config.sources:
         paths.append(source.folder)
-        if source.settings.subset is not None and source.settings.subset.metadata_file:
-            paths.append(Path(source.settings.subset.metadata_file))
-        if source.settings.subset is not None:
-            paths += map(Path, source.settings.subset.control_folders)
+        subset = source.settings.subset
+        if subset is not None:
+            files = [file for file in (subset.metadata_file, subset.listed_in) if file]
+            paths += map(Path, [*files, *subset.control_folders])
     return paths

@@ -24,6 +24,7 @@ from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
 from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
+from .musubi_jsonl import ListedCaptions, listed_pairs
 from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
 
@@ -235,6 +236,8 @@ class _FolderReader:
                 [(kohya_metadata_json.LAYOUT, self._metadata)],
             )
             self._fallback = None
+        elif subset.listed:
+            self._read_alone(kohya_txt.LAYOUT, ListedCaptions(subset.listed))
         elif subset.caption_extension:
             reader = kohya_txt.TextFiles(self.filters.encoding, lines, (subset.caption_extension,))
             self._read_alone(kohya_txt.LAYOUT, reader)
@@ -243,7 +246,12 @@ class _FolderReader:
         self._selected, self._readers, self._fallback = (layout,), [(layout, reader)], None
 
     def _paths_of_subset(self, subset: ConfigSubset) -> list[Path]:
-        """The images that lie directly in the folder; of those, the ones that a metadata JSON names."""
+        """The images that lie directly in the folder; of those, the ones that a metadata JSON names. Or those that a
+        JSONL file lists.
+        """
+        if subset.listed:
+            self._pairs = listed_pairs(subset.listed, self.settings.control_pictures != control_methods.OFF)
+            return self._pairs.images[:: self.filters.consider_every_nth]
         self._find_pairs_of_subset(subset)
         paths = [path for path in self._pairs.images if path.parent == self.folder]
         if not paths:

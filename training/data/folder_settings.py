@@ -10,6 +10,7 @@ from typing import Any
 from . import buckets, clip_parts, control_methods
 from .filters import Filters
 from .layouts import registry
+from .musubi_jsonl import ListedPicture
 from .yaml_values import shorten
 
 NO_CLIPS = "0"
@@ -21,14 +22,17 @@ MOST_RATE = 240.0
 class ConfigSubset:
     """What only a subset of kohya's `dataset_config.toml` says: the caption of images that have none, the ending of the
     caption files, the path of its metadata JSON, and the folders of its control pictures; "" or none where it does not.
+    `listed` are the pictures of musubi-tuner's JSONL file `listed_in`.
 
-    Its images lie directly in the folder, and the names of folders mean nothing.
+    Its images lie directly in the folder, but for listed ones, and the names of folders mean nothing.
     """
 
     class_tokens: str = ""
     caption_extension: str = ""
     metadata_file: str = ""
     control_folders: tuple[str, ...] = ()
+    listed: tuple[ListedPicture, ...] = ()
+    listed_in: str = ""
 
 
 @dataclass(frozen=True)

@@ -407,3 +407,136 @@ def test_wrong_keys_of_clips_are_refused(root, text, said):
     (root / "clips").mkdir()
     with pytest.raises(ValueError, match=re.escape(said)):
         _clip_sources(root, f"[[datasets]]\n{text}\n")
+
+
+def _lines(file, *records):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(map(json.dumps, records)) + "\n\n", encoding="utf-8")
+
+
+JSONL = "[general]\ncaption_extension = '.txt'\n[[datasets]]\nimage_jsonl_file = 'list.jsonl'\nnum_repeats = 3\n"
+
+
+def test_musubis_jsonl_names_pictures_captions_and_control_pictures(root):
+    _draw(root, "one/a.png", "two/deep/b.png", "two/unlisted.png", "before/a.jpg", "before/b.png", "other/b.png")
+    (root / "one" / "a.txt").write_text("not this caption", encoding="utf-8")
+    _lines(
+        root / "list.jsonl",
+        {
+            "image_path": "two/deep/b.png",
+            "caption": " b, and\nmore ",
+            "control_path_1": "other/b.png",
+            "control_path_0": "before/b.png",
+        },
+        {"image_path": "one\\a.png", "caption": "make it blue", "control_path": "before/a.jpg"},
+    )
+    sources, notes = _clip_sources(root, JSONL)
+    assert notes == [] and sources[0].folder == root and sources[0].settings.repeats == 3
+    listing = read_folder(root, sources[0].settings)
+    assert not listing.problems
+    found = {entry.name: (entry.caption.plain, [one.name for one in entry.controls]) for entry in listing.entries}
+    assert found == {
+        "two/deep/b.png": ("b, and\nmore", ["before/b.png", "other/b.png"]),
+        "one/a.png": ("make it blue", ["before/a.jpg"]),
+    }
+    file = root / "dataset_config.toml"
+    assert set(paths_in(file, root)) == {root, root / "list.jsonl", root / "before", root / "other"}
+
+
+def test_listed_pictures_without_control_pictures_are_those_of_a_folder(root):
+    """The same as the folder with caption files."""
+    _draw(root, "set/a.png", "set/b.png")
+    for name in "ab":
+        (root / "set" / f"{name}.txt").write_text(f"picture {name}", encoding="utf-8")
+    _lines(root / "list.jsonl", *[{"image_path": f"set/{name}.png", "caption": f"picture {name}"} for name in "ab"])
+    (listed,), _ = _clip_sources(root, JSONL)
+    (folder,), _ = _clip_sources(root, "[[datasets]]\nimage_directory = 'set'\nnum_repeats = 3\n")
+    assert listed.folder == folder.folder == root / "set"
+    first, second = read_folder(listed.folder, listed.settings), read_folder(folder.folder, folder.settings)
+    assert first.entries == second.entries and first.digest == second.digest
+
+
+def test_musubis_jsonl_of_clips(root):
+    write_clip(root / "clips" / "walk.mkv", 9, (64, 64))
+    _draw(root, *[f"clips/run.frames/{number}.png" for number in range(5)])
+    _lines(
+        root / "list.jsonl",
+        {"video_path": "clips/walk.mkv", "caption": "a cat walks"},
+        {"video_path": "clips/run.frames", "caption": "a cat runs"},
+    )
+    text = "[[datasets]]\nvideo_jsonl_file = 'list.jsonl'\ntarget_frames = [1, 5]\nframe_extraction = 'head'\n"
+    (source,), _ = _clip_sources(root, text, frame_step=4)
+    listing = read_folder(source.folder, source.settings)
+    found = sorted((entry.name, entry.caption.plain, len(entry.frames)) for entry in listing.entries)
+    assert found == [
+        ("run.frames", "a cat runs", 1),
+        ("run.frames", "a cat runs", 5),
+        ("walk.mkv", "a cat walks", 1),
+        ("walk.mkv", "a cat walks", 5),
+    ]
+    (source,), notes = _clip_sources(root, "[[datasets]]\nvideo_jsonl_file = 'list.jsonl'\n")
+    assert source.settings.frames == "1" and "each clip gives 1 frame" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "record", "message"),
+    [
+        ("image", {"image_path": "../out.png", "caption": "a"}, "line 2: image_path '../out.png' is outside ComfyUI's"),
+        (
+            "image",
+            {"image_path": "no.png", "caption": "a"},
+            "line 2: there is no picture or clip 'no.png' (image_path)",
+        ),
+        ("image", {"image_path": "hoge/b.png"}, "line 2: caption is missing"),
+        ("image", {"image_path": "hoge/b.png", "caption": 3}, "line 2: caption is 3, expected a text"),
+        ("image", {"image_path": "hoge/a.png", "caption": "a"}, "line 2: image_path is in an earlier line too"),
+        ("image", {"image_path": "words.txt", "caption": "a"}, "image_path words.txt is no picture that Graft reads"),
+        ("image", {"image_path_0": "hoge/b.png", "caption": "a"}, "are the layers of Qwen-Image-Layered"),
+        ("image", ["hoge/b.png"], "line 2: it is ['hoge/b.png'], expected an object"),
+        (
+            "image",
+            {"image_path": "hoge/b.png", "caption": "a"} | {f"control_path_{n}": "hoge/b.png" for n in range(4)},
+            "line 2: it has 4 control pictures, expected at most 3",
+        ),
+        ("video", {"video_path": "frames", "caption": "a"}, "frames holds the frames of a clip: name it frames.frames"),
+        ("video", {"video_path": "words.txt", "caption": "a"}, "video_path words.txt is no clip that Graft reads"),
+        (
+            "video",
+            {"video_path": "other.mkv", "caption": "a", "control_path": "clip.mkv"},
+            "control_path clip.mkv is no picture that Graft reads; control clips go through Samples",
+        ),
+    ],
+)
+def test_lines_that_cannot_be_read_are_named(root, key, record, message):
+    _draw(root, "hoge/a.png", "hoge/b.png", "frames/1.png")
+    (root / "words.txt").write_text("words", encoding="utf-8")
+    for name in ("clip.mkv", "other.mkv"):
+        (root / name).write_bytes(b"")
+    first = {"image": "hoge/a.png", "video": "clip.mkv"}[key]
+    _lines(root / "list.jsonl", {f"{key}_path": first, "caption": "a"}, record)
+    with pytest.raises(ValueError, match=r"dataset_config.toml: \[\[datasets\]\] 1: list.jsonl: line 2: ") as error:
+        _clip_sources(root, f"[[datasets]]\n{key}_jsonl_file = 'list.jsonl'\n")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image_jsonl_file = 'no.jsonl'", "there is no file 'no.jsonl' (image_jsonl_file)"),
+        ("image_jsonl_file = 'empty.jsonl'", "empty.jsonl has no lines as"),
+        ("image_jsonl_file = 'empty.jsonl'\nimage_directory = 'hoge'", "has image_directory and image_jsonl_file"),
+        ("image_jsonl_file = 'empty.jsonl'\ncontrol_directory = 'hoge'", "control_directory does nothing beside"),
+        ("image_jsonl_file = 'empty.jsonl'\nmultiple_target = true", "multiple_target is True, expected false"),
+        ("image_jsonl_file = 'many.jsonl'", "line 5: caption is missing; and 2 more lines"),
+        ("image_jsonl_file = 'dataset_config.toml'", "line 1: it is not JSON (Expecting value"),
+        ("image_jsonl_file = 'latin.jsonl'", "latin.jsonl is not UTF-8 text"),
+    ],
+)
+def test_jsonl_files_that_cannot_be_read(root, text, message):
+    _draw(root, "hoge/a.png")
+    (root / "empty.jsonl").write_text("\n", encoding="utf-8")
+    (root / "latin.jsonl").write_bytes('{"caption": "é"}'.encode("latin-1"))
+    _lines(root / "many.jsonl", *[{"image_path": "hoge/a.png"}] * 7)
+    with pytest.raises(ValueError, match=r"Dataset: dataset_config\.toml") as error:
+        _clip_sources(root, f"[[datasets]]\n{text}\n")
+    assert message in str(error.value)
