@@ -256,6 +256,132 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     shutil.rmtree(Path(host.output) / "graft" / f"{run} other", ignore_errors=True)
 
 
+class Pictures:
+    """A list of pictures (1, 64, 80, 3) with a mask each, of what a CLIP vision model sees of them, and of other
+    clips.
+    """
+
+    RETURN_TYPES = ("IMAGE", "MASK", "CLIP_VISION_OUTPUT", "IMAGE")
+    OUTPUT_IS_LIST = (True, True, True, True)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"seed": ("INT", {"default": 0})}}
+
+    def make(self, seed):
+        pictures = [random(1, 64, 80, 3, seed=n).sigmoid() for n in range(COUNT)]
+        masks = [torch.zeros(1, 64, 80) for _ in range(COUNT)]
+        for mask in masks:
+            mask[:, : 32 + 8 * seed] = 1.0
+        clips = [random(5, 64, 80, 3, seed=50 + 100 * seed + n).sigmoid() for n in range(COUNT)]
+        return pictures, masks, [self.seen(100 * seed + n) for n in range(COUNT)], clips
+
+    def seen(self, seed):
+        import comfy.clip_vision
+
+        output = comfy.clip_vision.Output()
+        output.last_hidden_state = random(1, 257, 1280, seed=seed)
+        output.penultimate_hidden_states = random(1, 257, 1280, seed=seed + 50)
+        output.image_embeds = random(1, 1024, seed=seed)
+        return output
+
+
+class Songs:
+    """Lists of latents of sound and of conditionings with lyrics."""
+
+    RETURN_TYPES = ("LATENT", "CONDITIONING")
+    OUTPUT_IS_LIST = (True, True)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"seed": ("INT", {"default": 0})}}
+
+    def make(self, seed):
+        latents = [{"samples": random(1, *EVERY["ace-step"].latent, seed=n)} for n in range(COUNT)]
+        made = []
+        for number in range(COUNT):
+            context, entries = conditions("ace-step", seed=number)
+            entries["conditioning_lyrics"] = entries["conditioning_lyrics"] + seed
+            made.append([[context, {**entries, "lyrics_strength": 1.0}]])
+        return latents, made
+
+
+def clip_vision(host, other):
+    graph = wan(host, 0)
+    graph["pictures"] = node("TestPictures", seed=other)
+    graph["conditioning"]["inputs"]["clip_vision_output"] = ["pictures", 2]
+    return graph
+
+
+def control_clip(host, other):
+    graph = wan(host, 0)
+    graph["pictures"] = node("TestPictures", seed=other)
+    inputs = {**graph["conditioning"]["inputs"], "control_video": ["pictures", 3]}
+    graph["conditioning"] = node("WanFunControlToVideo", **inputs)
+    return graph
+
+
+def fill(host, other):
+    prompt = ["prompt", 0]
+    pictures = {"pixels": ["pictures", 0], "mask": ["pictures", 1], "noise_mask": False}
+    return {
+        "pictures": node("TestPictures", seed=other),
+        "prompt": node("CLIPTextEncode", text="a cat", clip=["clip", 0]),
+        "filled": node("InpaintModelConditioning", positive=prompt, negative=prompt, vae=["vae", 0], **pictures),
+        "samples": node("GraftSamples", latents=["filled", 2], conditioning=["filled", 0], validation=0.25),
+    }
+
+
+def song(host, other):
+    return {
+        "songs": node("TestSongs", seed=other),
+        "samples": node("GraftSamples", latents=["songs", 0], conditioning=["songs", 1], validation=0.25),
+    }
+
+
+# (graph, family, settings of its model, what the conditionings bring)
+ENTRIES = {
+    "CLIP vision": (clip_vision, "wan i2v", {}, "clip_vision_output (4)"),
+    "control clip": (control_clip, "wan i2v", {"in_dim": 48}, "concat_latent_image (4)"),
+    "Flux Fill": (fill, "flux", {"in_channels": 96}, "concat_latent_image (4), concat_mask (4)"),
+    "lyrics": (song, "ace-step", {}, ""),
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_nodes_put_into_a_conditioning_reaches_the_model_from_memory_and_from_the_cache(
+    host, loaders, monkeypatch, name
+):
+    make, family, changes, brought = ENTRIES[name]
+    build(family, **changes)  # skips where this ComfyUI has no such family
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestPictures", Pictures)
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestSongs", Songs)
+    run = f"entries {name}"
+
+    def trained(other):
+        loaders(family)
+        loader = loader_of("MODEL", lambda: build(family, **changes))
+        monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "UNETLoader", loader)
+        host.fresh()
+        shutil.rmtree(Path(host.output) / "graft" / run, ignore_errors=True)
+        graph = {**make(host, other), **common(1, run=run)}
+        return ran(host, graph, state=["step0", 0], report=["samples", 1])
+
+    first, other = trained(0), trained(1)
+    assert brought in first["report"]
+    assert other["state"].history.loss != first["state"].history.loss
+    assert other["state"].history.validation != first["state"].history.validation
+    monkeypatch.setattr(host.module("training.data.sample_store"), "KEPT_BYTES", 0)
+    read = trained(0)
+    assert "read from the cache when they are drawn" in read["report"]
+    assert whole(read["state"]) == whole(first["state"])
+    assert any(bool(tensor.any()) for key, tensor in read["state"].trained.items() if "lora_up" in key)
+
+
 @pytest.mark.parametrize("expert", ["high noise", "low noise"])
 def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_file(
     host, loaders, monkeypatch, expert
