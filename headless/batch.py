@@ -17,6 +17,7 @@ from .problem import Problem, WorkflowError
 
 MOST_BYTES = 20 * MB  # of a table
 DONE = "done"
+OTHER_SEPARATORS = (";", "\t")  # what some spreadsheets write
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def read_results(table: str) -> Results:
 
 def _wrong_header(path: str, header: Sequence[str]) -> list[Problem]:
     problems = []
+    if len(header) == 1 and any(separator in header[0] for separator in OTHER_SEPARATORS):
+        return [Problem(f"--set-from {path}: columns are separated by commas, and the header {header[0]!r} has none")]
     for number, name in enumerate(header, 1):
         if "." not in name.strip(".") or "=" in name:
             message = f"column {number} is headed {name!r}; expected NODE.INPUT (NODE is an id or a unique title)"

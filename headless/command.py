@@ -255,6 +255,10 @@ def _run_reported(
             document = workflow.read(arguments.workflow)
         if arguments.set_from is not None:
             rows = batch.read_table(arguments.set_from)
+        hosts.pack_paths(arguments.packs)  # a wrong folder is said before a host opens
+        folder = None
+        if arguments.watch is not None:
+            folder = watch.watch(arguments.watch)  # what comes while the host opens is run
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
         print(f"host: {choice}", file=stream, flush=True)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
@@ -267,12 +271,13 @@ def _run_reported(
                 report["ranks"] = group.size
                 print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
             opened = _Opened(arguments, argv, stream, events, host, group, caching.new_executor(host))
-            if document is None:
-                status = _run_watched(opened, report)
-            elif rows is not None:
+            if document is not None and rows is not None:
                 status = _run_rows(opened, document, rows, report)
-            else:
+            elif document is not None:
                 status = _run_opened(opened, document, (), report)
+            else:
+                assert folder is not None
+                status = _run_watched(opened, folder, report)
             torchrun.finish(group, status)
             return status
     except WorkflowError as error:
@@ -301,7 +306,7 @@ class _Opened:
 def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch.Row], report: dict[str, Any]) -> int:
     """Run the workflow once for each row that is not done yet; 1 if one failed."""
     results = batch.read_results(opened.arguments.set_from)
-    failed = 0
+    failed: list[int] = []
     for row in rows:
         identity = batch.identity(document.data, opened.arguments.assignments, row)
         label = f"row {row.number} of {rows[-1].number}"
@@ -317,15 +322,18 @@ def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch
             report["status"] = "interrupted"
             return status
         results.keep(row, identity, own)
-        failed += status != DONE
+        if status != DONE:
+            failed.append(row.number)
     report.update(rows=[results.rows[row.number] for row in rows], status="failed" if failed else "done")
-    print(f"{len(rows) - failed} of {len(rows)} rows are done; their results are in {results.path}", file=opened.stream)
+    done = len(rows) - len(failed)
+    print(f"{done} of {len(rows)} rows are done; their results are in {results.path}", file=opened.stream)
+    if failed:
+        print(f"not done: row {', '.join(map(str, failed))}", file=opened.stream)
     return FAILED if failed else DONE
 
 
-def _run_watched(opened: _Opened, report: dict[str, Any]) -> int:
+def _run_watched(opened: _Opened, folder: watch.Watch, report: dict[str, Any]) -> int:
     """Run each workflow file that comes into the folder, until Ctrl-C; 1 if one failed."""
-    folder = watch.watch(opened.arguments.watch)
     print(f"watching {folder.folder}; Ctrl-C ends it", file=opened.stream, flush=True)
     failed = 0
     try:

@@ -143,7 +143,8 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     works.append("training: every adapter, objective and schedule; optimizers, previews, averages, saved states")
     fails = missing_packages()
     if host.choice.root is None:
-        fails.append("full checkpoints, ControlNet, nodes of other packs: they need a ComfyUI (--comfyui DIR)")
+        works.append("nodes of other packs that need no more of ComfyUI than this host has (run --pack DIR)")
+        fails.append("full checkpoints, ControlNet: they need a ComfyUI (--comfyui DIR)")
     else:
         works.append("the ComfyUI's own nodes and, where a workflow uses them, its custom nodes")
         fails.append("ComfyUI's dynamic VRAM: off when a workflow runs without ComfyUI's server")

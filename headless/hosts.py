@@ -184,10 +184,22 @@ def load_other_packs(host: Host) -> None:
             host.loop.run_until_complete(getattr(host.nodes, name)())
 
 
+def pack_paths(packs: Sequence[str]) -> list[Path]:
+    """The folders or files of packs. Raises HostError for one that cannot be a pack."""
+    paths = [folder_named(pack, "--pack") for pack in packs]
+    for pack, path in zip(packs, paths, strict=True):
+        if not path.exists():
+            raise HostError(f"--pack {pack}: no such folder")
+        if path.is_dir() and not (path / "__init__.py").is_file():
+            raise HostError(f"--pack {pack}: this folder is no node pack; it has no __init__.py")
+        if path.is_file() and path.suffix != ".py":
+            raise HostError(f"--pack {pack}: expected a folder with __init__.py, or a .py file")
+    return paths
+
+
 def load_packs(host: Host, packs: Sequence[str]) -> None:
     """Load other packs by their folder or file. Raises HostError if one does not load."""
-    for pack in packs:
-        path = folder_named(pack, "--pack")
+    for pack, path in zip(packs, pack_paths(packs), strict=True):
         known = set(host.nodes.NODE_CLASS_MAPPINGS)
         with signals.stopping():
             loaded = host.loop.run_until_complete(host.nodes.load_custom_node(str(path), ignore=known))

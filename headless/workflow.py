@@ -145,7 +145,8 @@ def malformed_assignments(assignments: Iterable[str]) -> list[Problem]:
     problems = []
     for assignment in assignments:
         target, equals, _ = assignment.partition("=")
-        if not equals or "." not in target:
+        node, _, name = target.rpartition(".")
+        if not (equals and node and name):
             message = f"--set {assignment}: expected NODE.INPUT=VALUE (NODE is an id or a unique title)"
             problems.append(Problem(message))
     return problems
@@ -284,8 +285,8 @@ def _unknown(node: Mapping[str, Any]) -> str:
     if not node.get("class_type"):
         return "has no class_type"
     return (
-        f"this host has no node '{node['class_type']}'; install the pack that brings it, or name a ComfyUI that has it"
-        " (--comfyui)"
+        f"this host has no node '{node['class_type']}'; load the pack that brings it (--pack DIR), or name a ComfyUI"
+        " that has it (--comfyui DIR)"
     )
 
 

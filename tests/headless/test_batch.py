@@ -2,12 +2,16 @@
 
 import gc
 import json
+import signal
+import subprocess
+import sys
+import time
 import weakref
 
 import pytest
 from graft_nodes.headless import batch, workflow
 from graft_nodes.headless.problem import WorkflowError
-from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, last, run, told
+from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, command, last, run, told
 
 
 def table(folder, text):
@@ -34,6 +38,7 @@ def test_the_header_names_inputs_and_an_empty_cell_sets_nothing(tmp_path):
         ("1.number=,2.name\n3,a\n", "column 1 is headed '1.number='"),
         ("1.number,1.number\n3,4\n", "column 2, '1.number', is there twice"),
         ("1.number\n3,4\n", "row 1 has 2 cells, the header 1"),
+        ("1.number;1.text\n3;4\n", "columns are separated by commas, and the header '1.number;1.text' has none"),
         ('1.number\n"3\n', "not a CSV file in UTF-8"),
     ],
 )
@@ -95,6 +100,49 @@ def test_a_batch_goes_on_after_a_row_that_fails_and_again_does_the_missing_rows_
     assert {name: (tmp_path / "out" / f"{name}.txt").stat().st_mtime_ns for name in ("a", "c")} == written
     kept = [json.loads(line) for line in (tmp_path / "table.csv.results.jsonl").read_text().splitlines()]
     assert [(one["row"], one["status"]) for one in kept] == [(1, "done"), (2, "done"), (3, "done")]
+
+
+def test_the_last_lines_name_the_rows_that_are_not_done(tmp_path):
+    (tmp_path / "in").mkdir()
+    graph = {"1": SOURCE, "2": {**SINK, "inputs": {"name": "out", "text": ["1", 0]}}}
+    table(tmp_path, "2.name\nnot plain\na\nnot plain either\n")
+    status, out, err = run(tmp_path, graph, "--set-from", "table.csv")
+    assert status == 1, err
+    assert out.splitlines()[-2:] == [
+        "1 of 3 rows are done; their results are in table.csv.results.jsonl",
+        "not done: row 1, 3",
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+def test_an_interrupted_batch_goes_on_with_the_row_that_was_interrupted(tmp_path):
+    (tmp_path / "in").mkdir()
+    slow = {"1": {"class_type": "OddSlow", "inputs": {"steps": 1}}, "2": SINK}
+    table(tmp_path, "1.steps\n2\n300\n3\n")
+    options = ("run", "w.json", "--input", "in", "--output", "out", "--set-from", "table.csv")
+    words, how = command(tmp_path, slow, *options)
+    process = subprocess.Popen(words, **how)
+    try:
+        for wanted in ("row 2 of 3", "node 1"):
+            while wanted not in (line := process.stdout.readline()):
+                assert line, process.stderr.read()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert f"to continue: python -m graft_nodes {' '.join(options)}" in err
+    assert list(batch.read_results(str(tmp_path / "table.csv")).rows) == [1]
+    status, out, err = run(tmp_path, None, "--set-from", "table.csv")
+    assert status == 0, err
+    assert [line for line in out.splitlines() if line.startswith("row ")] == [
+        "row 1 of 3: done before",
+        "row 2 of 3: 1.steps=300",
+        "row 3 of 3: 1.steps=3",
+    ]
+    results = batch.read_results(str(tmp_path / "table.csv")).rows
+    assert [results[number]["status"] for number in (1, 2, 3)] == ["done"] * 3
 
 
 def test_a_row_that_changes_the_seed_alone_does_not_load_the_model_again(tmp_path):

@@ -321,9 +321,32 @@ def test_a_malformed_set_is_said_before_a_host_opens(place, monkeypatch, capsys)
     monkeypatch.chdir(place)
     monkeypatch.setattr(hosts, "open_host", never)
     (place / "w.json").write_text(json.dumps(GOOD))
-    assert main(["run", "w.json", "--embedded", "--set", "seed=3", "--set", "1.seed"]) == 2
+    wrong = ["seed=3", "1.seed", "1.=3", ".seed=3", ""]
+    options = [word for text in wrong for word in ("--set", text)]
+    assert main(["run", "w.json", "--embedded", *options]) == 2
     said = capsys.readouterr().err
-    assert "(2 errors)" in said and "--set seed=3: expected NODE.INPUT=VALUE" in said and "--set 1.seed: " in said
+    assert "(5 errors)" in said and said.count(": expected NODE.INPUT=VALUE") == 5
+    assert "--set seed=3: " in said and "--set 1.seed: " in said
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("w.json", "--pack", "nowhere"), "--pack nowhere: no such folder"),
+        (("w.json", "--pack", "in"), "--pack in: this folder is no node pack; it has no __init__.py"),
+        (("w.json", "--pack", "w.json"), "--pack w.json: expected a folder with __init__.py, or a .py file"),
+        (("--watch", "nowhere"), "--watch nowhere: no such folder; make it first"),
+    ],
+)
+def test_a_wrong_folder_is_said_before_a_host_opens(place, monkeypatch, capsys, options, expected):
+    def never(*_, **__):
+        raise AssertionError("the host was opened")
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(hosts, "open_host", never)
+    (place / "w.json").write_text(json.dumps(GOOD))
+    assert main(["run", *options, "--embedded"]) == 1
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typed", "name"), [("/usr/bin/graft", "graft"), ("x/__main__.py", "python -m graft_nodes")])
@@ -365,5 +388,7 @@ def test_another_pack_is_loaded_from_its_folder(place):
     graph = {"1": {"class_type": "Shout", "inputs": {"text": "loud"}}, "2": SINK}
     status, _, err = run(place, graph, "--pack", "shout")
     assert status == 0 and (place / "out" / "out.txt").read_text() == "LOUD", err
-    status, _, err = run(place, graph, "--pack", "in")
-    assert status == 1 and "--pack in did not load; the log above says why" in err
+    (place / "shout" / "__init__.py").write_text("import nothing_of_this_name\n")
+    status, _, err = run(place, graph, "--pack", "shout")
+    assert status == 1 and "--pack shout did not load; the log above says why" in err
+    assert "nothing_of_this_name" in err

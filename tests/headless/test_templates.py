@@ -51,4 +51,5 @@ def test_the_table_says_how_many_and_why(tmp_path):
     text = compare.table({"1.58.1": [outcome(tmp_path, "Number", [3], {"value": 4}), refused]}, "0.33.0")
     assert "| differs otherwise | 1 |" in text and "node 1 (Number), value: Graft 3, the front end 4" in text
     assert "this host has no node 'Nowhere'" in text and "| w |" in text
+    assert f"| {compare.NO_NODE} | 1 |" in text and f"| {compare.NO_CHOICE} | 0 |" in text
     assert all(entry.reason in text for entry in (*compare.BROWSER_ONLY, *compare.DISAGREEMENTS))

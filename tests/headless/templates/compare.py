@@ -17,6 +17,12 @@ ABSENT = "absent"
 EQUAL, BROWSER, REFUSED = "equal", "equal but for browser-only fields", "refused by name"
 DISPUTED, WRONG, FAILED = "as the other front end sends it", "differs otherwise", "not exported by the front end"
 NO_WORKFLOW = "no workflow"
+NO_NODE, NO_CHOICE, NO_BROWSER = (
+    "it has a node that this ComfyUI lacks",
+    "it has a choice that this ComfyUI lacks",
+    "it sends pictures that only a browser draws",
+)
+REASONS = (NO_NODE, NO_CHOICE, NO_BROWSER)
 KINDS = (EQUAL, BROWSER, DISPUTED, REFUSED, NO_WORKFLOW, WRONG, FAILED)
 
 
@@ -134,6 +140,16 @@ class Outcome:
     failed: str = ""  # why the front end exported nothing
 
     @property
+    def reason(self) -> str:
+        """Why it is refused."""
+        messages = [problem.message for problem in self.refused]
+        if any("this host has no node" in message for message in messages):
+            return NO_NODE
+        if any("is not a choice of this ComfyUI" in message for message in messages):
+            return NO_CHOICE
+        return NO_BROWSER
+
+    @property
     def fields(self) -> list[BrowserOnly]:
         """The browser-only fields that differ."""
         return [entry for entry in BROWSER_ONLY if any(one.browser_only == entry for one in self.differences)]
@@ -249,7 +265,7 @@ def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
     for entry in DISAGREEMENTS:
         names = ", ".join(f"`{name}`" for name in entry.names)
         lines.append(f"| {entry.front_end} | {', '.join(entry.templates)} | {names} | {entry.reason} |")
-    lines += ["", *_wrong(results), f"## Refused by name on ComfyUI {comfyui}", ""]
+    lines += ["", *_wrong(results), f"## Refused by name on ComfyUI {comfyui}", "", *_reasons(results), ""]
     lines += ["| node and input | what Graft says | templates |", "|---|---|---|"]
     refused: dict[tuple[str, str], set[str]] = {}
     for outcomes in results.values():
@@ -260,6 +276,16 @@ def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
     for (where, message), names in sorted(refused.items()):
         lines.append(f"| {where} | {_short(message)} | {', '.join(sorted(names))} |")
     return "\n".join(lines) + "\n"
+
+
+def _reasons(results: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """How many templates are refused for each reason, as a table."""
+    lines = ["| why | " + " | ".join(f"front end {version}" for version in results) + " |"]
+    lines.append("|---|" + "---:|" * len(results))
+    for reason in REASONS:
+        counts = [sum(one.kind == REFUSED and one.reason == reason for one in found) for found in results.values()]
+        lines.append(f"| {reason} | " + " | ".join(map(str, counts)) + " |")
+    return lines
 
 
 def _wrong(results: Mapping[str, Sequence[Outcome]]) -> list[str]:
