@@ -324,7 +324,7 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(source, 0, train, name)
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
-    _link_samplers(graph, ((before, demo), (after, train)), demo, prompt, negative, latent)
+    _link_samplers(graph, ((before, (demo, 0)), (after, (train, 0))), demo, prompt, negative, latent)
     graph.link(train, 2, curve, "images")
     graph.link(train, 3, file, "source")
     graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
@@ -370,15 +370,18 @@ def _blueprint_node(
 
 def _link_samplers(
     graph: Graph,
-    pairs: Sequence[tuple[tuple[dict[str, Any], ...], dict[str, Any]]],
+    pairs: Sequence[tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], int]]],
     demo: dict[str, Any],
     prompt: dict[str, Any],
     negative: dict[str, Any],
     latent: dict[str, Any],
 ) -> None:
-    """Link what (`_sampled`, its model) draw from: all of them the same prompts, latent and the demo's VAE."""
-    for (sampler, decode, _), model in pairs:
-        for source, name in ((model, "model"), (prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
+    """Link what (`_sampled`, its model's node and output) draw from: all of them the same prompts, latent and the
+    demo's VAE.
+    """
+    for (sampler, decode, _), (model, output) in pairs:
+        graph.link(model, output, sampler, "model")
+        for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
             graph.link(source, 0, sampler, name)
         graph.link(demo, 2, decode, "vae")
 
@@ -441,7 +444,7 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(effect, 0, kept, "lora_stack")
     for node in (whole, kept):
         graph.link(demo, 1, node, "clip")
-    _link_samplers(graph, ((with_all, whole), (with_kept, kept)), demo, prompt, negative, latent)
+    _link_samplers(graph, ((with_all, (whole, 0)), (with_kept, (kept, 0))), demo, prompt, negative, latent)
     graph.group("The demo model and what to draw", "#3f789e", demo, prompt, negative, latent)
     graph.group("The LoRAs, and where they conflict", "#b58b2a", stack, conflicts)
     graph.group("What each block does", "#b58b2a", effect)
@@ -501,8 +504,8 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(step, 3, save, "lora_model")
     for text, source, output in ((before, demo, 1), (negative, demo, 1), (after, step, 2)):
         graph.link(source, output, text, "clip")
-    _link_samplers(graph, ((sampled_before, demo),), demo, before, negative, latent)
-    _link_samplers(graph, ((sampled_after, demo),), demo, after, negative, latent)
+    _link_samplers(graph, ((sampled_before, (demo, 0)),), demo, before, negative, latent)
+    _link_samplers(graph, ((sampled_after, (demo, 0)),), demo, after, negative, latent)
     graph.group("The demo model and its images", "#3f789e", demo, dataset)
     graph.group("The word", "#b58b2a", word, optimizer)
     graph.group("Train", "#b58b2a", start, step)
@@ -572,12 +575,7 @@ def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(step, 5, report, "source")
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
-    _link_samplers(graph, ((before, demo),), demo, prompt, negative, latent)
-    sampler, decode, _ = after
-    graph.link(step, 1, sampler, "model")
-    for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
-        graph.link(source, 0, sampler, name)
-    graph.link(demo, 2, decode, "vae")
+    _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
     graph.group("The demo model and its pairs", "#3f789e", demo, dataset)
     graph.group("Settings", "#b58b2a", adapter, optimizer, objective)
     graph.group("Train", "#b58b2a", start, step, report)
@@ -724,7 +722,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.group("Train", "#b58b2a", start, step, save)
     graph.group("What to draw", "#88A", prompt, negative, latent)
     before = _sampled(graph, (1720, 60), "Before", "slider/before")
-    _link_samplers(graph, ((before, demo),), demo, prompt, negative, latent)
+    _link_samplers(graph, ((before, (demo, 0)),), demo, prompt, negative, latent)
     graph.group("Before", "#8A8", *before)
     for number, strength in enumerate(SLIDER_STRENGTHS):
         top = 640 + 580 * number
@@ -732,7 +730,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(demo, 0, patch, "model")
         graph.link(step, 3, patch, "lora_model")
         sampled = _sampled(graph, (1720, top), f"Strength {strength:g}", f"slider/strength_{strength:g}")
-        _link_samplers(graph, ((sampled, patch),), demo, prompt, negative, latent)
+        _link_samplers(graph, ((sampled, (patch, 0)),), demo, prompt, negative, latent)
         graph.group(f"Strength {strength:g}", "#8A8", patch, *sampled)
     return graph.document()
 

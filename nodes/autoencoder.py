@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..training.store.names import check_run_name
 from .refusals import refusal
-from .schema import EMA, Dataset, Optimizer, TrainState, advanced, aliases
+from .schema import Dataset, Optimizer, TrainState, advanced, aliases, run_average, run_name, run_seed
 
 
 def _loss_weight(name: str, label: str, default: float, tooltip: str) -> Any:
@@ -45,11 +45,7 @@ class GraftTrainVAEStart(io.ComfyNode):
                         " published VAEs use 1e-5 to 5e-5."
                     ),
                 ),
-                EMA.Input(
-                    "ema",
-                    optional=True,
-                    tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
-                ),
+                run_average(),
                 io.Combo.Input(
                     "part",
                     display_name="what to train",
@@ -106,20 +102,8 @@ class GraftTrainVAEStart(io.ComfyNode):
                         " share of their standard deviation. Raise it only for models that you train anew."
                     ),
                 ),
-                io.Int.Input(
-                    "seed",
-                    display_name="seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
-                ),
-                io.String.Input(
-                    "run",
-                    display_name="run name",
-                    default="vae",
-                    tooltip="Folder under output/graft where the training states are stored.",
-                ),
+                run_seed(),
+                run_name("vae"),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )

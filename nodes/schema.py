@@ -39,3 +39,34 @@ def aliases(*words: str) -> dict[str, list[str]]:
     if _HAS_ALIASES:
         return {"search_aliases": list(words)}
     return {}
+
+
+def run_average() -> Any:
+    """The input of nodes that begin a run: its EMA settings."""
+    return EMA.Input(
+        "ema",
+        optional=True,
+        tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
+    )
+
+
+def run_seed() -> Any:
+    """The input of nodes that begin a run: its seed."""
+    return io.Int.Input(
+        "seed",
+        display_name="seed",
+        default=0,
+        min=0,
+        max=0xFFFFFFFFFFFFFFFF,
+        tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
+    )
+
+
+def run_name(default: str) -> Any:
+    """The input of nodes that begin a run: its name."""
+    return io.String.Input(
+        "run",
+        display_name="run name",
+        default=default,
+        tooltip="Folder under output/graft where the training states are stored.",
+    )

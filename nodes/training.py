@@ -18,7 +18,6 @@ from ..training.trainable.settings import AdapterSettings
 from .lora import used_entries
 from .refusals import refusal
 from .schema import (
-    EMA,
     Adapter,
     Dataset,
     LoraModel,
@@ -30,6 +29,9 @@ from .schema import (
     Words,
     advanced,
     aliases,
+    run_average,
+    run_name,
+    run_seed,
 )
 
 
@@ -93,25 +95,9 @@ class GraftTrainStart(io.ComfyNode):
                         " objective."
                     ),
                 ),
-                EMA.Input(
-                    "ema",
-                    optional=True,
-                    tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
-                ),
-                io.Int.Input(
-                    "seed",
-                    display_name="seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
-                ),
-                io.String.Input(
-                    "run",
-                    display_name="run name",
-                    default="run",
-                    tooltip="Folder under output/graft where the training states are stored.",
-                ),
+                run_average(),
+                run_seed(),
+                run_name("run"),
                 LoraStack.Input(
                     "training_only",
                     optional=True,

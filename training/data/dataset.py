@@ -206,9 +206,7 @@ class Dataset:
     resolution: int = 0  # its base resolution, and the name of its folder; neither is part of the digest
     folder: str = ""
     encoders: tuple[str, str] = ("", "")  # hashes of VAE and text encoder, which the digest has
-    pictures: Callable[[], Dataset] | None = (
-        None  # reads the same files as pictures (`pictures.read`); not in the digest
-    )
+    pictures: Callable[[], Dataset] | None = None  # the same files as pictures, by `pictures.read`; not in the digest
     slider: SliderSettings | None = None  # it trains a slider: `sliders` makes such datasets
     has_pictures: bool = True  # else its latents are empty, and a slider is trained from noise
 

@@ -10,9 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .record import BuildRequest
+
 
 class ByTensor(torch.optim.Optimizer):
     """An optimizer that moves each tensor by its own gradient and state alone."""
+
+    @classmethod
+    def build(cls, request: BuildRequest) -> torch.optim.Optimizer:
+        """The optimizer of a request, with its learning rate, weight decay and options as arguments."""
+        rates: dict[str, Any] = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
+        return cls(request.groups, **rates, **request.options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -178,6 +178,18 @@ class OptimizerRecord:
             raise ValueError(f"The optimizer {self.name} has defaults of options that it does not have: {unknown}.")
 
 
+def rate_settings(settings: SettingsView) -> list[tuple[str, object, bool]]:
+    """For `changed_settings`: everything that sets or changes learning rates, but for the learning rate itself."""
+    return [
+        ("learning rate schedule", settings.schedule, settings.schedule != "constant"),
+        ("warmup steps", settings.warmup, settings.warmup > 0),
+        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
+        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
+        ("block learning rates", settings.block_rates, bool(settings.block_rates.strip())),
+        ("scale rate with batch size", settings.scale_lr, settings.scale_lr),
+    ]
+
+
 def changed_settings(why: str, settings: Sequence[tuple[str, object, bool]]) -> list[str]:
     """An error for each of `settings`, (the node's label, value, whether it is changed), that is changed.
 

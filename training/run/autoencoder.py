@@ -68,9 +68,10 @@ def check_latents(work: Workspace) -> None:
     images = work.dataset.held_out
     with work.stepper.evaluated():
         now = latents_of(coder, images, settings.crop)
-    with work.plain():
-        base = latents_of(coder, images, settings.crop)
-    moved = movement(base, now)
+    if not work.base_latents:
+        with work.plain():
+            work.base_latents = latents_of(coder, images, settings.crop)
+    moved = movement(work.base_latents, now)
     if moved <= settings.latent_bound:
         return
     raise LatentsMoved(

@@ -184,6 +184,7 @@ class Workspace:
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
+        self.base_latents: list[Tensor] = []  # of a VAE that is trained whole: those of held-out pictures before it
         self.held_out_starts: dict[int, Tensor] = {}  # of a slider: what held-out noise is denoised to
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 

@@ -18,18 +18,12 @@ from graft_nodes.training.data.folder_reader import glance_at_folder, read_folde
 from graft_nodes.training.data.folder_report import editor_data, memory, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
-from PIL import Image
+
+from .making_pictures import write_picture
 
 SETTINGS = FolderSettings(
     resolution=64, bucket_step=32, validation=0.0, filters=Filters(size_conditioning=False, cache=True)
 )
-
-
-def _save(path, size=(64, 64), seed=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
 
 
 def _encode_pixels(pixels):
@@ -67,8 +61,8 @@ def _extras(dataset, number=0, crop=0, flipped=False):
 
 def test_crops_and_flips_are_those_of_the_image(tmp_path):
     """A control picture with the image's own pixels has the image's own latents, in every crop, flipped or not."""
-    _save(tmp_path / "a.png", (160, 64))
-    _save(tmp_path / "a.control.png", (160, 64))
+    write_picture(tmp_path / "a.png", (160, 64))
+    write_picture(tmp_path / "a.control.png", (160, 64))
     filters = dataclasses.replace(SETTINGS.filters, crop="random")
     dataset = _read(tmp_path, settings=dataclasses.replace(SETTINGS, flip=0.5, buckets=False, filters=filters))
     assert len(dataset.images) == 1 and len(dataset.images[0].other_crops) == 3
@@ -80,9 +74,9 @@ def test_crops_and_flips_are_those_of_the_image(tmp_path):
 
 
 def test_three_control_pictures_keep_their_order(tmp_path):
-    _save(tmp_path / "a.png")
+    write_picture(tmp_path / "a.png")
     for number, name in enumerate(("a.control.png", "a.control2.png", "control3/a.png")):
-        _save(tmp_path / name, seed=number + 1)
+        write_picture(tmp_path / name, seed=number + 1)
     found = _extras(_read(tmp_path))["reference_latents"]
     for number, latent in enumerate(found):
         pixels = np.random.default_rng(number + 1).integers(0, 255, (64, 64, 3), dtype=np.uint8)
@@ -94,17 +88,17 @@ def test_three_control_pictures_keep_their_order(tmp_path):
 
 def test_the_digest_follows_control_pictures_and_is_the_old_one_without(tmp_path):
     for number in range(3):
-        _save(tmp_path / f"{number}.png", seed=number)
+        write_picture(tmp_path / f"{number}.png", seed=number)
     plain = read_folder(tmp_path, SETTINGS)
     identity = plain.entries[0].identity()
     assert "controls" not in identity and "control pictures" not in identity
     before = _read(tmp_path).digest
     for number in range(3):
-        _save(tmp_path / "control" / f"{number}.png", seed=10 + number)
+        write_picture(tmp_path / "control" / f"{number}.png", seed=10 + number)
     paired = _read(tmp_path)
     assert paired.digest != before and len(paired.images) == 3
     assert _read(tmp_path).digest == paired.digest != _read(tmp_path, "concatenated latents").digest
-    _save(tmp_path / "control" / "1.png", seed=77)
+    write_picture(tmp_path / "control" / "1.png", seed=77)
     assert _read(tmp_path).digest != paired.digest
     assert {f"control/{number}.png" for number in range(3)} < set(paired.watched[0].files)
 
@@ -112,8 +106,8 @@ def test_the_digest_follows_control_pictures_and_is_the_old_one_without(tmp_path
 def test_latents_and_captions_come_from_the_cache(tmp_path):
     folder = tmp_path / "data"
     for number in range(2):
-        _save(folder / f"{number}.png", seed=number)
-        _save(folder / f"{number}.control.png", seed=10 + number)
+        write_picture(folder / f"{number}.png", seed=number)
+        write_picture(folder / f"{number}.control.png", seed=10 + number)
     calls, again = [], []
     first = _read(folder, "Qwen-Image-Edit", Cache(tmp_path / "cache"), calls)
     cache = Cache(tmp_path / "cache")
@@ -131,8 +125,8 @@ def test_captions_that_a_step_draws_are_encoded_before_it_with_their_pictures(tm
     """Dropped captions, other crops, and of a dataset of two folders those of the folder that the picture is in."""
     parts, calls = [], []
     for place in ("one", "two"):
-        _save(tmp_path / place / "a.png", (160, 64), len(place))
-        _save(tmp_path / place / "a.control.png", (160, 64), 10 + ord(place[0]))
+        write_picture(tmp_path / place / "a.png", (160, 64), len(place))
+        write_picture(tmp_path / place / "a.control.png", (160, 64), 10 + ord(place[0]))
         (tmp_path / place / "a.txt").write_text(f"in {place}", encoding="utf-8")
         parts.append(_read(tmp_path / place, "Qwen-Image-Edit", calls=calls))
     both = combine(parts)
@@ -152,7 +146,7 @@ def test_captions_that_a_step_draws_are_encoded_before_it_with_their_pictures(tm
 
 def test_problems_are_said_before_anything_is_encoded(tmp_path):
     for name in ("a.png", "b.png", "c.png", "control/a.png", "control/c.png", "control/z.png"):
-        _save(tmp_path / name, seed=len(name) + ord(name[-5]))
+        write_picture(tmp_path / name, seed=len(name) + ord(name[-5]))
     whole = (tmp_path / "control" / "c.png").read_bytes()
     (tmp_path / "control" / "c.png").write_bytes(whole[:40])
     listing = read_folder(tmp_path, SETTINGS)
@@ -168,8 +162,8 @@ def test_problems_are_said_before_anything_is_encoded(tmp_path):
 
 def test_numbers_and_shapes_are_in_the_report(tmp_path):
     for name in ("a.png", "b.png", "a.control.png", "a.control2.png"):
-        _save(tmp_path / name, seed=ord(name[0]) + len(name))
-    _save(tmp_path / "b.control.png", (64, 40))
+        write_picture(tmp_path / name, seed=ord(name[0]) + len(name))
+    write_picture(tmp_path / "b.control.png", (64, 40))
     said = report(read_folder(tmp_path, SETTINGS))
     assert "control pictures: 3, 1 or 2 for each image" in said
     assert "1 control pictures have another shape than their images, so they are not cropped with them: b.c" in said
@@ -179,11 +173,11 @@ def test_numbers_and_shapes_are_in_the_report(tmp_path):
 
 def test_splits_and_repeats_are_those_of_the_images(tmp_path):
     for number in range(8):
-        _save(tmp_path / "3_cats" / f"{number}.png", seed=number)
+        write_picture(tmp_path / "3_cats" / f"{number}.png", seed=number)
     settings = dataclasses.replace(SETTINGS, validation=0.25)
     alone = read_folder(tmp_path, settings)
     for number in range(8):
-        _save(tmp_path / "3_cats" / "control" / f"{number}.png", seed=50 + number)
+        write_picture(tmp_path / "3_cats" / "control" / f"{number}.png", seed=50 + number)
     paired = read_folder(tmp_path, settings)
     for group in ("train", "held_out"):
         before, now = getattr(alone, group), getattr(paired, group)
@@ -192,10 +186,10 @@ def test_splits_and_repeats_are_those_of_the_images(tmp_path):
 
 
 def test_a_control_picture_that_changes_meanwhile_is_said(tmp_path):
-    _save(tmp_path / "a.png")
-    path = _save(tmp_path / "a.control.png", seed=1)
+    write_picture(tmp_path / "a.png")
+    path = write_picture(tmp_path / "a.control.png", seed=1)
     listing = read_folder(tmp_path, SETTINGS)
-    _save(path, seed=2)
+    write_picture(path, seed=2)
     os.utime(path, ns=(1, 1))
     controls = ControlEncoder(tmp_path, find_method("reference latents", ""), _encode_pixels, _text, "vae", None)
     with pytest.raises(ValueError, match=r"a\.control\.png changed while the folder was read; run again"):
@@ -206,8 +200,8 @@ def test_latents_in_the_cache_need_no_memory(tmp_path):
     """What is in memory is what the images themselves need; the control pictures are read when a batch has them."""
     folder, count = tmp_path / "data", 40
     for number in range(count):
-        _save(folder / f"{number}.png", seed=number)
-        _save(folder / f"{number}.control.png", seed=100 + number)
+        write_picture(folder / f"{number}.png", seed=number)
+        write_picture(folder / f"{number}.control.png", seed=100 + number)
     in_memory, stored = _read(folder), _read(folder, cache=Cache(tmp_path / "cache"))
     latent = 3 * 64 * 64 * 4 / 2**20
     assert memory(in_memory) == f"{2 * count * latent:.1f} MB of latents and masks in memory"

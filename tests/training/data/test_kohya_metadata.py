@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from graft_nodes.training.data import encoding, kohya_metadata
@@ -10,12 +9,12 @@ from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_settings import FolderSettings
-from PIL import Image
+
+from .making_pictures import write_picture
 
 
 def _picture(path, size, seed, caption):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)).save(path)
+    write_picture(path, size, seed)
     path.with_suffix(".txt").write_text(caption, encoding="utf-8")
 
 

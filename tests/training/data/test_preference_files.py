@@ -19,21 +19,17 @@ from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.preference_files import find_preferences
 from PIL import Image
 
+from .making_pictures import write_picture
+
 ROOT = Path("/data")
 SETTINGS = FolderSettings(
     resolution=64, bucket_step=32, validation=0.0, filters=Filters(size_conditioning=False, cache=True)
 )
 
 
-def _save(path, size=(64, 64), seed=0):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-
-
 def _pair(folder, name, seed, size=(64, 64), caption=""):
-    _save(folder / f"{name}.win.png", size, seed)
-    _save(folder / f"{name}.lose.png", size, seed + 1000)
+    write_picture(folder / f"{name}.win.png", size, seed)
+    write_picture(folder / f"{name}.lose.png", size, seed + 1000)
     if caption:
         (folder / f"{name}.txt").write_text(caption, encoding="utf-8")
 
@@ -128,8 +124,8 @@ def test_pairs_that_share_a_picture_are_on_one_side(tmp_path):
     for number in range(9):
         _pair(tmp_path, f"own{number}", number)
     for number in range(3):
-        _save(tmp_path / f"rank{number}.win.png", seed=500 + number)
-        _save(tmp_path / f"rank{number}.lose.png", seed=501 + number)
+        write_picture(tmp_path / f"rank{number}.win.png", seed=500 + number)
+        write_picture(tmp_path / f"rank{number}.lose.png", seed=501 + number)
     for share in (0.1, 0.25, 0.3, 0.5, 0.7):
         listing = read_folder(tmp_path, dataclasses.replace(SETTINGS, validation=share))
         ranked = [entry.name for entry in listing.held_out if entry.name.startswith("rank")]
@@ -137,13 +133,13 @@ def test_pairs_that_share_a_picture_are_on_one_side(tmp_path):
 
 
 def test_the_digest_follows_the_worse_picture_and_is_the_old_one_without(tmp_path):
-    _save(tmp_path / "a.png")
+    write_picture(tmp_path / "a.png")
     assert not {"worse", "worse picture"} & read_folder(tmp_path, SETTINGS).entries[0].identity().keys()
     (tmp_path / "a.png").unlink()
     _pair(tmp_path, "a", 1)
     first = _read(tmp_path).digest
     assert _read(tmp_path).digest == first
-    _save(tmp_path / "a.lose.png", seed=7)
+    write_picture(tmp_path / "a.lose.png", seed=7)
     assert _read(tmp_path).digest != first
 
 
@@ -169,9 +165,9 @@ def test_pairs_survive_being_put_together_and_count_as_memory(tmp_path):
 def test_wrong_pairs_are_problems_that_name_both_pictures(tmp_path):
     _pair(tmp_path, "good", 1)
     _pair(tmp_path, "shape", 2)
-    _save(tmp_path / "shape.lose.png", (96, 64), seed=3)
-    _save(tmp_path / "same.win.png", seed=4)
-    _save(tmp_path / "same.lose.png", seed=4)
+    write_picture(tmp_path / "shape.lose.png", (96, 64), seed=3)
+    write_picture(tmp_path / "same.win.png", seed=4)
+    write_picture(tmp_path / "same.lose.png", seed=4)
     _pair(tmp_path, "broken", 5)
     (tmp_path / "broken.lose.png").write_bytes(b"no picture")
     listing = read_folder(tmp_path, SETTINGS)
@@ -185,7 +181,7 @@ def test_wrong_pairs_are_problems_that_name_both_pictures(tmp_path):
 
 def test_a_worse_picture_of_another_size_is_scaled_to_the_better_one(tmp_path):
     _pair(tmp_path, "a", 1)
-    _save(tmp_path / "a.lose.png", (128, 128), seed=2)
+    write_picture(tmp_path / "a.lose.png", (128, 128), seed=2)
     (image,) = _read(tmp_path).images
     assert image.worse.latent.shape == image.latent.shape
 
@@ -194,6 +190,6 @@ def test_the_panel_sees_pairs_without_reading_them(tmp_path):
     _pair(tmp_path, "a", 1)
     glance = glance_at_folder(tmp_path, SETTINGS, 100, 60.0)
     assert glance.found == 1 and glance.listing.entries[0].worse.name == "a.lose.png"
-    _save(tmp_path / "b.win.png", seed=9)
+    write_picture(tmp_path / "b.win.png", seed=9)
     with pytest.raises(ValueError, match=r"b\.win\.png: there is no b\.lose\.png"):
         glance_at_folder(tmp_path, SETTINGS, 100, 60.0)

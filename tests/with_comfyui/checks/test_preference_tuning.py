@@ -2,6 +2,7 @@
 loss, which is computed here from the host's own forward, and the model is left as it was.
 """
 
+import contextlib
 import copy
 import math
 from dataclasses import replace
@@ -53,8 +54,15 @@ class Made:
         self.patcher, self.dataset = build(name), _pairs(name)
         self.state = _state(self.patcher, self.dataset, kind)
 
-    def opened(self):
-        return torch.inference_mode(False), wall.denoiser.denoiser(self.patcher)
+    @contextlib.contextmanager
+    def work(self):
+        """A workspace of the state whose adapters are on the model."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            denoiser = stack.enter_context(wall.denoiser.denoiser(self.patcher))
+            work = stack.enter_context(contextlib.closing(workspace.Workspace(self.state, denoiser, self.dataset)))
+            stack.enter_context(work.installed())
+            yield work
 
 
 def _loss(work, batch, worse=None):
@@ -69,19 +77,13 @@ def test_gradients_are_those_of_finite_differences(name, kind):
         pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
     made = Made(name, kind)
     before = copy.deepcopy(made.patcher.model.diffusion_model.state_dict())
-    inference, opened = made.opened()
-    with inference, opened as denoiser:
-        work = workspace.Workspace(made.state, denoiser, made.dataset)
-        try:
-            with work.installed():
-                (batch,) = work.loader.take(0, 0)
-                loss = _loss(work, batch)
-                assert loss.shape == (2,) and float(loss.detach().sum()) != pytest.approx(2 * math.log(2), abs=1e-5)
-                loss.double().sum().backward()
-                _check_slopes(work, batch)
-                _check_against_the_formula(work, batch)
-        finally:
-            work.close()
+    with made.work() as work:
+        (batch,) = work.loader.take(0, 0)
+        loss = _loss(work, batch)
+        assert loss.shape == (2,) and float(loss.detach().sum()) != pytest.approx(2 * math.log(2), abs=1e-5)
+        loss.double().sum().backward()
+        _check_slopes(work, batch)
+        _check_against_the_formula(work, batch)
     after = made.patcher.model.diffusion_model.state_dict()
     assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
 
@@ -139,16 +141,9 @@ def _check_against_the_formula(work, batch):
 
 def test_other_draws_for_the_worse_picture_do_not_come_in():
     """A pair of one picture twice has the loss of a coin whatever is trained."""
-    made = Made("sd1", "lora")
-    inference, opened = made.opened()
-    with inference, opened as denoiser:
-        work = workspace.Workspace(made.state, denoiser, made.dataset)
-        try:
-            with work.installed():
-                (batch,) = work.loader.take(0, 0)
-                same = _loss(work, batch, batch.latents).detach()
-                other = _loss(work, batch, batch.latents + random(*batch.latents.shape, seed=8)).detach()
-        finally:
-            work.close()
+    with Made("sd1", "lora").work() as work:
+        (batch,) = work.loader.take(0, 0)
+        same = _loss(work, batch, batch.latents).detach()
+        other = _loss(work, batch, batch.latents + random(*batch.latents.shape, seed=8)).detach()
     assert torch.allclose(same, torch.full((2,), math.log(2)), rtol=0, atol=1e-6)
     assert not torch.allclose(same, other, rtol=0, atol=1e-4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment, rms
 from ..option_readers import FLAG, number
-from ..record import BuildRequest, OptimizerRecord, SettingsView, TorchClass, changed_settings
+from ..record import BuildRequest, OptimizerRecord, SettingsView, TorchClass, changed_settings, rate_settings
 
 SMALLEST_SIZE = 1e-3  # that a weight is taken to have: eps2 of torch and of transformers
 _SMALLEST_SQUARE = 1e-30
@@ -101,15 +101,7 @@ def _options(settings: SettingsView) -> Mapping[str, Any]:
 def _check_settings(settings: SettingsView) -> list[str]:
     if not _options(settings).get("relative_step"):
         return []
-    unused = (
-        ("learning rate schedule", settings.schedule, settings.schedule != "constant"),
-        ("warmup steps", settings.warmup, settings.warmup > 0),
-        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
-        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
-        ("block learning rates", settings.block_rates, bool(settings.block_rates.strip())),
-        ("scale rate with batch size", settings.scale_lr, settings.scale_lr),
-    )
-    return changed_settings("adafactor with relative_step = true sets the rate itself", unused)
+    return changed_settings("adafactor with relative_step = true sets the rate itself", rate_settings(settings))
 
 
 def _remarks(settings: SettingsView) -> list[str]:

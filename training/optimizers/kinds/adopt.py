@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..by_tensor import ByTensor
-from ..record import BuildRequest, OptimizerRecord
+from ..record import OptimizerRecord
 from . import adamw
 
 
@@ -43,15 +43,11 @@ class ADOPT(ByTensor):
         state["step"] += 1
 
 
-def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    return ADOPT(request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options)
-
-
 RECORD = OptimizerRecord(
     name="adopt",
     help="adamw that converges with any second beta",
     full_name="graft_nodes.training.optimizers.kinds.adopt.ADOPT",
-    build=_build,
+    build=ADOPT.build,
     options=adamw.OPTIONS,
     option_defaults={"betas": (0.9, 0.9999), "eps": 1e-6},
     element_wise=True,

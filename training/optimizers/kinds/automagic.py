@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment
 from ..option_readers import ABOVE_ZERO, BELOW_ONE
-from ..record import BuildRequest, OptimizerRecord, SettingsView, changed_settings
+from ..record import OptimizerRecord, SettingsView, changed_settings, rate_settings
 
 _SMALLEST_SQUARE = 1e-30
 _LEAST, _MOST = 1e-7, 1e-3
@@ -57,10 +57,6 @@ class Automagic(ByTensor):
         p.sub_(update.add_(p, alpha=group["weight_decay"]).mul_(rate))
 
 
-def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    return Automagic(request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options)
-
-
 def _check_options(options: Mapping[str, Any]) -> list[str]:
     least, most = options.get("min_lr", _LEAST), options.get("max_lr", _MOST)
     if least > most:
@@ -69,15 +65,7 @@ def _check_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _check_settings(settings: SettingsView) -> list[str]:
-    unused = (
-        ("learning rate schedule", settings.schedule, settings.schedule != "constant"),
-        ("warmup steps", settings.warmup, settings.warmup > 0),
-        ("text encoder learning rate", settings.text_encoder_rate, settings.text_encoder_rate != 0),
-        ("LoRA+ ratio", settings.lora_plus, settings.lora_plus != 1),
-        ("block learning rates", settings.block_rates, bool(settings.block_rates.strip())),
-        ("scale rate with batch size", settings.scale_lr, settings.scale_lr),
-    )
-    return changed_settings("automagic sets the rate of each number itself", unused)
+    return changed_settings("automagic sets the rate of each number itself", rate_settings(settings))
 
 
 def _remarks(settings: SettingsView) -> list[str]:
@@ -91,7 +79,7 @@ RECORD = OptimizerRecord(
     name="automagic",
     help="a learning rate for each number, which it finds itself; set learning rate to 1e-6",
     full_name="graft_nodes.training.optimizers.kinds.automagic.Automagic",
-    build=_build,
+    build=Automagic.build,
     options={"min_lr": ABOVE_ZERO, "max_lr": ABOVE_ZERO, "lr_bump": ABOVE_ZERO, "beta2": BELOW_ONE},
     option_defaults={"min_lr": _LEAST, "max_lr": _MOST, "lr_bump": 1e-6, "beta2": 0.999},
     element_wise=False,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment
 from ..option_readers import ABOVE_ZERO, THREE_BETAS
-from ..record import BuildRequest, OptimizerRecord
+from ..record import OptimizerRecord
 from . import adamw
 
 _SMALLEST_SQUARE, _SMALLEST_DISTANCE = 1e-30, 1e-16  # the authors' eps, added to g^2 and to (u - m)^2
@@ -53,15 +53,11 @@ class CAME(ByTensor):
         p.add_(mean, alpha=-group["lr"])
 
 
-def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    return CAME(request.groups, lr=request.learning_rate, weight_decay=request.weight_decay, **request.options)
-
-
 RECORD = OptimizerRecord(
     name="came",
     help="half of adamw's optimizer memory, with adafactor's factored moments and a momentum",
     full_name="graft_nodes.training.optimizers.kinds.came.CAME",
-    build=_build,
+    build=CAME.build,
     options={"betas": THREE_BETAS, "clip_threshold": ABOVE_ZERO},
     option_defaults={"betas": (0.9, 0.999, 0.9999), "clip_threshold": 1.0},
     element_wise=False,
