@@ -322,6 +322,7 @@ class EMAMerge(io.ComfyNode):
         search_tries=60,
         search_seed=0,
     ) -> io.NodeOutput:
+        from ..training.expert_lora import of_expert
         from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data
 
@@ -345,6 +346,7 @@ class EMAMerge(io.ComfyNode):
                 average = replace(average, lines=(*average.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
+            average = replace(average, lora=of_expert(average.lora, state.settings.objective))
         grafted = host.lora.apply_lora_stack(
             model, clip, [LoraEntry("the average", average.lora, strength, strength)], mode
         )

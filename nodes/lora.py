@@ -381,12 +381,13 @@ def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, di
     """The LoRAs to save, each with its training metadata and the prefix of its file: those of a pair of experts are
     two.
     """
+    from ..training.expert_lora import expert_of, metadata_of
     from ..training.expert_pair import ExpertPair
     from ..training.lora_metadata import lora_metadata
     from ..training.objective import experts
 
     if state is None:
-        return [(lora_model, {}, prefix)]
+        return [(lora_model, metadata_of(lora_model), experts.named(prefix, expert_of(lora_model)))]
     if isinstance(state, ExpertPair):
         named = list(zip(state.states, experts.pair_names(prefix), strict=True))
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .expert_lora import expert_metadata
 from .objective.loss_kinds import LOSSES
-from .objective.timesteps import NO_EXPERT
 from .objective.weightings import WEIGHTINGS
 from .optimizers import options
 from .optimizers.learning_rate_schedule import peak_rate
@@ -88,6 +88,4 @@ def _of_objective(state: TrainState) -> dict[str, Any]:
         "ss_prior_loss_weight": objective.prior_weight,
     }
     entries.update(WEIGHTINGS.get(objective.weighting).metadata(objective.gamma))
-    if objective.expert != NO_EXPERT:
-        entries |= {"graft_expert": objective.expert, "graft_expert_boundary": objective.boundary}
-    return entries
+    return entries | expert_metadata(objective)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
 from ..storage.digest import sha256_of_json
+from .expert_lora import of_expert
 from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
@@ -171,7 +172,7 @@ class TrainState:
             base = self.base()
         else:
             base = None
-        return as_lora(self.weights(ema), self.start.adapter, base)
+        return of_expert(as_lora(self.weights(ema), self.start.adapter, base), self.settings.objective)
 
 
 def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:

@@ -12,6 +12,7 @@ import torch
 from graft_nodes.training.state import equal
 from PIL import Image
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 BOUNDARY = 0.6
 
@@ -170,6 +171,20 @@ def test_both_are_saved_loaded_and_trained_on(host, parts, run):
     for path, expert in zip(paths, ("high noise", "low noise"), strict=True):
         with safe_open(path, "pt") as file:
             assert file.metadata()["graft_expert"] == expert
+    for number, (path, expert) in enumerate(zip(paths, ("high noise", "low noise"), strict=True)):
+        lora = host.call("GraftSplitExperts", state=whole)[3 * number + 2]
+        average = host.call("EMAMerge", model=high, state=whole.states[number])[2]
+        saved = load_file(path)
+        for one in (lora, average):
+            own = Path(host.call("GraftSaveLoRA", lora_model=one, prefix=f"loras/{run} alone")[0])
+            assert own.name.startswith(f"{run} alone_{expert.replace(' ', '_')}_0")
+            with safe_open(own, "pt") as file:
+                assert (file.metadata()["graft_expert"], file.metadata()["graft_expert_boundary"]) == (expert, "0.6")
+            found = load_file(own)
+            assert found.keys() == saved.keys()
+            assert all(torch.equal(found[key], saved[key]) for key in saved) == (one is lora)
+    plain = Path(host.call("GraftSaveLoRA", lora_model=dict(lora), prefix=f"loras/{run} alone")[0])
+    assert plain.name.startswith(f"{run} alone_0")
     with pytest.raises(ValueError, match="does not end in _high_noise or _low_noise"):
         host.call("GraftSaveState", state=whole.high, name=run)
         host.call("GraftLoadState", name=run, **given)

@@ -423,10 +423,11 @@ def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_
     loaded = host.call("GraftLoadState", name=run, model=model, dataset=found["dataset"])[0]
     assert whole(host.call("TrainStep", state=loaded, steps=2, validate_every=1)[0]) == whole(at_once)
     for prefix, name in (("loras/pair", f"pair_{suffix}_0"), (f"loras/my {expert}", f"my {expert}_0")):
-        path = Path(host.call("GraftSaveLoRA", state=at_once, prefix=prefix)[0])
-        assert path.name.startswith(name)
-    with safe_open(path, "pt") as file:
-        assert (file.metadata()["graft_expert"], file.metadata()["graft_expert_boundary"]) == (expert, "0.9")
+        for given in ({"state": at_once}, {"lora_model": at_once.lora_model()}):
+            path = Path(host.call("GraftSaveLoRA", **given, prefix=prefix)[0])
+            assert path.name.startswith(name)
+            with safe_open(path, "pt") as file:
+                assert (file.metadata()["graft_expert"], file.metadata()["graft_expert_boundary"]) == (expert, "0.9")
 
 
 def test_the_boundary_is_the_models_own_and_other_models_have_none(host):
