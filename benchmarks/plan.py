@@ -84,24 +84,24 @@ def planned(name: str, size: str, side: int) -> dict[str, float]:
 
 
 def measured(name: str, size: str, side: int) -> float:
-    """The most that PyTorch's allocator held at once in two steps, in MB, without the saved state on the host."""
+    """The most that PyTorch's allocator held at once in two steps, in MB, with the model and without the saved state on
+    the host.
+    """
     from graft_nodes import host
     from graft_nodes.training.run.step import advance_
     from graft_nodes.training.run.workspace import Workspace
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
-        patcher, state, data = run(name, size, side)
-        with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
-            work = Workspace(state, denoiser, data)
-            work.loader.until = 2
-            with work.installed():
-                advance_(work)
-                advance_(work)
-    kept = {}
-    for tensors in (state.trained, state.optimizer, state.average):
-        for tensor in tensors.values():
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    return (peak(record) - sum(kept.values())) / 1e6
+    patcher, state, data = run(name, size, side)
+    module = patcher.model.diffusion_model
+    weights = sum(part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers()))
+    recorded = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with recorded as record, host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+        work = Workspace(state, denoiser, data)
+        work.loader.until = 2
+        with work.installed():
+            advance_(work)
+            advance_(work)
+    return (peak(record) + weights) / 1e6
 
 
 def peak(record: Any) -> int:

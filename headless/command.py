@@ -394,7 +394,10 @@ def _run_opened(
         return _invalid(problems, report)
     spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None
-    with log.quiet("execution"):
+    reading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if arguments.command == "plan":
+        reading = plan.loading(arguments.memory)
+    with log.quiet("execution"), reading:
         result = run.execute(
             host, graph, metadata, stream, spread, group.size == 1, events=opened.events, executor=opened.executor
         )

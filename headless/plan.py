@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import AbstractContextManager
 from typing import Any
 
 from . import workflow
@@ -57,6 +58,13 @@ def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
     for node_id in starts:
         plans[f"plan {node_id}"] = {"class_type": NODE, "inputs": {"state": [node_id, 0], "memory": memory}}
     return plans
+
+
+def loading(memory: int) -> AbstractContextManager[None]:
+    """A context in which the models of a workflow are loaded to be planned, for a device with that memory (0: this)."""
+    from ..host import planning
+
+    return planning.loading(memory)
 
 
 def texts(outputs: dict[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ def fingerprint(patcher: Any) -> Fingerprint:
     for good.
     """
     unhashed: list[str] = []
-    parts: list[Any] = [_base_digest(patcher), _model_facts(patcher)]
+    parts: list[Any] = [_base_digest(patcher, unhashed), _model_facts(patcher)]
     parts.append(
         [[key, _hashable(entry, f"patch of {key}", unhashed)] for key, entry in sorted(patcher.patches.items())]
     )
@@ -102,10 +102,14 @@ def versions(patcher: Any) -> dict[str, str]:
     return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
 
 
-def _base_digest(patcher: Any) -> str:
-    if patcher.model not in _BASES:
-        weights = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
-        _BASES[patcher.model] = sha256_of_tensors(weights)
+def _base_digest(patcher: Any, unhashed: list[str]) -> str:
+    if patcher.model in _BASES:
+        return _BASES[patcher.model]
+    weights = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
+    if any(weight.is_meta for weight in weights.values()):  # of `model_headers`
+        unhashed.append("weights, as only the header of their file was read")
+        return sha256_of_spaced_json({key: [str(weight.dtype), *weight.shape] for key, weight in weights.items()})
+    _BASES[patcher.model] = sha256_of_tensors(weights)
     return _BASES[patcher.model]
 
 

@@ -14,15 +14,35 @@ from ..training.expert_pair import ExpertPair
 from ..training.memory.allocations import META, on_meta
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
+from . import model_headers
 from .denoiser import Denoiser, fit_for_autograd
 from .model_sampling import with_zero_terminal_snr
 
 
-def plan(patcher: Any, state: TrainState, dataset: Dataset) -> memory_plan.MemoryPlan:
-    """The memory of a training step of a MODEL on its device."""
+def for_a_card(memory: int) -> bool:
+    """Whether to plan for a graphics card with bf16: its memory is named, and there is none here."""
+    import comfy.model_management as management
+
+    return memory > 0 and management.get_torch_device().type == "cpu"
+
+
+@contextlib.contextmanager
+def loading(memory: int) -> Iterator[None]:
+    """A context in which ComfyUI loads diffusion models to plan them: as on a card of `memory` bytes, and with Load
+    Diffusion Model without weights.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(model_headers.headers_only())
+        if for_a_card(memory):
+            stack.enter_context(model_headers.types_of_a_card())
+        yield
+
+
+def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
+    """The memory of a training step of a MODEL on its device, or `on_a_card` with bf16."""
     settings = state.settings
-    device = patcher.load_device
-    if settings.optimizer.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported():
+    has_bf16 = on_a_card or (patcher.load_device.type == "cuda" and torch.cuda.is_bf16_supported())
+    if settings.optimizer.precision == "auto" and has_bf16:
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
     with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
         return memory_plan.plan(replace(state, settings=settings), denoiser, dataset)
@@ -34,10 +54,15 @@ def report(state: Any, memory: int) -> str:
         return "\n\n".join(report(expert, memory) for expert in state.states)
     subject = state.subject
 
-    def planned(changed: TrainState) -> memory_plan.MemoryPlan:
-        return plan(subject.model, changed, subject.dataset)
+    on_a_card = for_a_card(memory)
 
-    return memory_savings.report(state, planned, memory)
+    def planned(changed: TrainState) -> memory_plan.MemoryPlan:
+        return plan(subject.model, changed, subject.dataset, on_a_card)
+
+    text = memory_savings.report(state, planned, memory)
+    if on_a_card:
+        text += "\nplanned for a graphics card with bf16, as this machine has none"
+    return text
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ from torch import Tensor
 from .atomic import write_whole
 from .digest import HashedChunks, tensor_bytes
 
+_SMALL = 2**12  # bytes
+
 
 def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata) of a safetensors file, memory-mapped; raises ValueError naming the file when it is anything
@@ -52,14 +54,35 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _mapped_tensor(path: str, memory: np.ndarray, name: str, info: TensorInfo) -> Tensor:
     """One tensor of a mapped file; it keeps the mapping alive."""
+    dtype = _dtype(path, name, info)
+    if not math.prod(info.shape):
+        return torch.empty(info.shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(info.shape), offset=info.start).view(info.shape)
+
+
+def _dtype(path: str, name: str, info: TensorInfo) -> torch.dtype:
     if info.kind not in _DTYPES:
         raise ValueError(
             f"{path}: {name} is of type {info.kind}, expected one of {', '.join(_DTYPES)}: save it again in one of them"
         )
-    dtype = _DTYPES[info.kind]
-    if not math.prod(info.shape):
-        return torch.empty(info.shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(info.shape), offset=info.start).view(info.shape)
+    return _DTYPES[info.kind]
+
+
+def load_shapes(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """As `load_safetensors`, and only small tensors are read: they may say how others are quantised. The others are on
+    the meta device. It maps nothing, so the file may be larger than memory.
+    """
+    header, metadata = read_header(path)
+    with open(path, "rb") as file:
+        return {name: _shape_or_tensor(path, file, name, info) for name, info in header.items()}, metadata
+
+
+def _shape_or_tensor(path: str, file: BinaryIO, name: str, info: TensorInfo) -> Tensor:
+    if info.end - info.start > _SMALL:
+        return torch.empty(info.shape, dtype=_dtype(path, name, info), device="meta")
+    file.seek(info.start)
+    content = bytearray(file.read(info.end - info.start))
+    return _mapped_tensor(path, np.frombuffer(content, np.uint8), name, info._replace(start=0))
 
 
 def tensors_from_bytes(content: bytes) -> dict[str, Tensor]:

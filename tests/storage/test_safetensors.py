@@ -29,6 +29,15 @@ def test_what_is_written_is_read_by_safetensors(tmp_path, tensors):
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
+def test_shapes_are_read_without_what_is_large(tmp_path, tensors):
+    path = str(tmp_path / "x.safetensors")
+    safetensors.write_safetensors(path, {**tensors, "large": torch.zeros(40, 50)}, {"k": "ü"})
+    shapes, metadata = safetensors.load_shapes(path)
+    assert metadata == {"k": "ü"} and all(torch.equal(shapes[name], tensors[name]) for name in tensors)
+    large = shapes["large"]
+    assert (large.is_meta, large.shape, large.dtype) == (True, (40, 50), torch.float32)
+
+
 def test_what_safetensors_writes_is_read_in_every_type(tmp_path):
     path, bits = str(tmp_path / "x.safetensors"), torch.arange(48, dtype=torch.uint8)
     kinds = (

@@ -116,13 +116,11 @@ def counted(title: str) -> dict[str, ModelFacts]:
     return {dtype: _facts(title, dtype) for dtype in dtypes(title)}
 
 
-def _facts(title: str, dtype: str) -> ModelFacts:
+def model(title: str, dtype: str) -> Any:
+    """The opened ComfyUI's model of full size, on the meta device."""
     import comfy.supported_models
     import torch
     from families import accepted
-    from graft_nodes.host.model_sampling import prediction_type
-    from graft_nodes.patches.models.recognise import recognise_model
-    from graft_nodes.training.recipes.facts import facts_of
     from tiny_families import EVERY
 
     name, settings = FULL[title]
@@ -131,6 +129,14 @@ def _facts(title: str, dtype: str) -> ModelFacts:
     types = {BF16: (torch.bfloat16, None), FP8: (torch.float8_e4m3fn, torch.bfloat16)}
     config.set_inference_dtype(*types[dtype])
     with torch.device("meta"):
-        model = config.get_model({}, "", torch.device("meta"))
-    network = model.diffusion_model
-    return facts_of(network, recognise_model(network), prediction_type(model.model_sampling))
+        return config.get_model({}, "", torch.device("meta"))
+
+
+def _facts(title: str, dtype: str) -> ModelFacts:
+    from graft_nodes.host.model_sampling import prediction_type
+    from graft_nodes.patches.models.recognise import recognise_model
+    from graft_nodes.training.recipes.facts import facts_of
+
+    built = model(title, dtype)
+    network = built.diffusion_model
+    return facts_of(network, recognise_model(network), prediction_type(built.model_sampling))

@@ -44,6 +44,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> MemoryPlan:
     The denoiser's `device` is the meta device. ValueError for what cannot be planned.
     """
     check(state)
+    state = _with_bf16_for_fp16(state)
     optimizer = state.settings.optimizer
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
@@ -70,16 +71,19 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> MemoryPlan:
 
 def check(state: TrainState) -> None:
     """Raise ValueError for a run whose memory cannot be planned."""
-    errors = []
     if state.start.encodes_captions:
-        errors.append(
-            "the text encoder or words are trained: to plan the model alone, switch train text encoder of Adapter"
-            " Settings off and disconnect Train Words"
+        raise ValueError(
+            "This training cannot be planned: the text encoder or words are trained. To plan the model alone, switch"
+            " train text encoder of Adapter Settings off and disconnect Train Words."
         )
-    if state.settings.optimizer.precision == "fp16":
-        errors.append("training precision fp16 looks at the gradients: plan bf16, which takes as much")
-    if errors:
-        raise ValueError(f"This training cannot be planned: {'; '.join(errors)}.")
+
+
+def _with_bf16_for_fp16(state: TrainState) -> TrainState:
+    """fp16 as bf16, which takes as much: the loss scale, a few bytes, would ask tensors without memory for numbers."""
+    settings = state.settings
+    if settings.optimizer.precision != "fp16":
+        return state
+    return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, precision="bf16")))
 
 
 @contextmanager

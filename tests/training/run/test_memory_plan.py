@@ -102,9 +102,9 @@ def test_the_largest_batch_counts(lab):
     assert len(largest_batch(own, 2).images) == 9
 
 
-def test_fp16_is_refused_with_what_to_plan(lab):
-    with pytest.raises(ValueError, match="plan bf16, which takes as much"):
-        _planned(lab, LORA, precision="fp16")
+def test_fp16_takes_what_bf16_takes(lab):
+    assert _planned(lab, LORA, precision="fp16") == _planned(lab, LORA, precision="bf16")
+    assert _planned(lab, LORA, precision="fp16").peak < _planned(lab, LORA).peak
 
 
 def test_a_trained_text_encoder_is_refused_with_what_to_switch_off(lab):

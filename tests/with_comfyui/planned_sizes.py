@@ -1,0 +1,84 @@
+"""What `plan` says of models of full size: ComfyUI's own classes on the meta device, without memory for their weights.
+
+`planned_sizes.json` keeps it, so that docs/planning.md can be written without a ComfyUI.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from graft_nodes.tests.with_comfyui import full_sizes
+
+FILE = Path(__file__).with_name("planned_sizes.json")
+PIXELS = (512, 768, 1024)
+PLAIN, CHECKPOINTED = "plain", "gradient checkpointing"
+RANK = 16
+TEXTS: dict[str, tuple[int, int, int]] = {  # tokens, their width, and that of the pooled text; 0 is none
+    "SD 1.5": (77, 768, 0),
+    "SDXL": (77, 2048, 1280),
+    "Flux.1 dev": (512, 4096, 768),
+    "Qwen-Image": (512, 3584, 0),
+    "Wan 14B": (512, 4096, 0),
+    "Z-Image": (512, 2560, 0),
+    "Wan 2.1 1.3B": (512, 4096, 0),
+}
+Plans = dict[str, dict[str, dict[str, dict[str, int]]]]  # by title, pixels and PLAIN or CHECKPOINTED: bytes by part
+
+
+def stored() -> Plans:
+    """The plans in the file."""
+    plans: Plans = json.loads(FILE.read_text(encoding="utf-8"))
+    return plans
+
+
+def write(plans: Plans) -> None:
+    """Put plans into the file."""
+    FILE.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf-8")
+
+
+def planned(title: str, pixels: int, checkpointing: bool) -> dict[str, int]:
+    """The parts of a step's memory."""
+    from graft_nodes.host import planning
+
+    patcher = _patcher(title)
+    return dict(planning.plan(patcher, *run(patcher, title, pixels, checkpointing)).parts)
+
+
+def run(patcher: Any, title: str, pixels: int, checkpointing: bool) -> tuple[Any, Any]:
+    """State and dataset: a LoRA of rank 16 on the attention layers, bf16, one picture of pixels x pixels."""
+    import torch
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
+    from graft_nodes.training.state import Settings, Start, begin
+    from graft_nodes.training.trainable.settings import AdapterSettings
+
+    dataset = _dataset(title, pixels)
+    start = Start(title, dataset.digest, AdapterSettings("lora", rank=RANK, targets="attention"))
+    settings = Settings(OptimizerSettings(batch_size=1, precision="bf16", checkpointing=checkpointing))
+    with torch.inference_mode(False):
+        return begin(patcher.model.diffusion_model, start, settings), dataset
+
+
+def _patcher(title: str) -> Any:
+    import comfy.model_patcher
+    import torch
+
+    cpu = torch.device("cpu")
+    model = full_sizes.model(title, full_sizes.BF16).eval()
+    return comfy.model_patcher.ModelPatcher(model, load_device=cpu, offload_device=cpu)
+
+
+def _dataset(title: str, pixels: int) -> Any:
+    import torch
+    from graft_nodes.training.data.dataset import Conditioning, Dataset
+    from tiny_families import EVERY
+
+    tokens, width, pooled = TEXTS[title]
+    extras = {}
+    if pooled:
+        extras["pooled_output"] = torch.zeros(1, pooled)
+    caption = Conditioning(torch.zeros(1, tokens, width), extras)
+    channels = EVERY[full_sizes.FULL[title][0]].latent[:-2]
+    latent = torch.zeros(*channels, pixels // 8, pixels // 8)
+    return Dataset.from_latents([latent], ["a"], {"a": caption, "": caption})
