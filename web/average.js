@@ -3,7 +3,7 @@
  * it as the property `graft profile`, thinned out, so that it is there again after a reload.
  */
 import { Series, draw } from './chart.js'
-import { el, short } from './dom.js'
+import { el, short, whenRecolored } from './dom.js'
 import { addPanel, chain, fit, remember, whenWide } from './editor.js'
 import { t } from './texts.js'
 
@@ -29,6 +29,7 @@ export function addAveragePanel(node) {
   const redraw = () =>
     draw(canvas, content.clientWidth || node.size[0] - 24, HEIGHT, curves, (value) => short(value, 2))
   whenWide(content, () => curves.length && redraw())
+  whenRecolored(canvas, redraw)
   const show = () => {
     const found = node.properties?.[PROPERTY]
     if (!Array.isArray(found?.curves)) return

@@ -22,7 +22,7 @@ import {
   wordsOf,
 } from './editor.js'
 import { chooserOf, refreshOutside } from './folder_chooser.js'
-import { valueOf, widgetOf } from './latent_size.js'
+import { linkOf, valueOf, widgetOf } from './latent_size.js'
 import { boxOf } from './problem_box.js'
 import { say } from './problems.js'
 import { t } from './texts.js'
@@ -140,11 +140,13 @@ class Panel {
   }
 
   tellChooser(said) {
-    const socket = this.node.inputs?.find((input) => input.name === 'folder')
-    const isLinked = (socket?.link ?? null) !== null
-    const linked = isLinked ? (this.inputs().folder ?? t('from the link')) : undefined
+    const chooser = chooserOf(this.node)
+    const isLinked = linkOf(this.node, 'folder') !== undefined
+    // front end 1.27 draws the chooser itself on the subgraph's own node
+    const isShared = chooser && widgetOf(this.node, 'folder')?.element === chooser.element
+    const linked = isLinked && !isShared ? (this.inputs().folder ?? t('from the link')) : undefined
     this.known = { ...this.known, ...said }
-    chooserOf(this.node)?.tell({ ...this.known, linked })
+    chooser?.tell({ ...this.known, linked })
   }
 
   async look(inputs) {

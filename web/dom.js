@@ -20,6 +20,9 @@ export function addStyle() {
   if (!document.querySelector(`link[href="${href}"]`)) document.head.append(el('link', { rel: 'stylesheet', href }))
 }
 
+/** Call `act` when another theme of the editor has changed the colors of a chart, which graft.css makes a transition. */
+export const whenRecolored = (chart, act) => chart.addEventListener('transitionend', () => act())
+
 /** Whether what is dragged holds files. */
 export const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files')
 

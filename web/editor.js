@@ -42,18 +42,40 @@ function note(tracker) {
 }
 
 /**
- * Change what only follows a change of before, such as a node's size when the server has answered: it belongs to the last
- * step of undo, or to the one that a person is making, and ends no redo.
+ * Have the editor note sizes of nodes that only follow a change of before, such as when the server has answered: they belong
+ * to the last step of undo, or to the one that a person is making, and end no redo.
  */
-function following(change) {
+function noteSizes() {
   const tracker = trackerOf()
-  const now = () => JSON.parse(JSON.stringify((app.rootGraph ?? app.graph).serialize()))
-  const isNoted = tracker?.activeState && !changes && tracker.constructor.graphEqual(tracker.activeState, now())
-  change()
-  if (!isNoted) return
+  if (!tracker?.activeState || changes) return
+  const { graphEqual } = tracker.constructor
+  const now = JSON.parse(JSON.stringify((app.rootGraph ?? app.graph).serialize()))
+  if (!graphEqual(withoutSizes(tracker.activeState), withoutSizes(now))) return
   const lists = [tracker.undoQueue, tracker.redoQueue].map((list) => [list, [...list]])
   note(tracker)
   for (const [list, before] of lists) list.splice(0, list.length, ...before)
+}
+
+/** A saved workflow without the sizes of its nodes. */
+function withoutSizes(workflow) {
+  const isSize = (holder, key) => key === 'size' && 'pos' in holder
+  const keep = function (key, value) {
+    return isSize(this, key) ? undefined : value
+  }
+  return JSON.parse(JSON.stringify(workflow, keep))
+}
+
+let isPressed = false // a person may be dragging a node's corner
+for (const name of ['pointerdown', 'pointerup', 'pointercancel']) {
+  document.addEventListener(name, () => (isPressed = name === 'pointerdown'), true)
+}
+
+/** Nodes 2.0 measures a node some frames after what it shows has grown, on a busy page long after. */
+function noteMeasured(element) {
+  whenSized(element, () => {
+    if (!window.LiteGraph?.vueNodesMode || isPressed) return
+    requestAnimationFrame(() => requestAnimationFrame(noteSizes))
+  })
 }
 
 /** The JSON that a route of the pack answers; an Error with the server's own words (`words`) when it refuses. */
@@ -140,6 +162,7 @@ export function remember(node, name, value) {
 export function addElement(node, name, type, element, options) {
   // the editor's side panel would draw it there, in the panel's width
   const widget = node.addDOMWidget(name, type, element, { hideOnZoom: false, hideInPanel: true, ...options })
+  noteMeasured(element)
   const settle = () => {
     if (!node.graph) return
     const place = [(app.rootGraph ?? app.graph).id, node.graph.id, node.id, name].join(' ')
@@ -165,6 +188,7 @@ export function addPanel(node, name, content, spare = () => 0) {
     setValue: () => {},
   })
   widget.serialize = false
+  return widget
 }
 
 /** Make a new node at least so wide. */
@@ -180,7 +204,15 @@ export function fit(node, shrink = false) {
   const [width, needed] = node.computeSize()
   const height = needed + MARGIN
   const size = [Math.max(node.size[0], width), shrink ? height : Math.max(node.size[1], height)]
-  if (size[0] !== node.size[0] || size[1] !== node.size[1]) following(() => node.setSize(size))
+  resize(node, size)
+}
+
+/** Give a node a size, which is no step of undo of its own. */
+export function resize(node, size) {
+  if (size[0] !== node.size[0] || size[1] !== node.size[1]) {
+    node.setSize(size)
+    noteSizes()
+  }
   app.canvas?.setDirty?.(true, true)
 }
 

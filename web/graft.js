@@ -3,7 +3,8 @@ import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import * as dataset from './dataset.js'
 import { addStyle } from './dom.js'
-import { app } from './editor.js'
+import { app, widen } from './editor.js'
+import { labelFields } from './field_labels.js'
 import * as folder from './folder_chooser.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
@@ -23,6 +24,7 @@ const CREATED = {
   TrainStep: training.addTrainingPanel,
 }
 
+const LEAST_WIDTH = 180 // for whole titles
 const WITH_ROWS = ['GraftLoRAStack', 'GraftLoadLoRAs']
 
 app.registerExtension({
@@ -46,7 +48,11 @@ app.registerExtension({
   },
   nodeCreated(node) {
     CREATED[node.comfyClass]?.(node)
-    if (node.constructor.nodeData?.category?.startsWith('Graft/')) foldAdvanced(node)
+    if (node.constructor.nodeData?.category?.startsWith('Graft/')) {
+      widen(node, LEAST_WIDTH)
+      foldAdvanced(node)
+      labelFields(node)
+    }
     if (node.subgraph) folder.listsOutside()
   },
   afterConfigureGraph: folder.listsOutside,

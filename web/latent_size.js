@@ -65,9 +65,15 @@ const number = (node, name) => Number(valueOf(node, name) ?? NaN)
  * subgraph's node; null without a link.
  */
 export function source(node, name) {
+  const link = linkOf(node, name)
+  return link ? origin(node.graph, link) : null
+}
+
+/** The link into an input, if there is one. */
+export function linkOf(node, name) {
   const slot = node.inputs?.findIndex((one) => one.name === name) ?? -1
-  if (slot < 0 || !node.graph) return null // a copy is in no graph at first
-  return origin(node.graph, linkInto(node.graph, node.id, slot))
+  if (slot < 0 || !node.graph) return undefined // a copy is in no graph at first
+  return linkInto(node.graph, node.id, slot)
 }
 
 /** The link that ends at a node's input, by place: the graph knows it in every version of the editor. */

@@ -1,9 +1,9 @@
 /** A chart that fills its element and says what is under the pointer. */
 import { draw } from './chart.js'
-import { el } from './dom.js'
+import { el, whenRecolored } from './dom.js'
 import { whenSized } from './editor.js'
 
-/** `describe(step)` gives the lines [color, text] that are said of a step; `changed()` is called when its size changes. */
+/** `describe(step)` gives the lines [color, text] that are said of a step; `changed()` is called when its size or the theme changes. */
 export class Plot {
   constructor(label, describe, changed) {
     this.describe = describe
@@ -14,6 +14,7 @@ export class Plot {
     this.canvas.addEventListener('pointermove', (event) => this.point(event.offsetX))
     this.canvas.addEventListener('pointerleave', () => this.point(null))
     whenSized(this.element, changed)
+    whenRecolored(this.canvas, changed)
   }
 
   /** Draw at the element's size, with the arguments of `draw`. */

@@ -11,3 +11,6 @@ export function problemBox(node) {
 
 /** A node's box if its panel has one. */
 export const boxOf = (node) => boxes.get(node)
+
+/** Forget a node's box: its panel is gone. */
+export const forgetBox = (node) => boxes.delete(node)

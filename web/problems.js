@@ -1,22 +1,41 @@
 /**
- * What is wrong at a node, said in its own panel: a setting that is refused before anything runs, or an error that ended
+ * What is wrong at a node, said in its panel: a setting that is refused before anything runs, or an error that ended
  * the run. It goes when the node is queued again.
  */
 import { el } from './dom.js'
-import { api, app, everyNode, fit, nodeOf } from './editor.js'
-import { boxOf } from './problem_box.js'
+import { addPanel, api, app, everyNode, fit, nodeOf, resize, whenSized } from './editor.js'
+import { boxOf, forgetBox } from './problem_box.js'
 
 const LOOK_AGAIN = 250 // milliseconds between looks at whether a queued workflow was refused
 const PATIENCE = 60_000
 
+const lent = new WeakMap() // node without a panel of its own: {widget, height (of the node before)}
+
 /** Say what is wrong at a node, a line each; nothing hides it. */
 export function say(node, ...lines) {
+  if (lines.length && isOurs(node) && !boxOf(node)) lend(node)
   const box = node && boxOf(node)
   if (!box) return
   const shown = box.textContent
   box.replaceChildren(...lines.map((line) => el('div', {}, line)))
   box.hidden = !lines.length
-  if (box.textContent !== shown) requestAnimationFrame(() => node.graph && fit(node))
+  if (!lines.length && lent.has(node)) takeBack(node)
+  else if (box.textContent !== shown) requestAnimationFrame(() => node.graph && fit(node))
+}
+
+/** Give a node without a panel one, for as long as something is wrong with it. */
+function lend(node) {
+  const height = node.size[1]
+  lent.set(node, { widget: addPanel(node, 'said', null), height })
+  whenSized(boxOf(node), () => lent.has(node) && fit(node)) // once it is on the page
+}
+
+function takeBack(node) {
+  const { widget, height } = lent.get(node)
+  lent.delete(node)
+  forgetBox(node)
+  node.removeWidget(widget)
+  resize(node, [node.size[0], height])
 }
 
 /** Follow the runs, once. */

@@ -16,7 +16,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 # What the page says that is not ours: it looks at model files of its own templates, and this machine may have no net;
 # it asks for user data of a first start and for a help page in its language, which are not there. Version 1.27 also has
-# complaints of its own: when its settings are made on a first page, and about its minimap when a subgraph is left.
+# complaints of its own: when its settings are made on a first page, about its minimap when a subgraph is left, and when
+# it is told of a step in a subgraph while another workflow is open.
 FOREIGN = (
     "huggingface.co",
     "civitai.com",
@@ -32,6 +33,7 @@ FOREIGN = (
     "core workflow templates",
     "at Proxy.addSetting",
     "graph that was never set up",
+    "Subgraph not found",
 )
 
 

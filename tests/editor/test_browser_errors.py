@@ -8,6 +8,7 @@ from test_browser_dataset import PANEL, choose, drop, fill
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
 HISTORY = {"loss": [0.1] * 126, "rate": [1e-4] * 126, "norm": [1.0] * 126, "validation": []}
+HEIGHT = "(id) => app.graph.getNodeById(id).size[1]"
 REFUSED = (
     "/prompt",
     "/graft/dataset/glance",
@@ -63,6 +64,8 @@ def test_of_settings_that_the_node_checks_only_those_that_are_named_are_marked(e
         (start, 0, step, "state"),
     ):
         editor.link(source, output, target, name)
+    editor.settle()
+    height = editor.do(HEIGHT, settings)
     editor.queue()
     editor.page.wait_for_function("(id) => app.lastNodeErrors?.[id]", arg=str(settings))
     editor.page.wait_for_timeout(800)
@@ -70,8 +73,18 @@ def test_of_settings_that_the_node_checks_only_those_that_are_named_are_marked(e
     assert {one["extra_info"]["input_name"] for one in errors} == {"warmup", "total_steps", "options"}
     marked = "(id) => app.graph.getNodeById(id).inputs.filter((one) => one.hasErrors).map((one) => one.name)"
     assert set(editor.do(marked, settings)) <= {"warmup", "total_steps", "options"}
+    words = (
+        "Optimizer Settings: warmup steps is 2000 and total steps (schedule) only 1000; optimizer options: adamw has"
+    )
+    said = editor.page.locator(".graft-said:visible").get_by_role("alert")
+    said.get_by_text(words).wait_for()
     editor.screenshot("refused-settings")
     forget_refusals(editor)
+    assert editor.do(HEIGHT, settings) > height
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])  # of the next run
+    said.wait_for(state="detached")
+    editor.settle()
+    assert editor.do(HEIGHT, settings) == height, "it is as it was"
 
 
 def test_unreadable_block_weights_are_said_above_the_rows(editor):

@@ -1,13 +1,14 @@
 """What Graft's panels and dialogs look like, measured in the page (measure.js): contrast of every text and of the
 lines of charts, and nothing cut, laid over something else or scrolled sideways; in two windows, both themes, both
-languages and both ways to draw nodes: each of these with each of the others once. Chinese is as wide as it is for
-people only where a font with its characters is installed.
+languages and both ways to draw nodes, all of them with all others. Chinese is as wide as it is for people only where a
+font with its characters is installed.
 """
 
 import base64
 import json
 from pathlib import Path
 
+import first_lora
 import pytest
 import serving
 from test_browser_dataset import SETTING, drop, fill
@@ -19,7 +20,8 @@ LOAD = """(source) => import(`data:text/javascript,${encodeURIComponent(source)}
   window.graftMeasure = found.measure
   found.watch()
 })"""
-LANGUAGES = {("dark", False): "en", ("light", False): "zh", ("dark", True): "zh", ("light", True): "en"}
+LANGUAGES = ("en", "zh")
+THEMES = ("light", "dark")
 SIZES = ((1280, 720), (1600, 1000))
 MISSING = "a folder with quite a long name that is not there"
 ENDLESS = "an_error_without_any_place_to_break_it_" * 4
@@ -44,32 +46,31 @@ def look(editor, request):
     wrong = {}
 
     def note(name):
-        if found := looked_at(editor):
-            wrong[name] = found
-        editor.screenshot(f"looks-{request.node.callspec.id}-{name}")
+        for theme in THEMES:
+            editor.do(SETTING, ["Comfy.ColorPalette", theme])
+            if found := looked_at(editor):
+                wrong[f"{name} {theme}"] = found
+            editor.screenshot(f"looks-{request.node.callspec.id}-{name}-{theme}")
 
     yield note
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
-@pytest.fixture(params=("dark", "light"))
-def themed(editor, request):
-    """The editor in a theme and a language, and afterwards as it was."""
-    language = LANGUAGES[(request.param, editor.modern)]
-    editor.do(SETTING, ["Comfy.ColorPalette", request.param])
-    editor.do(SETTING, ["Comfy.Locale", language])
+@pytest.fixture(params=LANGUAGES)
+def spoken(editor, request):
+    """The editor in a language, and afterwards as it was."""
+    editor.do(SETTING, ["Comfy.Locale", request.param])
     editor.settle()
     yield editor
     # In another language the page loads its graph again, and asks for the missing folder: late, and said as an error.
     editor.page.route("**/graft/dataset/glance", lambda route: route.fulfill(json={"folders": [], "notes": []}))
-    editor.do(SETTING, ["Comfy.ColorPalette", "dark"])
     editor.do(SETTING, ["Comfy.Locale", "en"])
     editor.page.set_viewport_size({"width": 1600, "height": 1000})
     editor.settle()
     editor.clear()
     editor.settle()
     editor.page.unroute("**/graft/dataset/glance")
-    expected = ("404", "400", "/graft/runs/", "/graft/lora_upload", "/view?")
+    expected = ("404", "400", "/graft/runs/", "/graft/lora_upload", "/graft/preferences", "/view?")
     editor.errors[:] = [error for error in editor.errors if not any(words in error for words in expected)]
 
 
@@ -90,8 +91,8 @@ def bring(editor, selector, place=0):
     return found
 
 
-def test_datasets(themed, look, place, tmp_path):
-    editor, page = themed, themed.page
+def test_datasets(spoken, look, place, tmp_path):
+    editor, page = spoken, spoken.page
     mixed = fill(place / "input" / "mixed", "a rather long name of a picture_0001.png", "b.png", "b.txt", "c.txt")
     fill(mixed / "a clip of mine.frames", *(f"{number}.png" for number in range(1, 10)))
     (mixed / "bad.png").write_bytes(b"no picture")
@@ -135,8 +136,8 @@ def ask_about_uploads(editor, look, panel, folder):
         panel.locator(".graft-asking .graft-button").last.click()
 
 
-def test_rows(themed, look, place):
-    editor, page = themed, themed.page
+def test_rows(spoken, look, place):
+    editor, page = spoken, spoken.page
     loras = place / "models" / "loras"
     (loras / LONG).parent.mkdir(parents=True, exist_ok=True)
     serving.lora(loras / LONG, {"ss_tag_frequency": json.dumps({"10_x": {"ink wash": 12, "b" * 60: 3}})})
@@ -181,6 +182,13 @@ def test_rows(themed, look, place):
         page.keyboard.press("Escape")
 
 
+def fail(editor, node, words):
+    """An error of a node, of which older front ends also open a dialog."""
+    editor.do(SEND, ["execution_error", {"node_id": str(node), "exception_message": words, "traceback": []}])
+    editor.settle()
+    editor.dismiss()
+
+
 def train(editor, node):
     """Sixty steps of a run with a spike and all that a step can say, and previews of three steps."""
     said = {"node": str(node), "run": "r", "until": 100_000, "rate": 1e-4, "speed": 0.25, "left": 99_999}
@@ -190,19 +198,20 @@ def train(editor, node):
         editor.do(SEND, ["graft.step", {**said, **held, "step": number, "loss": loss, "memory": 12_345_678_901}])
     for number in (20, 40, 60):
         one = {"filename": f"zorp-0{number // 20}.png", "subfolder": "concept", "type": "input"}
-        pictures = [{**one, "label": label, "prompt": prompt} for prompt in (0, 1) for label in ("weights", "average")]
+        strengths = ("weights",) * 3  # of a slider: -1, 0 and 1
+        pictures = [{**one, "label": label, "prompt": at} for at in (0, 1) for label in (*strengths, "average")]
         editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": number, "pictures": pictures}])
     editor.settle()
 
 
-def test_training(themed, look):
-    editor, page = themed, themed.page
+def test_training(spoken, look):
+    editor, page = spoken, spoken.page
     editor.clear()
     running, failed, gone = (editor.add("TrainStep", x, 90) for x in (66, 470, 874))
     for node in (running, failed):
         train(editor, node)
     words = f"The loss is not finite.\nLower the learning rate.\n{ENDLESS}"
-    editor.do(SEND, ["execution_error", {"node_id": str(failed), "exception_message": words, "traceback": []}])
+    fail(editor, failed, words)
     editor.do(
         "(id) => { const node = app.graph.getNodeById(id);"
         " node.properties['graft run'] = {run: 'a run of mine', key: 'k'}; node.onConfigure?.({}) }",
@@ -233,13 +242,49 @@ def test_training(themed, look):
         page.locator("dialog").wait_for(state="detached")
 
 
-def test_averages_tokens_and_errors(themed, look):
-    editor = themed
+PREFERENCES = "**/graft/preferences"
+PAIR = {
+    "folder": f"graft_preferences/{'a run of mine ' * 3}",
+    "pairs": 12,
+    "name": "steps-20-60-ab12",
+    "captioned": False,
+}
+
+
+def answering(**answer):
+    """What answers a request of the page in place of the server."""
+    return lambda route: route.fulfill(**answer)
+
+
+def test_preferences(spoken, look):
+    """Compared previews, one of them marked as the better one; what is said of the pair, and of one that is refused."""
+    editor, page = spoken, spoken.page
+    editor.clear()
+    train(editor, editor.add("TrainStep", 66, 90))
+    panel = page.locator(".graft-training:visible")
+    panel.locator(".graft-gallery-head input[type=checkbox]").check()
+    refusal = {"error": "the preview of step 20 has been removed; choose another step"}
+    for size in sized(editor):
+        for name, answer in (("preferred", {"json": PAIR}), ("not-preferred", {"json": refusal, "status": 404})):
+            page.route(PREFERENCES, answering(**answer))
+            bring(editor, ".graft-training .graft-gallery")
+            panel.locator(".graft-verdict").first.click()
+            look(f"{name}-{size}")
+            panel.locator(".graft-enlarge").first.click()
+            page.locator("dialog .graft-verdict").first.wait_for()
+            look(f"{name}-large-{size}")
+            page.keyboard.press("Escape")
+            page.locator("dialog").wait_for(state="detached")
+            page.unroute(PREFERENCES)
+
+
+def test_averages_tokens_and_errors(spoken, look):
+    editor = spoken
     editor.clear()
     upper = ("EMAMerge", "ApplyToDo", "EMAMerge")
     average, todo, empty = (editor.add(kind, 66 + 404 * at, 90) for at, kind in enumerate(upper))
-    lower = ("GraftDataset", "GraftLoRAStack")
-    data, stack = (editor.add(kind, 66 + 404 * at, 560) for at, kind in enumerate(lower))
+    lower = ("GraftDataset", "GraftLoRAStack", "GraftWords")  # the last has a panel only for its errors
+    data, stack, words = (editor.add(kind, 66 + 470 * at, 560) for at, kind in enumerate(lower))
     steps = list(range(1, 100))
     rising = [step / 100 for step in steps]
     curves = [{"name": f"width 0.{name}", "steps": steps, "values": rising} for name in range(1, 6)]
@@ -247,11 +292,65 @@ def test_averages_tokens_and_errors(themed, look):
     ran(editor, todo, {"graft_todo": [{"version": 1, "depths": [{**DEPTH, "skipped": 2}, {**DEPTH, "depth": 2}]}]})
     for size in sized(editor):
         look(f"panels-{size}")
-    for node in (average, todo, empty, data, stack):
-        words = f"row 1 (zorp.safetensors): no block of this file is called Q.\n{ENDLESS}"
-        editor.do(SEND, ["execution_error", {"node_id": str(node), "exception_message": words, "traceback": []}])
+    for node in (average, todo, empty, data, stack, words):
+        said = f"row 1 (zorp.safetensors): no block of this file is called Q.\n{ENDLESS}"
+        fail(editor, node, said)
     for size in sized(editor):
         look(f"errors-{size}")
+
+
+KEEP_CURVE = """() => {
+  const before = HTMLCanvasElement.prototype.toBlob
+  HTMLCanvasElement.prototype.toBlob = function (...given) {
+    window.graftCurve = this
+    return before.apply(this, given)
+  }
+}"""
+# Put the curve of app mode where its picture is shown: there its colors have the page's own background.
+SHOW_CURVE = """() => {
+  document.querySelector('.graft-kept-curve')?.remove()
+  const holder = document.createElement('div')
+  holder.className = 'graft graft-kept-curve'
+  holder.style.cssText = 'position: absolute; left: 0; top: 0; width: 300px'
+  holder.append(window.graftCurve)
+  document.elementFromPoint(innerWidth / 2, innerHeight / 2).append(holder)
+  delete window.graftCurve
+}"""
+INNER_STEP = """(title) => {
+  const outer = app.graph.nodes.find((one) => one.title === title)
+  return `${outer.id}:${outer.subgraph.nodes.find((one) => one.type === 'TrainStep').id}`
+}"""
+CUT_LABELS = """() => [...document.querySelectorAll('[data-testid=linear-widgets], [data-testid=builder-widget-label]')]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"""
+
+
+def test_app_mode(editor, look):
+    """The form of the first template, and the curve while it trains."""
+    page = editor.page
+    first_lora.opens_the_template(editor)
+    enter = page.get_by_role("button", name="Enter app mode")
+    if not enter.count():
+        return  # front end 1.27 has no app mode
+    step = editor.do(INNER_STEP, first_lora.BLUEPRINT)
+    enter.first.click()
+    page.get_by_test_id("linear-widgets").first.wait_for()
+    editor.do(KEEP_CURVE)
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
+    for language in LANGUAGES:
+        editor.do(SETTING, ["Comfy.Locale", language])
+        for size in sized(editor):
+            assert editor.do(CUT_LABELS) == [], size
+            page.wait_for_timeout(1100)  # pictures of the curve are a second apart
+            train(editor, step)
+            page.wait_for_function("() => window.graftCurve")
+            editor.do(SHOW_CURVE)
+            look(f"app-{language}-{size}")
+    editor.do("() => document.querySelector('.graft-kept-curve').remove()")
+    editor.do(SETTING, ["Comfy.Locale", "en"])
+    page.get_by_role("button", name="Enter node graph").first.click()
+    page.wait_for_function("() => document.querySelector('#graph-canvas').checkVisibility()")
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    editor.errors[:] = [error for error in editor.errors if "/graft/runs/" not in error]
 
 
 def conflicts_of(names):
@@ -270,11 +369,11 @@ def conflicts_of(names):
 
 
 @pytest.mark.parametrize("most", (8, 20))
-def test_what_loras_do(themed, look, most):
+def test_what_loras_do(spoken, look, most):
     """The panels of LoRA Effect and LoRA Conflicts: new, with blocks that have room for their names or have none, after
     their button was pressed, and with an error.
     """
-    editor = themed
+    editor = spoken
     editor.clear()
     kinds = ("GraftLoRAEffect", "GraftLoRAConflicts", "GraftLoRAEffect")
     effect, conflicts, new = (editor.add(kind, 66 + 404 * at, 90) for at, kind in enumerate(kinds))
@@ -288,7 +387,7 @@ def test_what_loras_do(themed, look, most):
     for panel in ("effect", "conflicts"):
         editor.page.locator(f".graft-{panel} .graft-button:visible").click()
     words = f"row 1 (zorp.safetensors): no block of this file is called Q.\n{ENDLESS}"
-    editor.do(SEND, ["execution_error", {"node_id": str(new), "exception_message": words, "traceback": []}])
+    fail(editor, new, words)
     for size in sized(editor):
         look(f"loras-said-{most}-{size}")
 

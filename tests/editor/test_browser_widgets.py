@@ -199,3 +199,19 @@ def test_outputs_have_names_for_people(editor):
     assert editor.do("(id) => app.graph.getNodeById(id).outputs[0].name", node) == "TRAIN_STATE", (
         "as workflows store it"
     )
+
+
+HINTS = "(id) => app.graph.getNodeById(id).widgets.flatMap(({element}) => element?.placeholder ?? [])"
+
+
+def test_multi_line_fields_hint_at_their_labels(editor):
+    editor.clear()
+    words, slider = editor.add("GraftWords", 60, 60), editor.add("GraftSlider", 560, 60)
+    assert editor.do(HINTS, words) == ["words", "initial words"]
+    assert editor.do(HINTS, slider)[:3] == ["positive prompt", "negative prompt", "target prompt"]
+    editor.screenshot("multi-line-fields")
+    if not editor.modern:
+        editor.page.get_by_role("textbox", name="initial words").fill(
+            "cat"
+        )  # a screen reader finds it when it is filled
+        assert editor.do("(id) => app.graph.getNodeById(id).widgets[1].value", words) == "cat"

@@ -114,14 +114,15 @@ COLOURS_OF_THE_AXIS = """(canvas) => {
 
 def previews_by_step(editor):
     """The captions of the gallery at each of its steps, once the pictures are there; it is left at the first step."""
-    slider = editor.page.get_by_label("Step of the previews").first
+    panel = editor.page.locator(".graft-training:visible").filter(has=editor.page.locator("figcaption:visible")).first
+    slider = panel.get_by_label("Step of the previews")
     slider.focus()
     editor.page.keyboard.press("End")
     pictures = "[...document.querySelectorAll('.graft-training .graft-pictures img')].filter((one) => one.offsetParent)"
     found = {}
     for _ in range(int(slider.get_attribute("max")) + 1):
         editor.page.wait_for_function(f"() => {pictures}.length && {pictures}.every((one) => one.naturalWidth > 0)")
-        captions = editor.page.locator(".graft-training figcaption:visible").all_inner_texts()
+        captions = panel.locator("figcaption").all_inner_texts()
         found[int(re.match(r"step (\d+)", captions[0])[1])] = captions
         editor.page.keyboard.press("ArrowLeft")
     return found
@@ -212,9 +213,16 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
 
 
 def values_of(workflow):
-    """What every widget holds, of the graph and of its subgraphs."""
+    """What every widget holds, of the graph and its subgraphs. Of nodes without settings 1.27 keeps what they said."""
     graphs = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]
-    return [{str(node["id"]): node.get("widgets_values") or [] for node in graph["nodes"]} for graph in graphs]
+    return [
+        {str(node["id"]): node.get("widgets_values") or [] for node in graph["nodes"] if has_settings(node)}
+        for graph in graphs
+    ]
+
+
+def has_settings(node):
+    return any("widget" in one for one in node.get("inputs", []))
 
 
 def test_a_missing_lora_is_said_on_the_node_when_it_is_queued(editor):
