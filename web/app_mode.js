@@ -27,8 +27,18 @@ export function showCurve(paint) {
   const holder = el('div', { class: 'graft graft-beside', 'aria-hidden': 'true' }, canvas)
   document.body.append(holder) // a chart takes its colors from the page
   paint(canvas, WIDTH, HEIGHT)
+  fillBehind(canvas, getComputedStyle(holder).backgroundColor)
   // No node has this id: a node's own would keep the picture below its panel when the graph is back.
   const place = { nodeId: 'graft', displayNodeId: 'graft', parentNodeId: 'graft', realNodeId: 'graft' }
   canvas.toBlob((blob) => api.dispatchCustomEvent('b_preview_with_metadata', { ...place, blob, jobId: job }))
   holder.remove()
+}
+
+/** Give what is drawn the background that a panel has: its colors are chosen for that. */
+function fillBehind(canvas, color) {
+  const pen = canvas.getContext('2d')
+  pen.resetTransform()
+  pen.globalCompositeOperation = 'destination-over'
+  pen.fillStyle = color
+  pen.fillRect(0, 0, canvas.width, canvas.height)
 }

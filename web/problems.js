@@ -6,6 +6,7 @@ import { el } from './dom.js'
 import { addPanel, api, app, everyNode, fit, nodeOf, resize, whenSized } from './editor.js'
 import { boxOf, forgetBox } from './problem_box.js'
 
+const ROOM = 12 // pixels that the classic canvas takes from a panel below multi-line fields
 const LOOK_AGAIN = 250 // milliseconds between looks at whether a queued workflow was refused
 const PATIENCE = 60_000
 
@@ -26,7 +27,7 @@ export function say(node, ...lines) {
 /** Give a node without a panel one, for as long as something is wrong with it. */
 function lend(node) {
   const height = node.size[1]
-  lent.set(node, { widget: addPanel(node, 'said', null), height })
+  lent.set(node, { widget: addPanel(node, 'said', null, () => -ROOM), height })
   whenSized(boxOf(node), () => lent.has(node) && fit(node)) // once it is on the page
 }
 

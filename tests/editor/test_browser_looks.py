@@ -306,16 +306,19 @@ KEEP_CURVE = """() => {
     return before.apply(this, given)
   }
 }"""
-# Put the curve of app mode where its picture is shown: there its colors have the page's own background.
+# Put the picture that app mode has of the curve onto the page, on the color that the picture has behind it.
 SHOW_CURVE = """() => {
-  document.querySelector('.graft-kept-curve')?.remove()
+  const canvas = window.graftCurve
+  window.graftDrawn.get(canvas).pop() // the background, which comes last
+  const [red, green, blue, alpha] = canvas.getContext('2d').getImageData(1, 1, 1, 1).data
   const holder = document.createElement('div')
   holder.className = 'graft graft-kept-curve'
-  holder.style.cssText = 'position: absolute; left: 0; top: 0; width: 300px'
-  holder.append(window.graftCurve)
-  document.elementFromPoint(innerWidth / 2, innerHeight / 2).append(holder)
-  delete window.graftCurve
+  holder.style.cssText = `position: fixed; z-index: 9999; left: 0; top: 0; width: 300px;
+    background: rgb(${red} ${green} ${blue} / ${alpha / 255})`
+  holder.append(canvas)
+  document.body.append(holder)
 }"""
+HIDE_CURVE = "() => { document.querySelector('.graft-kept-curve')?.remove(); delete window.graftCurve }"
 INNER_STEP = """(title) => {
   const outer = app.graph.nodes.find((one) => one.title === title)
   return `${outer.id}:${outer.subgraph.nodes.find((one) => one.type === 'TrainStep').id}`
@@ -324,33 +327,53 @@ CUT_LABELS = """() => [...document.querySelectorAll('[data-testid=linear-widgets
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"""
 
 
-def test_app_mode(editor, look):
-    """The form of the first template, and the curve while it trains."""
+@pytest.fixture
+def app_mode(editor):
+    """The first template as a form, and the id of its Train Step; None where the front end has no app mode (1.27)."""
     page = editor.page
     first_lora.opens_the_template(editor)
+    step = editor.do(INNER_STEP, first_lora.BLUEPRINT)
     enter = page.get_by_role("button", name="Enter app mode")
     if not enter.count():
-        return  # front end 1.27 has no app mode
-    step = editor.do(INNER_STEP, first_lora.BLUEPRINT)
+        yield None
+        return
     enter.first.click()
     page.get_by_test_id("linear-widgets").first.wait_for()
-    editor.do(KEEP_CURVE)
-    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
+    page.wait_for_timeout(1500)
+    if page.get_by_role("button", name="Skip").count():  # the front end's tour, the first time
+        page.get_by_role("button", name="Skip").first.click()
+    editor.do(LOAD, SOURCE)
+    yield step
+    for setting in (["Comfy.Locale", "en"], ["Comfy.ColorPalette", "dark"]):
+        editor.do(SETTING, setting)
+    editor.settle()
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    page.get_by_role("button", name="Enter node graph").first.click()
+    page.wait_for_function("() => document.querySelector('#graph-canvas').checkVisibility()")
+    editor.errors[:] = [error for error in editor.errors if "/graft/runs/" not in error and "404" not in error]
+
+
+def test_app_mode(editor, app_mode):
+    """The form's labels, and the picture of the curve while it trains."""
+    if app_mode is None:
+        return
     for language in LANGUAGES:
         editor.do(SETTING, ["Comfy.Locale", language])
         for size in sized(editor):
-            assert editor.do(CUT_LABELS) == [], size
-            page.wait_for_timeout(1100)  # pictures of the curve are a second apart
-            train(editor, step)
-            page.wait_for_function("() => window.graftCurve")
-            editor.do(SHOW_CURVE)
-            look(f"app-{language}-{size}")
-    editor.do("() => document.querySelector('.graft-kept-curve').remove()")
-    editor.do(SETTING, ["Comfy.Locale", "en"])
-    page.get_by_role("button", name="Enter node graph").first.click()
-    page.wait_for_function("() => document.querySelector('#graph-canvas').checkVisibility()")
-    page.set_viewport_size({"width": 1600, "height": 1000})
-    editor.errors[:] = [error for error in editor.errors if "/graft/runs/" not in error]
+            assert editor.do(CUT_LABELS) == [], (language, size)
+            editor.screenshot(f"looks-app-{language}-{size}")
+    editor.do(KEEP_CURVE)
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
+    for theme in THEMES:
+        editor.do(SETTING, ["Comfy.ColorPalette", theme])
+        editor.page.wait_for_timeout(1100)  # pictures of the curve are a second apart
+        train(editor, app_mode)
+        editor.page.wait_for_function("() => window.graftCurve")
+        editor.do(SHOW_CURVE)
+        wrong = looked_at(editor)
+        editor.screenshot(f"looks-app-curve-{theme}")
+        editor.do(HIDE_CURVE)
+        assert wrong == [], theme
 
 
 def conflicts_of(names):

@@ -393,7 +393,12 @@ def test_templates_are_found_in_the_dialog_by_title_and_picture(editor):
     assert {one["title"] for one in described if len(one["description"]) > 40} == set(titles)
     page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
     dialog = page.get_by_role("dialog").first
-    for category in (None, pack, "All Templates"):
+    every = dialog.get_by_text("All Templates", exact=True)
+    every.or_(dialog.get_by_text("Custom Nodes", exact=True)).first.wait_for()
+    for title in () if every.count() else titles:  # front end 1.27 draws no more than a dozen at once
+        dialog.get_by_placeholder("Search").fill(title)
+        dialog.get_by_role("heading", name=title, exact=True).wait_for()
+    for category in (None, pack, "All Templates") if every.count() else ():
         if category:
             dialog.get_by_text(category, exact=True).first.click()
             dialog.get_by_text(f"Showing {len(titles)} of {len(titles)} templates").wait_for()  # each of them once
