@@ -117,7 +117,8 @@ class Pack:
             refuse_invalid(error, node_errors)
         start = len(self.events)
         executor = self.execution.PromptExecutor(self.server)
-        self.loop.run_until_complete(executor.execute_async(prompt, identity, {"client_id": "pytest"}, outputs))
+        extra = {"client_id": "pytest", "extra_pnginfo": {}}  # as from an editor, whose workflow is not known
+        self.loop.run_until_complete(executor.execute_async(prompt, identity, extra, outputs))
         self.server.client_id = None
         for event, data in self.events[start:]:
             if event in ("execution_error", "execution_interrupted"):

@@ -104,7 +104,7 @@ def _hidden_values(
         "COMFY_USAGE_SOURCE": extra_data.get("comfy_usage_source"),
     }
     kinds = {name: kind[0] if isinstance(kind, tuple) else kind for name, kind in wanted.items()}
-    return {name: known[kind] for name, kind in kinds.items() if kind in known}
+    return {name: known[kind] for name, kind in kinds.items() if isinstance(kind, str) and kind in known}
 
 
 class _InputTypes(dict):

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import comfy.model_management
 import comfy.sample
@@ -697,6 +697,38 @@ class ImageBatch:
         return (torch.cat((image1, image2)),)
 
 
+class ImageScale:
+    upscale_methods: ClassVar = ["nearest-exact", "bilinear", "area", "bicubic", "lanczos"]
+    crop_methods: ClassVar = ["disabled", "center"]
+
+    @classmethod
+    def INPUT_TYPES(s) -> dict:
+        size = ("INT", {"default": 512, "min": 0, "max": MAX_RESOLUTION, "step": 1})
+        return {
+            "required": {
+                "image": ("IMAGE",),
+                "upscale_method": (s.upscale_methods,),
+                "width": size,
+                "height": size,
+                "crop": (s.crop_methods,),
+            }
+        }
+
+    RETURN_TYPES = ("IMAGE",)
+    FUNCTION = "upscale"
+    CATEGORY = "image/upscaling"
+
+    def upscale(self, image: torch.Tensor, upscale_method: str, width: int, height: int, crop: str) -> tuple:
+        """The pictures in this size; a side of 0 follows from the other one, and two of 0 change nothing."""
+        if width == height == 0:
+            return (image,)
+        own_height, own_width = image.shape[1:3]
+        width = width or max(1, round(own_width * height / own_height))
+        height = height or max(1, round(own_height * width / own_width))
+        scaled = comfy.utils.common_upscale(image.movedim(-1, 1), width, height, upscale_method, crop)
+        return (scaled.movedim(1, -1),)
+
+
 class ImageInvert:
     @classmethod
     def INPUT_TYPES(s) -> dict:
@@ -860,6 +892,7 @@ _CORE: tuple[tuple[type, str], ...] = (
     (PreviewImage, "Preview Image"),
     (LoadImage, "Load Image"),
     (ImageBatch, "Batch Images"),
+    (ImageScale, "Upscale Image"),
     (ImageInvert, "Invert Image"),
     (EmptyImage, "EmptyImage"),
 )
@@ -942,6 +975,11 @@ async def init_builtin_extra_nodes() -> list[str]:
         schema = primitive.GET_SCHEMA()
         _register(schema.node_id, primitive, schema.display_name, set(), "comfy_extras.nodes_primitive")
     _register("RebatchImages", RebatchImages, "Rebatch Images", set(), "comfy_extras.nodes_rebatch")
+    from comfy_extras import nodes_clip_sdxl, nodes_latent
+
+    encode, batch = nodes_clip_sdxl.CLIPTextEncodeSDXL, nodes_latent.LatentBatch
+    _register("CLIPTextEncodeSDXL", encode, "CLIP Text Encode (SDXL)", set(), "comfy_extras.nodes_clip_sdxl")
+    _register("LatentBatch", batch, "Batch Latents", set(), "comfy_extras.nodes_latent")
     return []
 
 

@@ -163,6 +163,21 @@ class Expanding:
         return {"result": (["x", 0],), "expand": {"x": {"class_type": "TestNumber", "inputs": {"value": 1}}}}
 
 
+class Hidden:
+    """V1: names a hidden input that only its JavaScript knows."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}, "hidden": {"unique_id": "UNIQUE_ID", "files": (["a", "b"], {}), "other": "NO_SUCH"}}
+
+    RETURN_TYPES = ("STRING",)
+    FUNCTION = "told"
+    CATEGORY = "test"
+
+    def told(self, unique_id, files="not given", other="not given"):
+        return (f"{unique_id} {files} {other}",)
+
+
 INT = io.Int
 NODES = [
     v3("TestNumber", [INT.Input("value", default=0, min=0, max=99)], [INT.Output()], number),
@@ -203,7 +218,7 @@ NODES = [
 def small_nodes(host):
     host.register(*NODES)
     host.nodes.NODE_CLASS_MAPPINGS.update(
-        TestSplit=Split, TestTotal=Total, TestChanging=Changing, TestExpanding=Expanding
+        TestSplit=Split, TestTotal=Total, TestChanging=Changing, TestExpanding=Expanding, TestHidden=Hidden
     )
 
 
@@ -314,6 +329,11 @@ def test_async_nodes_overlap(host):
 def test_inference_mode_and_hidden(host):
     captured = host.run({"5": node("TestReport")}, capture={"id": ["5", 0], "inference": ["5", 1]})["captured"]
     assert captured == {"id": "5", "inference": True}
+
+
+def test_hidden_inputs_that_no_host_knows_are_left_out(host):
+    captured = host.run({"5": node("TestHidden")}, capture={"told": ["5", 0]})["captured"]
+    assert captured == {"told": "5 not given not given"}
 
 
 def test_ui_and_history(host):

@@ -155,12 +155,72 @@ def test_latent_batches(host):
     assert masked["noise_mask"].shape == (2, 1, 8, 8) and masked["samples"] is latent["samples"]
 
 
+def test_two_batches_of_latents_become_one_in_the_size_of_the_first(host):
+    first = {"samples": torch.arange(2.0).reshape(2, 1, 1, 1).expand(2, 1, 4, 4), "batch_index": [5, 6]}
+    second = {"samples": torch.full((3, 1, 8, 12), 7.0)}
+    (both,) = host.call("LatentBatch", samples1=first, samples2=second)
+    assert both["samples"].shape == (5, 1, 4, 4) and both["samples"][:, 0, 0, 0].tolist() == [0, 1, 7, 7, 7]
+    assert both["batch_index"] == [5, 6, 0, 1, 2] and first["batch_index"] == [5, 6]
+
+
+class TwoEncoders:
+    """A CLIP with a chunk for each word, and one for none."""
+
+    def tokenize(self, text):
+        return {name: [f"{name}-{word}" for word in text.split() or ["none"]] for name in ("g", "l")}
+
+    def encode_from_tokens_scheduled(self, tokens, add_dict):
+        return [[tokens, add_dict]]
+
+
+@pytest.mark.parametrize(
+    ("text_g", "text_l", "expected"),
+    [
+        ("a b c", "d", {"g": ["g-a", "g-b", "g-c"], "l": ["l-d", "l-none", "l-none"]}),
+        ("a", "d e", {"g": ["g-a", "g-none"], "l": ["l-d", "l-e"]}),
+        ("a", "", {"g": ["g-a"], "l": ["l-none"]}),
+    ],
+)
+def test_a_text_for_each_encoder_of_sdxl(host, text_g, text_l, expected):
+    sizes = {"width": 8, "height": 16, "crop_w": 1, "crop_h": 2, "target_width": 3, "target_height": 4}
+    ((tokens, added),) = host.call("CLIPTextEncodeSDXL", clip=TwoEncoders(), text_g=text_g, text_l=text_l, **sizes)[0]
+    assert tokens == expected and added == sizes
+
+
+@pytest.mark.skipif(REAL, reason="the real one raises a KeyError")
+def test_a_clip_without_sdxls_encoders_is_named(host):
+    class One(TwoEncoders):
+        def tokenize(self, text):
+            return {"l": [text]}
+
+    with pytest.raises(ValueError, match="the CLIP has no CLIP-G"):
+        host.call("CLIPTextEncodeSDXL", clip=One(), text_g="a", text_l="b")
+
+
 def test_pictures(host):
     (both,) = host.call("ImageBatch", image1=torch.zeros(1, 4, 4, 3), image2=torch.ones(2, 8, 8, 3))
     assert both.shape == (3, 4, 4, 3) and both[1:].min() == 1
     assert host.call("ImageInvert", image=both)[0][0].min() == 1
     (plain,) = host.call("EmptyImage", width=2, height=3, batch_size=1, color=0x00FF00)
     assert plain.shape == (1, 3, 2, 3) and plain[0, 0, 0].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "crop", "expected"),
+    [
+        (4, 0, "disabled", (2, [1, 3, 5, 7])),
+        (0, 2, "disabled", (2, [1, 3, 5, 7])),
+        (2, 4, "disabled", (4, [2, 6])),
+        (2, 2, "center", (2, [3, 5])),
+        (0, 0, "center", (4, [0, 1, 2, 3, 4, 5, 6, 7])),
+    ],
+)
+def test_pictures_in_another_size(host, width, height, crop, expected):
+    image = torch.arange(8.0).repeat(4, 1)[None, :, :, None].expand(1, 4, 8, 3)
+    sizes = {"width": width, "height": height, "crop": crop}
+    (scaled,) = host.call("ImageScale", image=image, upscale_method="nearest-exact", **sizes)
+    rows, columns = expected
+    assert scaled.shape == (1, rows, len(columns), 3) and scaled[0, 0, :, 0].tolist() == columns
 
 
 def test_conditioning(host):

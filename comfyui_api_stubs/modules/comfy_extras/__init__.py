@@ -1,0 +1,1 @@
+"""The core nodes that ComfyUI keeps apart and other packs import: a few of them."""
