@@ -11,9 +11,9 @@ from .refusals import refusal
 from .schema import Dataset, Optimizer, TrainState, advanced, aliases, run_average, run_name, run_seed
 
 
-def _loss_weight(name: str, label: str, default: float, tooltip: str) -> Any:
+def _loss_weight(name: str, label: str, default: float, tooltip: str, **given: Any) -> Any:
     return io.Float.Input(
-        name, display_name=label, default=default, min=0.0, max=1000.0, step=0.01, round=False, tooltip=tooltip
+        name, display_name=label, default=default, min=0.0, max=1000.0, step=0.01, round=False, tooltip=tooltip, **given
     )
 
 
@@ -104,16 +104,76 @@ class GraftTrainVAEStart(io.ComfyNode):
                 ),
                 run_seed(),
                 run_name("vae"),
+                _loss_weight(
+                    "lpips",
+                    "LPIPS weight",
+                    0.0,
+                    (
+                        "Weight of LPIPS, the difference that people see. Needs the packages lpips and torchvision,"
+                        " which download VGG once. Try 0.1 to 1."
+                    ),
+                    optional=True,
+                ),
+                _loss_weight(
+                    "discriminator",
+                    "discriminator weight",
+                    0.0,
+                    (
+                        "Weight of a patch discriminator, which learns to tell reconstructions from images: sharper"
+                        " detail, which may be invented. Try 0.5."
+                    ),
+                    optional=True,
+                ),
+                advanced(
+                    io.Int,
+                    "discriminator_start",
+                    display_name="discriminator start",
+                    default=0,
+                    min=0,
+                    max=1000000,
+                    tooltip=(
+                        "The discriminator takes part after this many steps. Let the other losses settle first: half"
+                        " of the steps is a good start."
+                    ),
+                    optional=True,
+                ),
+                advanced(
+                    io.Float,
+                    "discriminator_rate",
+                    display_name="discriminator learning rate",
+                    default=1e-4,
+                    min=1e-7,
+                    max=1.0,
+                    step=1e-7,
+                    round=False,
+                    tooltip="The discriminator's own learning rate, with Adam; it stays the same in all steps.",
+                    optional=True,
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
 
     @classmethod
     def validate_inputs(
-        cls, part=None, crop=None, l1=None, mse=None, edge=None, kl=None, latent_bound=None, run=None
+        cls,
+        part=None,
+        crop=None,
+        l1=None,
+        mse=None,
+        edge=None,
+        kl=None,
+        latent_bound=None,
+        run=None,
+        lpips=0.0,
+        discriminator=0.0,
+        discriminator_start=0,
+        discriminator_rate=1e-4,
     ) -> bool | str:
-        settings = {"part": part, "crop": crop, "l1": l1, "mse": mse, "edge": edge, "kl": kl}
-        return refusal(cls, _check, tuple(settings), ("run",), **settings, latent_bound=latent_bound, run=run)
+        settings = {"part": part, "crop": crop, "l1": l1, "mse": mse, "edge": edge, "kl": kl, "lpips": lpips}
+        settings["discriminator"] = discriminator
+        alone = {"latent_bound": latent_bound, "discriminator_start": discriminator_start}
+        alone["discriminator_rate"] = discriminator_rate
+        return refusal(cls, _check, tuple(settings), ("run",), **settings, **alone, run=run)
 
     @classmethod
     def execute(
@@ -131,11 +191,27 @@ class GraftTrainVAEStart(io.ComfyNode):
         latent_bound=0.1,
         seed=0,
         run="vae",
+        lpips=0.0,
+        discriminator=0.0,
+        discriminator_start=0,
+        discriminator_rate=1e-4,
     ) -> io.NodeOutput:
         from ..training.trainable.autoencoder import AutoencoderSettings
         from .autoencoder_training import begun
 
-        settings = AutoencoderSettings(part, crop, l1, mse, edge, kl, latent_bound)
+        settings = AutoencoderSettings(
+            part,
+            crop,
+            l1,
+            mse,
+            edge,
+            kl,
+            latent_bound,
+            lpips,
+            discriminator,
+            discriminator_start,
+            discriminator_rate,
+        )
         return io.NodeOutput(*begun(vae, dataset, settings, optimizer, ema, seed, run))
 
 

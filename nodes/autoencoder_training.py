@@ -18,6 +18,7 @@ from ..host import autoencoder as autoencoders
 from ..training import state as states
 from ..training.data.dataset import Dataset
 from ..training.data.stored_latent import read_latent
+from ..training.objective import perceptual
 from ..training.optimizers.settings import OptimizerSettings
 from ..training.reports import text
 from ..training.run import autoencoder as measures
@@ -50,6 +51,8 @@ def begun(
             "Start VAE Training: what to train is whole, and no image is held out to see whether the latent space"
             " moves. Set validation split of Dataset above 0, or train the decoder only."
         )
+    if settings.lpips:
+        perceptual.check_installed()
     identity, unhashed = host.fingerprint.fingerprint_of(vae, "vae")
     adapter = adapter_for(vae.first_stage_model, settings)
     start = states.Start(identity, pictures.digest, adapter, ema, seed, autoencoder=settings)

@@ -17,7 +17,7 @@ from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
-from .trainable.autoencoder import AutoencoderSettings
+from .trainable.autoencoder import DISCRIMINATOR, AutoencoderSettings
 from .trainable.install import as_lora, init_trainable
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
 from .trainable.words import WordSettings, without_words
@@ -128,7 +128,8 @@ class TrainState:
     """A run at one step. Tensors are on the CPU and never changed; `base` gives the model's own weights for kind full.
 
     `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32,
-    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), `powers` (the
+    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), and with the
+    discriminator of VAE training also its tensors (`training.run.discriminator`), `powers` (the
     power-function averages that snapshots are taken of) by `<number of the width>/<name>`. `open_schedule` is whether
     the settings left the schedule's length to the steps asked for (`with_planned_steps`). `subject` is the host's:
     models and dataset that the nodes carry along; the core does not look into it. Neither is part of the state's
@@ -263,7 +264,8 @@ def with_settings(
 ) -> TrainState:
     """The state with other settings from here on; None keeps what it has.
 
-    Another optimizer starts with a fresh state. With another objective the held-out losses so far are outdated.
+    Another optimizer starts with a fresh state; a discriminator stays. With another objective the held-out losses so
+    far are outdated.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     open_schedule = state.open_schedule and optimizer is None
@@ -274,7 +276,10 @@ def with_settings(
     history = state.history
     if settings.objective != state.settings.objective:
         history = replace(history, outdated=len(history.validation))
-    state = replace(state, settings=settings, optimizer=state.optimizer if keeps_state else {}, history=history)
+    slots = state.optimizer
+    if not keeps_state:
+        slots = {name: tensor for name, tensor in slots.items() if name.startswith(f"{DISCRIMINATOR}/")}
+    state = replace(state, settings=settings, optimizer=slots, history=history)
     return replace(state, open_schedule=open_schedule)
 
 

@@ -63,6 +63,7 @@ PROMPTS = {"positive": "a green circle", "negative": "a red circle", "target": "
 SLIDER = {"GraftSlider": {**PROMPTS, "width": 64, "height": 64, "steps": 2, "cfg": 1.0}}
 VAE = {"GraftTrainVAEStart": {"crop": 64, "latent_bound": 1000.0}, "GraftDemoVAE": {"damage": 1.0}}
 WHOLE_VAE = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "part": "whole"}}
+JUDGED_VAE = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "discriminator": 0.5}}
 BOTH_ERRORS = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "mse": 1.0}}
 
 CASES: dict[str, dict[str, Case]] = {
@@ -243,6 +244,10 @@ CASES: dict[str, dict[str, Case]] = {
         "edge": Case(1.0, VAE),
         "kl": Case(1e-2, WHOLE_VAE),
         "latent_bound": Case(1e-6, WHOLE_VAE, refused="the latents of held-out images have moved by"),
+        "lpips": Case(1.0, VAE, refused="pip install lpips torchvision"),
+        "discriminator": Case(0.5, VAE),
+        "discriminator_start": Case(1, JUDGED_VAE),
+        "discriminator_rate": Case(1e-2, JUDGED_VAE),
         "seed": Case(5, VAE),
         "run": Case("another run", VAE, changes="run"),
     },

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from graft_nodes.tests import fake_lpips
 from PIL import Image
 
 
@@ -168,6 +169,68 @@ def test_a_result_is_stored_and_a_run_that_ends_goes_on_from_its_snapshot(host, 
     assert all(torch.equal(tensor, ended["state"].trained[name]) for name, tensor in whole["state"].trained.items())
 
 
+ADVERSARIAL = {"discriminator": 0.5, "discriminator_start": 1}
+
+
+def _judge(state):
+    """The tensors of a state's discriminator and of its optimizer."""
+    return {name: tensor for name, tensor in state.optimizer.items() if name.startswith("discriminator/")}
+
+
+def test_two_calls_with_a_discriminator_are_one(host, pictures, monkeypatch):
+    fake_lpips.installed(monkeypatch)
+    given = {**ADVERSARIAL, "lpips": 0.5, "optimizer": {"accumulation": 2}}
+    once = _run(host, _workflow(host, pictures, "vae judged once", 4, **given))["state"]
+    twice = _run(host, _workflow(host, pictures, "vae judged twice", 2, 2, **given), "11")["state"]
+    assert host.module("training.state").equal(once, twice)
+    assert once.history.loss == twice.history.loss and once.history.validation == twice.history.validation
+    assert len(_judge(once)) == 4 * 13  # weights, and of Adam two means and a count
+
+
+def test_the_discriminator_takes_part_after_its_first_steps(host, pictures):
+    plain, judged, other = (
+        _run(host, _workflow(host, pictures, f"vae judged {number}", 3, **given))["state"]
+        for number, given in enumerate(({}, {"discriminator": 0.5, "discriminator_start": 2}, {"discriminator": 0.5}))
+    )
+    assert judged.history.loss[:2] == plain.history.loss[:2] and judged.history.loss[2] != plain.history.loss[2]
+    assert judged.history.validation[:2] == plain.history.validation[:2]  # at steps 0 and 2, without the discriminator
+    assert other.history.loss[0] != plain.history.loss[0] and other.history.validation[0] == plain.history.validation[0]
+    assert any(not torch.equal(tensor, judged.trained[name]) for name, tensor in plain.trained.items())
+    (count,) = {int(tensor) for name, tensor in _judge(judged).items() if "/step/" in name}
+    assert count == 1
+
+
+def test_another_optimizer_keeps_the_discriminator(host, pictures):
+    begun = _run(host, _workflow(host, pictures, "vae judged kept", 2, **ADVERSARIAL))["state"]
+    (lion,) = host.call("GraftOptimizer", optimizer="lion", learning_rate=1e-4, batch_size=2, total_steps=3)
+    (state, *_) = host.call("TrainStep", state=begun, steps=1, optimizer=lion, validate_every=0)
+    steps = {int(tensor) for name, tensor in _judge(state).items() if "/step/" in name}
+    assert steps == {2}
+
+
+def test_the_held_out_error_counts_lpips_and_no_discriminator(host, pictures, monkeypatch):
+    fake_lpips.installed(monkeypatch)
+    given = {"crop": 0, "l1": 0.0, "lpips": 2.0, "discriminator": 0.5}
+    found = _run(host, _workflow(host, pictures, "vae looks", 2, **given))
+    looks, module, losses = fake_lpips.LPIPS(verbose=False), found["vae"].first_stage_model, []
+    for picture in _held_out(found["state"]).movedim(-1, 1):
+        scaled = picture[None] * 2 - 1
+        with torch.no_grad(), torch.inference_mode(False):
+            losses.append(2 * float(looks(module.decode(module.encode(scaled.clone())), scaled)))
+    assert found["state"].history.validation[-1][1] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+def test_a_saved_state_goes_on_with_its_discriminator(host, pictures):
+    whole = _run(host, _workflow(host, pictures, "vae judged saved", 4, **ADVERSARIAL))["state"]
+    half = _run(host, _workflow(host, pictures, "vae judged saved b", 2, **ADVERSARIAL))
+    host.call("GraftSaveState", state=half["state"], name="judged")
+    vae = host.call("GraftDemoVAE", damage=1.0)[0]
+    (loaded,) = host.call("GraftLoadState", name="judged", vae=vae, dataset=half["dataset"])
+    (state, *_) = host.call("TrainStep", state=loaded, steps=2, validate_every=2)
+    assert all(torch.equal(tensor, whole.trained[name]) for name, tensor in state.trained.items())
+    assert all(torch.equal(tensor, _judge(state)[name]) for name, tensor in _judge(whole).items())
+
+
 def test_a_saved_state_goes_on(host, pictures):
     whole = _run(host, _workflow(host, pictures, "vae saved", 4))
     half = _run(host, _workflow(host, pictures, "vae saved b", 2))
@@ -194,10 +257,14 @@ def test_a_saved_state_goes_on(host, pictures):
         {"l1": 0.0, "mse": 1.0},
         {"edge": 1.0, "l1": 0.0},
         {"part": "whole", "kl": 1e-3, "mse": 1.0, "latent_bound": 100.0},
+        {"lpips": 1.0},
+        {"discriminator": 0.5},
     ],
-    ids=["l1", "mse", "edge", "kl"],
+    ids=["l1", "mse", "edge", "kl", "lpips", "discriminator"],
 )
-def test_gradients_are_those_of_finite_differences(host, pictures, given):
+def test_gradients_are_those_of_finite_differences(host, pictures, monkeypatch, given):
+    fake_lpips.installed(monkeypatch)
+    _hold_adaptive_weights(host, monkeypatch)
     steps, coders = host.module("training.run.step"), host.module("host.autoencoder")
     state = _run(host, _workflow(host, pictures, f"vae gradients {sorted(given)}", 1, **given))["state"]
     with torch.inference_mode(False), coders.opened(state.subject.vae) as coder:
@@ -225,6 +292,19 @@ def test_gradients_are_those_of_finite_differences(host, pictures, given):
                     assert (values[0] - values[1]) / 2e-3 == pytest.approx(float(weight.grad.norm()), rel=3e-2), name
         finally:
             work.close()
+
+
+def _hold_adaptive_weights(host, monkeypatch):
+    """The adaptive weight is a constant to the gradient, so it must stay as it was first."""
+    discriminator, known = host.module("training.run.discriminator"), []
+    measure = discriminator.adaptive_weight
+
+    def first(*given):
+        if not known:
+            known.append(measure(*given))
+        return known[0]
+
+    monkeypatch.setattr(discriminator, "adaptive_weight", first)
 
 
 def test_the_whole_vae_stops_when_the_latent_space_moves(host, pictures):
@@ -288,8 +368,18 @@ def test_a_run_of_a_diffusion_model_is_stored_as_before(host):
 
 
 REFUSED = {
-    "no loss": ({"l1": 0.0}, "L1 weight, MSE weight and edge weight are all 0"),
+    "no loss": ({"l1": 0.0}, "L1 weight, MSE weight, edge weight and LPIPS weight are all 0"),
     "kl of a decoder": ({"kl": 1e-6}, "KL weight is 1e-06 and what to train is decoder"),
+    "small crops for a discriminator": (
+        {"crop": 16, "discriminator": 0.5},
+        "crop size is 16, and LPIPS and the discriminator need 24 pixels or more",
+    ),
+    "fp16 with a discriminator": (
+        {"discriminator": 0.5, "optimizer": {"precision": "fp16"}},
+        "training precision is fp16, and discriminator weight of Start VAE Training is above 0",
+    ),
+    "no rate of a discriminator": ({"discriminator_rate": 0.0}, "discriminator learning rate is 0.0, expected"),
+    "no package for LPIPS": ({"lpips": 1.0}, "pip install lpips torchvision, or set LPIPS weight to 0"),
     "no weights": ({"vae": ["1", 2]}, "this VAE has no weights, as Demo Model's"),
     "nothing held out": ({"part": "whole", "data": {"validation": 0.0}}, "no image is held out to see whether"),
     "snapshots": ({"ema": {"schedule": "power", "snapshots": 1, "widths": "0.05 0.1"}}, "EMA Settings keeps snapshots"),
@@ -324,6 +414,18 @@ def test_other_nodes_say_that_it_is_a_vae(host, trained):
         conditionings = {"": dataclass.Conditioning(torch.zeros(1, 1, 1))}
         plain = dataclass.Dataset.from_latents([torch.zeros(3, 8, 8)], [""], conditionings)
         host.call("GraftTrainVAEStart", vae=trained["base"], dataset=plain, run="vae samples")
+
+
+def test_pictures_that_are_too_small_for_a_discriminator_are_named(host, trained):
+    data = host.module("training.data.dataset")
+    nothing = {"": data.Conditioning(torch.zeros(1, 1, 1))}
+    image = data.DatasetImage("thin.png", "", torch.zeros(3, 200, 20, dtype=torch.uint8))
+    pictures = data.Dataset((image,), nothing, "pictures")
+    latents = data.Dataset((image,), nothing, "latents", pictures=lambda: pictures)
+    given = {"vae": trained["base"], "dataset": latents, "run": "vae thin", "discriminator": 0.5}
+    state, _ = host.call("GraftTrainVAEStart", **given)
+    with pytest.raises(ValueError, match=r"of thin\.png a side of 16 pixels is left, and LPIPS and the discriminator"):
+        host.call("TrainStep", state=state, steps=1, validate_every=0)
 
 
 @pytest.mark.parametrize("with_pictures", [False, True])

@@ -12,9 +12,10 @@ from ..data.batches import Batch
 from ..data.dataset import DatasetImage
 from ..data.stored_latent import read_latent
 from ..memory.offload import to_device
+from ..objective import perceptual
 from ..objective.autoencoder import Autoencoder, kl_divergence, reconstruction_losses
 from ..optimizers.precision import autocast
-from ..trainable.autoencoder import AutoencoderSettings
+from ..trainable.autoencoder import AutoencoderSettings, last_layer, side_of
 from .workspace import Workspace
 
 Box = tuple[slice, slice]
@@ -90,7 +91,7 @@ def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
 
 def tiles(picture: Tensor, crop: int, factor: int) -> Iterator[Box]:
     """The squares of a picture (C, H, W) of the crop size, row by row; the last ones end with the picture."""
-    height, width = (_side(length, crop, factor) for length in picture.shape[-2:])
+    height, width = (side_of(length, crop, factor) for length in picture.shape[-2:])
     for top in _starts(picture.shape[-2], height):
         for left in _starts(picture.shape[-1], width):
             yield slice(top, top + height), slice(left, left + width)
@@ -109,16 +110,10 @@ def _parts(work: Workspace) -> tuple[AutoencoderSettings, Autoencoder]:
     return settings, cast(Autoencoder, work.denoiser)
 
 
-def _side(length: int, crop: int, factor: int) -> int:
-    """How many pixels are taken of a side: the crop size or the whole, as a multiple of the VAE's factor."""
-    side = min(crop or length, length)
-    return side - side % factor
-
-
 def _drawn_box(picture: Tensor, crop: int, factor: int, generator: torch.Generator) -> Box:
     box = []
     for length in picture.shape[-2:]:
-        side = _side(length, crop, factor)
+        side = side_of(length, crop, factor)
         start = int(torch.randint(length - side + 1, (), generator=generator))
         box.append(slice(start, start + side))
     return box[0], box[1]
@@ -134,7 +129,7 @@ def as_pixels(pictures: Tensor, device: torch.device) -> Tensor:
 
 
 def _losses(work: Workspace, pictures: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-    """Losses (B,) of pictures in uint8. With a generator it is a training step: the KL loss counts."""
+    """Losses (B,) of pictures in uint8. With a generator it is a training step: discriminator and KL loss count."""
     settings, coder = _parts(work)
     pixels = as_pixels(pictures, coder.device)
     if mask is not None:
@@ -146,10 +141,26 @@ def _losses(work: Workspace, pictures: Tensor, mask: Tensor | None, generator: t
         if settings.kl and generator is not None:
             latents = _drawn_latents(mean, log_variance, generator)
         decoded = coder.decode(latents)
-    losses = reconstruction_losses(settings, decoded, coder.scaled(pixels), mask)
+    wanted = coder.scaled(pixels)
+    losses = reconstruction_losses(settings, decoded, wanted, mask)
+    if mask is not None:  # the other losses see the picture itself where no pixel counts
+        decoded = torch.lerp(wanted, decoded, mask)
+    if work.perceptual is not None:
+        looks = [_from_minus_1_to_1(coder, pictures) for pictures in (decoded, wanted)]
+        losses = losses + settings.lpips * perceptual.distances(work.perceptual, *looks)
+    if work.discriminator is not None and generator is not None and work.step >= settings.discriminator_start:
+        last = work.trained[last_layer(work.trained)]
+        adversarial = work.discriminator.losses(wanted, decoded, losses, last)
+        losses = losses + settings.discriminator * adversarial
     if settings.kl and generator is not None and log_variance is not None:
         losses = losses + settings.kl * kl_divergence(mean.float(), log_variance.float())
     return losses
+
+
+def _from_minus_1_to_1(coder: Autoencoder, pictures: Tensor) -> Tensor:
+    """Pictures in the scale of what the decoder gives, in the scale -1..1."""
+    black, white = (coder.scaled(torch.full((1, 3, 1, 1), value, device=coder.device)) for value in (0.0, 1.0))
+    return (pictures - black) / (white - black) * 2 - 1
 
 
 def _drawn_latents(mean: Tensor, log_variance: Tensor | None, generator: torch.Generator) -> Tensor:

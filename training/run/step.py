@@ -289,9 +289,13 @@ def advance_(work: Workspace) -> StepResult:
     """
     rate = rate_at(work.start_state.settings.optimizer, work.step)
     work.stepper.prepare(rate, work.step)
+    if work.discriminator is not None:
+        work.discriminator.prepare(work.step)
     if work.stepper.early:
         _begin_moving(work)
     loss, norm = _gradients(work)
+    if work.discriminator is not None and not math.isfinite(work.discriminator.finish_gradients()):
+        norm = math.nan
     if not (math.isfinite(loss) and math.isfinite(norm)):
         work.stepper.drop_gradients()
         if not math.isfinite(loss):  # checked before anything is updated
@@ -300,6 +304,8 @@ def advance_(work: Workspace) -> StepResult:
     if not work.stepper.early:
         _begin_moving(work)
     work.stepper.step_()
+    if work.discriminator is not None:
+        work.discriminator.step_()
     install.limit_norms_(work.trained, work.start_state.start.adapter)
     words.limit_norms_(work.trained, work.start_state.start.words)
     work.step += 1

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
@@ -20,6 +21,8 @@ from ..distributed.placement import RowSharded, placement_for
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.offload import activations_on_host, layers_on_host
+from ..objective import perceptual
+from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
 from ..objective.noise import LAST_SIGNAL
 from ..objective.settings import check_for
@@ -27,9 +30,11 @@ from ..optimizers.precision import LossScale
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
+from ..trainable.autoencoder import AutoencoderSettings, side_of
 from ..trainable.settings import TEXT_ENCODER, WORDS
 from ..trainable.words import by_word
 from .batch_loader import BatchLoader, BatchSchedule
+from .discriminator import Discriminator
 from .out_of_memory import used
 
 
@@ -58,7 +63,7 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
     """Raise ValueError when the state's objective does not fit the model or the pictures."""
     objective = state.settings.objective
     if state.start.autoencoder is not None:
-        _check_autoencoder(state, group)
+        _check_autoencoder(state, denoiser, dataset, group)
         return
     check_for(objective, denoiser.prediction)
     if state.settings.optimizer.fused_backward and group.size > 1:
@@ -110,8 +115,12 @@ def _check_pairs(loss: str, dataset: Dataset) -> None:
     )
 
 
-def _check_autoencoder(state: TrainState, group: process_group.SingleProcess) -> None:
-    """Raise ValueError for what divides or moves a model in ways that a VAE does not take."""
+def _check_autoencoder(
+    state: TrainState, coder: Denoiser, dataset: Dataset, group: process_group.SingleProcess
+) -> None:
+    """Raise ValueError for what divides or moves a model in ways that a VAE does not take, and where its losses need
+    larger pictures or another precision.
+    """
     if group.size > 1:
         raise ValueError("Start VAE Training: a VAE is trained by one process, and there are several ranks.")
     if state.settings.optimizer.offload != "none":
@@ -119,6 +128,21 @@ def _check_autoencoder(state: TrainState, group: process_group.SingleProcess) ->
             f"Optimizer Settings: offload to CPU memory is {state.settings.optimizer.offload}, and VAE training takes"
             " none: set it to none, and make crop size of Start VAE Training smaller to need less memory."
         )
+    settings = state.start.autoencoder
+    assert settings is not None
+    if settings.discriminator and state.settings.optimizer.precision == "fp16":
+        raise ValueError(
+            "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is above 0:"
+            " use bf16 or float32, or set it to 0."
+        )
+    factor = cast(Autoencoder, coder).factor
+    for image in dataset.images + dataset.held_out:
+        side = min(side_of(length, settings.crop, factor) for length in image.latent.shape[-2:])
+        if side < settings.least_side:
+            raise ValueError(
+                f"Start VAE Training: of {image.name} a side of {side} pixels is left, and LPIPS and the discriminator"
+                f" need {settings.least_side}: make resolution of Dataset larger, or set their weights to 0."
+            )
 
 
 def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
@@ -164,6 +188,10 @@ class Workspace:
         self.loss_scale: LossScale | None = None
         if state.settings.optimizer.precision == "fp16":
             self.loss_scale = LossScale(denoiser.device, state.optimizer)
+        self.discriminator: Discriminator | None = None
+        self.perceptual: nn.Module | None = None  # measures LPIPS
+        if state.start.autoencoder is not None:
+            self._begin_autoencoder(state.start.autoencoder)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         if self.group.is_main_process or self.placement.is_sharded:  # each part of the averages is kept once
@@ -212,6 +240,13 @@ class Workspace:
             return {}
         names = [name for name in self.start_state.trained if name.startswith((TEXT_ENCODER, WORDS))]
         return dict.fromkeys(names, self.denoiser.text_encoder_device)
+
+    def _begin_autoencoder(self, settings: AutoencoderSettings) -> None:
+        state, device = self.start_state, self.denoiser.device
+        if settings.discriminator:
+            self.discriminator = Discriminator(settings.discriminator_rate, state.optimizer, device, state.start.seed)
+        if settings.lpips:
+            self.perceptual = perceptual.network(device)
 
     def _begin_averages(self) -> None:
         state, device = self.start_state, self.denoiser.device
@@ -409,6 +444,8 @@ class Workspace:
         optimizer = gather(self.stepper.state())
         if self.loss_scale is not None:
             optimizer.update(self.loss_scale.state())
+        if self.discriminator is not None:
+            optimizer.update(self.discriminator.state())
         cost = self.start_state.cost
         return replace(
             self.position(),

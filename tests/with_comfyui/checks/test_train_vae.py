@@ -11,10 +11,12 @@ import pytest
 import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from graft_nodes.host import autoencoder as autoencoders
+from graft_nodes.tests import fake_lpips
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.memory.checkpointing import blocks
+from graft_nodes.training.run import discriminator, workspace
 from graft_nodes.training.run import step as steps
-from graft_nodes.training.run import workspace
+from graft_nodes.training.trainable.autoencoder import last_layer
 
 import nodes
 
@@ -129,11 +131,17 @@ def test_the_decoder_learns_and_the_encoder_keeps_its_bytes(host, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["decoder", "whole"])
-def test_gradients_are_those_of_finite_differences(host, kind, part):
-    given = {"part": part, "edge": 0.5, "mse": 1.0}
+@pytest.mark.parametrize("looks", [False, True], ids=["pixels", "looks"])
+def test_gradients_are_those_of_finite_differences(host, monkeypatch, kind, part, looks):
+    given, step = {"part": part, "edge": 0.5, "mse": 1.0}, 2e-3
+    if looks:
+        step = 5e-5  # a discriminator is far from straight
+        fake_lpips.installed(monkeypatch)
+        monkeypatch.setattr(discriminator, "adaptive_weight", lambda *_: 3.0)  # it is a constant to the gradient
+        given.update({"crop": 24, "lpips": 1.0, "discriminator": 0.5})
     if part == "whole" and kind != "wan":
         given["kl"] = 1e-4
-    vae, state = _begun(host, kind, f"gradients {part}", **given)
+    vae, state = _begun(host, kind, f"gradients {part} {looks}", **given)
     with torch.inference_mode(False), autoencoders.opened(vae) as coder:
         work = workspace.Workspace(state, coder, state.subject.dataset)
         try:
@@ -155,12 +163,12 @@ def test_gradients_are_those_of_finite_differences(host, kind, part):
                     for sign in (1, -1):
                         with torch.no_grad():
                             for name, weight in weights.items():
-                                weight.copy_(begun[name] + sign * 2e-3 * weight.grad / slope)
+                                weight.copy_(begun[name] + sign * step * weight.grad / slope)
                         values.append(float(loss()))
                     with torch.no_grad():
                         for name, weight in weights.items():
                             weight.copy_(begun[name])
-                    assert (values[0] - values[1]) / 4e-3 == pytest.approx(slope, rel=3e-2), half
+                    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=3e-2), half
         finally:
             work.close()
 
@@ -192,6 +200,7 @@ def test_blocks_of_the_decoder_forget_their_activations(host, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_calls_are_one(host, kind):
     given = {"part": "whole", "latent_bound": 1000.0}
+    given.update({"crop": 24, "discriminator": 0.5, "discriminator_start": 1})
     _, once = _begun(host, kind, "once", **given)
     _, twice = _begun(host, kind, "twice", **given)
     whole = host.call("TrainStep", state=once, steps=3, validate_every=1)[0]
@@ -199,6 +208,16 @@ def test_two_calls_are_one(host, kind):
     second = host.call("TrainStep", state=first, steps=2, validate_every=1)[0]
     assert whole.history.loss == second.history.loss and whole.history.validation == second.history.validation
     assert all(torch.equal(tensor, second.trained[name]) for name, tensor in whole.trained.items())
+    assert all(torch.equal(tensor, second.optimizer[name]) for name, tensor in whole.optimizer.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_adaptive_weight_is_measured_at_the_layer_that_makes_the_pictures(host, kind):
+    vae, state = _begun(host, kind, "last layer", crop=24, discriminator=0.5)
+    name = last_layer(state.trained)
+    weight = dict(vae.first_stage_model.named_parameters())[name]
+    assert weight.shape[0] == 3 and weight.ndim > 3
+    assert name in ("decoder.conv_out.weight", "decoder.head.2.weight")
 
 
 def test_load_vae_reads_what_vae_save_writes(host, tmp_path, monkeypatch):

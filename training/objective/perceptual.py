@@ -1,0 +1,38 @@
+"""LPIPS (arXiv 1801.03924): how different two pictures look, measured by the authors' package `lpips`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LEAST_SIDE = 16  # pixels: VGG halves them four times
+
+
+def check_installed() -> None:
+    """Raises ValueError that says what to install before LPIPS can be measured."""
+    _package()
+
+
+def network(device: torch.device) -> nn.Module:
+    """The package's network with VGG, without gradients of its own. The first time torchvision downloads VGG."""
+    with torch.random.fork_rng(devices=[]):  # new modules get random weights
+        made = _package().LPIPS(net="vgg", verbose=False)
+    return made.to(device).eval().requires_grad_(False)
+
+
+def distances(network: nn.Module, left: Tensor, right: Tensor) -> Tensor:
+    """Distances (B,) of pictures (B, 3, H, W) in -1..1."""
+    return network(left, right).flatten(1).mean(1)
+
+
+def _package() -> Any:
+    try:
+        import lpips
+    except ImportError as error:
+        raise ValueError(
+            f"Start VAE Training: LPIPS weight is above 0 and needs the package lpips, which needs torchvision"
+            f" ({error}): pip install lpips torchvision, or set LPIPS weight to 0."
+        ) from error
+    return lpips
