@@ -162,7 +162,7 @@ class GraftTrainStart(io.ComfyNode):
         if low_noise_model is None:
             objective = experts.with_own_boundary(objective, model.model.diffusion_model)
             return io.NodeOutput(*begun(model, objective, run))
-        _check_pair(adapter, training_only, words)
+        _check_pair(adapter, training_only)
         high, low = experts.of_pair(objective, model.model.diffusion_model)
         high_run, low_run = experts.pair_names(run)
         high_state, report = begun(model, high, high_run)
@@ -175,7 +175,7 @@ class GraftTrainStart(io.ComfyNode):
         return io.NodeOutput(ExpertPair(high_state, low_state), f"{report}\n\n{low_report}")
 
 
-def _check_pair(adapter: AdapterSettings, training_only: Any, words: Any) -> None:
+def _check_pair(adapter: AdapterSettings, training_only: Any) -> None:
     """Raises ValueError for what one expert at a time can be trained with only."""
     errors = []
     if adapter.text_encoder:
@@ -184,8 +184,6 @@ def _check_pair(adapter: AdapterSettings, training_only: Any, words: Any) -> Non
         errors.append("an initial LoRA is connected to Adapter Settings, which is that of one expert")
     if training_only:
         errors.append("a training-only LoRA is connected, which is that of one expert")
-    if words is not None:
-        errors.append("Train Words is connected, whose words are for one model")
     if process_group.current().size > 1:
         errors.append("there are several ranks")
     if errors:

@@ -205,3 +205,24 @@ def test_what_does_not_fit_a_pair_is_said(host, parts, run):
     with pytest.raises(ValueError, match="low noise model is connected, and train text encoder is on"):
         begun(host, parts, run, adapter=adapter)
     assert not list(Path(host.output, "graft").glob(f"{run}*"))
+
+
+def test_all_that_only_one_expert_can_have_is_said_at_once(host, parts, run, monkeypatch):
+    group = host.module("training.distributed.process_group")
+    monkeypatch.setattr(type(group.current()), "size", 2)
+    trained = {"lora_unet_middle_block_1_proj_in.lora_up.weight": torch.zeros(2, 2)}
+    adapter = host.call("GraftAdapter", rank=2, text_encoder=True, initial=trained)[0]
+    with pytest.raises(ValueError, match="Start Training: low noise model is connected") as error:
+        begun(host, parts, run, adapter=adapter, training_only=[("a.safetensors", 1.0, 1.0)])
+    for said in (
+        "train text encoder is on: switch it off",
+        "an initial LoRA is connected to Adapter Settings, which is that of one expert",
+        "a training-only LoRA is connected, which is that of one expert",
+        "there are several ranks",
+        "train each expert in a run of its own",
+    ):
+        assert said in str(error.value)
+    words = host.call("GraftWords", words="sks_cat", initial="red")[0]
+    with pytest.raises(ValueError, match="each of the two models would train vectors of its own for one word"):
+        begun(host, parts, run, words=words)
+    assert not list(Path(host.output, "graft").glob(f"{run}*"))
