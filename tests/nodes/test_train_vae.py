@@ -360,6 +360,17 @@ def _size(host, pictures):
     return dataset.as_pictures().images[0].latent.shape[-2:]
 
 
+def test_pictures_beyond_what_stays_in_memory_are_read_when_they_are_drawn(host, pictures, monkeypatch):
+    kept = _run(host, _workflow(host, pictures, "vae in memory", 3))["state"]
+    picture = kept.subject.dataset.images[0].latent
+    monkeypatch.setattr(host.module("training.data.encoding"), "KEPT_BYTES", 2 * picture.numel())
+    read = _run(host, _workflow(host, pictures, "vae from files", 3))["state"]
+    images = read.subject.dataset.images + read.subject.dataset.held_out
+    assert [isinstance(image.latent, torch.Tensor) for image in images] == [True] * 2 + [False] * 6
+    assert read.history.loss == kept.history.loss and read.history.validation == kept.history.validation
+    assert all(torch.equal(tensor, read.trained[name]) for name, tensor in kept.trained.items())
+
+
 def test_a_run_of_a_diffusion_model_is_stored_as_before(host):
     states, settings = host.module("training.state"), host.module("training.trainable.autoencoder")
     plain = states.Start("model", "data")

@@ -104,12 +104,20 @@ def _tokenizer(cls, name):
         return cls
 
     class Few(cls):
-        def tokenize_with_weights(self, *args, **kwargs):
-            out = super().tokenize_with_weights(*args, **kwargs)
-            out["t5xxl"] = [[(_smaller(token), *more) for token, *more in row] for row in out["t5xxl"]]
-            return out
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.t5xxl.__class__ = _with_few_tokens(type(self.t5xxl))
 
     return Few
+
+
+def _with_few_tokens(cls):
+    class FewTokens(cls):
+        def tokenize_with_weights(self, *args, **kwargs):
+            rows = super().tokenize_with_weights(*args, **kwargs)
+            return [[(_smaller(token), *more) for token, *more in row] for row in rows]
+
+    return FewTokens
 
 
 def _smaller(token):

@@ -122,7 +122,7 @@ def _digest(
 
 class ImageEncoder:
     """Encodes images, clips and masks into `images`, by the key of their entry, and collects the first ones for the
-    contact sheet.
+    contact sheet. `is_of_pixels`: encoding is only reading the file.
 
     A picture is opened at most once, and not at all when everything of it is in the cache and on the sheet. Of clips,
     the frames of one part are in memory at a time.
@@ -136,8 +136,9 @@ class ImageEncoder:
         cache: Cache | None,
         batch_size: int = 0,
         controls: ControlEncoder | None = None,
+        is_of_pixels: bool = False,
     ) -> None:
-        self.controls = controls
+        self.controls, self.is_of_pixels = controls, is_of_pixels
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
         self._kept = 0  # bytes of latents in memory
@@ -256,15 +257,19 @@ class ImageEncoder:
         return replace(crop, extras=extras, flipped_extras=flipped, seen=(seen, controls.see(entry, framing, True)))
 
     def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Latent:
-        """The latent of a crop: in memory up to `KEPT_BYTES` of them, and where the cache does not have it."""
+        """The latent of a crop: in memory up to `KEPT_BYTES` of them, and where it cannot be read again."""
         latent = self._encoded(entry, framing, flipped)
         size = latent.numel() * latent.element_size()
-        if self._kept + size > KEPT_BYTES and self.cache is not None:
-            key = self._key(entry, framing, flipped)
-            if self.cache.holds("latents", key):
-                return StoredLatent(latent.shape, partial(self._encoded, entry, framing, flipped))
+        if self._kept + size > KEPT_BYTES and self._is_read_again(entry, framing, flipped):
+            return StoredLatent(latent.shape, partial(self._encoded, entry, framing, flipped))
         self._kept += size
         return latent
+
+    def _is_read_again(self, entry: ImageEntry, framing: Framing, flipped: bool) -> bool:
+        """Whether the latent of a crop costs little when it is drawn: it is in the cache, or is the picture itself."""
+        if self.cache is None:
+            return self.is_of_pixels
+        return self.cache.holds("latents", self._key(entry, framing, flipped))
 
     def _key(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
         """Where the cache has the latent of a crop."""

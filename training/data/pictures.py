@@ -1,6 +1,7 @@
 """The files of a dataset as pictures, in place of latents: what a VAE is trained on.
 
-The "latents" of such a dataset are its crops, (3, H, W) in uint8, and it has no captions.
+The "latents" of such a dataset are its crops, (3, H, W) in uint8, and it has no captions. Those beyond what stays in
+memory are read from their files when they are drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def read(listing: FolderListing) -> Dataset:
     """The pictures of a listed folder, cut as they are for latents. Raises ValueError where there is a clip, or when a
     file has changed since it was listed.
     """
-    encoder = ImageEncoder(listing, _as_bytes, "", None)
+    encoder = ImageEncoder(listing, _as_bytes, "", None, is_of_pixels=True)
 
     def picture(entry: ImageEntry) -> DatasetImage:
         if entry.frames:

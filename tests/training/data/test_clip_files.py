@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from graft_nodes.training.data import clip_files, clips, encoding
+from graft_nodes.training.data import clip_files, clips, encoding, pictures
 from graft_nodes.training.data.batches import draw_items
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.changed_files import FileWatcher
@@ -55,6 +55,14 @@ def _frames_of(image):
 
 def _by_name(dataset):
     return {image.name: image for image in dataset.images}
+
+
+def test_vae_training_names_a_clip_that_it_does_not_take(tmp_path):
+    _still(tmp_path / "still.png")
+    assert len(pictures.read(read_folder(tmp_path, SETTINGS)).images) == 1
+    _square(tmp_path / "moving.mkv")
+    with pytest.raises(ValueError, match=r"VAE training takes pictures, and moving\.mkv is a clip"):
+        pictures.read(read_folder(tmp_path, SETTINGS))
 
 
 def test_clips_are_found_beside_pictures(tmp_path):

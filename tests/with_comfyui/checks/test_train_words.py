@@ -20,8 +20,7 @@ from tiny_encoders import ENCODERS, clip_of
 from tiny_families import FAMILIES
 
 WORD = "sks_hat"
-# Not SD 3, whose tiny T5 has too few tokens to look up; not Qwen-Image, whose tokenizer in ComfyUI reads no embedding
-READ = [name for name in ENCODERS if name not in ("sd3", "qwen")]
+READ = [name for name in ENCODERS if name != "qwen"]  # Qwen-Image's tokenizer in ComfyUI reads no embedding
 CAPTIONS = ["a red sks_hat, square", "sks_hat"]  # inside a caption, and as all of it
 
 
