@@ -14,6 +14,7 @@ from graft_nodes.tests.with_comfyui import full_sizes
 FILE = Path(__file__).with_name("planned_sizes.json")
 PIXELS = (512, 768, 1024)
 PLAIN, CHECKPOINTED = "plain", "gradient checkpointing"
+TARGETS = ("attention", "attention+ff")  # the latter at the smallest size alone, for Training Recipe's estimate
 RANK = 16
 TEXTS: dict[str, tuple[int, int, int]] = {  # tokens, their width, and that of the pooled text; 0 is none
     "SD 1.5": (77, 768, 0),
@@ -24,7 +25,8 @@ TEXTS: dict[str, tuple[int, int, int]] = {  # tokens, their width, and that of t
     "Z-Image": (512, 2560, 0),
     "Wan 2.1 1.3B": (512, 4096, 0),
 }
-Plans = dict[str, dict[str, dict[str, dict[str, int]]]]  # by title, pixels and PLAIN or CHECKPOINTED: bytes by part
+# by title, "<pixels>" or, with feed-forward layers, "<pixels> attention+ff", and PLAIN or CHECKPOINTED: bytes by part
+Plans = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 
 def stored() -> Plans:
@@ -38,23 +40,23 @@ def write(plans: Plans) -> None:
     FILE.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf-8")
 
 
-def planned(title: str, pixels: int, checkpointing: bool) -> dict[str, int]:
+def planned(title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> dict[str, int]:
     """The parts of a step's memory."""
     from graft_nodes.host import planning
 
     patcher = _patcher(title)
-    return dict(planning.plan(patcher, *run(patcher, title, pixels, checkpointing)).parts)
+    return dict(planning.plan(patcher, *run(patcher, title, pixels, checkpointing, targets)).parts)
 
 
-def run(patcher: Any, title: str, pixels: int, checkpointing: bool) -> tuple[Any, Any]:
-    """State and dataset: a LoRA of rank 16 on the attention layers, bf16, one picture of pixels x pixels."""
+def run(patcher: Any, title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> tuple[Any, Any]:
+    """State and dataset: a LoRA of rank 16, bf16, one picture of pixels x pixels."""
     import torch
     from graft_nodes.training.optimizers.settings import OptimizerSettings
     from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable.settings import AdapterSettings
 
     dataset = _dataset(title, pixels)
-    start = Start(title, dataset.digest, AdapterSettings("lora", rank=RANK, targets="attention"))
+    start = Start(title, dataset.digest, AdapterSettings("lora", rank=RANK, targets=targets))
     settings = Settings(OptimizerSettings(batch_size=1, precision="bf16", checkpointing=checkpointing))
     with torch.inference_mode(False):
         return begin(patcher.model.diffusion_model, start, settings), dataset

@@ -47,7 +47,8 @@ LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. S
 - The optimizer is adamw, because ComfyUI does not install bitsandbytes. If you do, the recipe takes adamw8bit, which
   needs less.
 - GB are 2^30 bytes.
-- These are estimates of a formula. To plan a step of your own workflow, tensor by tensor, before it trains:
+- These are estimates: a formula, whose activations are those that `plan` counts of these models. To plan a step of
+  your own workflow, tensor by tensor, before it trains:
 
       python -m graft_nodes plan WORKFLOW.json --memory 12GB
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from graft_nodes.training.recipes.estimate import GB
 
 from . import planned_sizes
-from .planned_sizes import CHECKPOINTED, PIXELS, PLAIN
+from .planned_sizes import CHECKPOINTED, PIXELS, PLAIN, TARGETS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "planning.md"
 MARKS = ("<!-- planned peaks: tests/with_comfyui/write_plans.py -->", "<!-- end of the planned peaks -->")
@@ -40,17 +40,25 @@ def document_with(text: str) -> str:
     return "\n".join([f"{head}{MARKS[0]}", *table(), f"{MARKS[1]}{tail}"])
 
 
+def wanted() -> Iterator[tuple[str, int, str]]:
+    """What is planned of each model: its key in the file, pixels and target layers."""
+    attention, both = TARGETS
+    for pixels in PIXELS:
+        yield str(pixels), pixels, attention
+    yield f"{PIXELS[0]} {both}", PIXELS[0], both
+
+
 def plan_again(titles: Sequence[str]) -> None:
     """Plan models, and keep each plan as soon as it is made."""
     plans = planned_sizes.stored() if planned_sizes.FILE.exists() else {}
     for title in titles:
-        by_pixels = plans.setdefault(title, {})
-        for pixels in PIXELS:
+        by_key = plans.setdefault(title, {})
+        for key, pixels, targets in wanted():
             for how in (PLAIN, CHECKPOINTED):
-                parts = planned_sizes.planned(title, pixels, how == CHECKPOINTED)
-                by_pixels.setdefault(str(pixels), {})[how] = parts
+                parts = planned_sizes.planned(title, pixels, how == CHECKPOINTED, targets)
+                by_key.setdefault(key, {})[how] = parts
                 planned_sizes.write(plans)
-                print(f"{title}, {pixels} pixels, {how}: {sum(parts.values()) / GB:.2f} GB", flush=True)
+                print(f"{title}, {key} pixels, {how}: {sum(parts.values()) / GB:.2f} GB", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """How much device memory a training step takes: an estimate from the model's weights, its layers and the settings.
 
-It is a formula, quick enough for Training Recipe. `run.memory_plan` counts the step itself, tensor by tensor.
+It is a formula, quick enough for Training Recipe. `run.memory_plan` counts the step itself, tensor by tensor; at the
+published sizes of the families that were planned (`planned`) the activations are those of the plan.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .facts import ModelFacts, Pictures
+from .planned import share_of
 
 GB = 2**30
 _TWICE = 2  # norms, attention and activation functions keep about as much again as the layers
@@ -86,8 +88,19 @@ def _activations(facts: ModelFacts, plan: Plan) -> float:
     kept = _TWICE * facts.kept
     if plan.checkpointing:
         kept = facts.inputs + _TWICE * facts.largest_kept
+    kept *= share_of(facts, plan.targets, plan.checkpointing) or 1.0
     batch = plan.largest(facts)
-    return batch.batch_size * facts.positions(batch.resolution) * kept * plan.number_bytes
+    return batch.batch_size * facts.positions(batch.resolution) * kept * plan.number_bytes + _copies(facts, plan)
+
+
+def _copies(facts: ModelFacts, plan: Plan) -> float:
+    """Weights of another type than the computation's are copied to it, and autograd keeps the copies. With
+    checkpointing they are those of one block.
+    """
+    copied = plan.number_bytes * facts.parameters
+    if plan.checkpointing or abs(copied - facts.weight_bytes) < 0.1 * copied:
+        return 0.0
+    return copied
 
 
 def how(facts: ModelFacts, plan: Plan) -> str:
@@ -101,6 +114,9 @@ def how(facts: ModelFacts, plan: Plan) -> str:
     activations = "what goes into and comes out of every layer, counted twice for norms and attention"
     if plan.checkpointing:
         activations = "the inputs of the checkpointed blocks, and the largest block counted twice"
+    share = share_of(facts, plan.targets, plan.checkpointing)
+    if share:
+        activations += f", times {share:g}, as `plan` counts them for the family's published sizes"
     return (
         f"model: its weights as they are loaded, {facts.weight_bytes / GB:.2f} GB; LoRA: rank {plan.rank} x rows and"
         f" columns of its layers = {trained:,} numbers; activations: {activations}, for {positions:,} {kind}"

@@ -16,6 +16,7 @@ from ..trainable.settings import TARGETS, AdapterSettings
 from ..trainable.targets import AdapterTarget, adapter_targets
 
 TEXT_TOKENS = 512  # of a transformer's text, beside those of the image
+_TEXT_APART = ("wan",)  # families whose blocks only look at the text, so that little is kept of it
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class ModelFacts:
         side = resolution // 8
         if self.is_unet:
             return side * side
+        if self.family in _TEXT_APART:
+            return (side // 2) ** 2
         return (side // 2) ** 2 + TEXT_TOKENS
 
 

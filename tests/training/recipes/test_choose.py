@@ -156,7 +156,7 @@ def test_eight_bits_only_where_they_run(monkeypatch):
 
 def test_adafactor_saves_the_optimizers_memory_and_takes_adamws_rate(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    tight = dataclasses.replace(CUDA, free=int(7.9 * GB))
+    tight = dataclasses.replace(CUDA, free=7 * GB)
     found = choose.recipe(facts("sdxl"), choose.Wish(), tight).optimizer
     assert (found.optimizer, found.learning_rate, found.offload) == ("adafactor", 1e-4, "none")
     assert found.parsed_options == {"scale_parameter": False}
