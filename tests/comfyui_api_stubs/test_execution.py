@@ -349,6 +349,7 @@ def test_ui_and_history(host):
     assert names == ["execution_start", "execution_cached", "execution_success"]
 
 
+@only_embedded
 def test_what_a_cached_node_shows_is_sent_again_when_only_a_node_behind_it_runs(host):
     prompt = {
         "1": node("TestNoted", value=1),

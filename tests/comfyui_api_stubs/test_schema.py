@@ -131,7 +131,7 @@ def test_ids_are_unique(inputs, outputs):
 
 def test_an_id_of_both_an_input_and_an_output():
     schema = io.Schema(node_id="X", inputs=[io.Int.Input("a")], outputs=[io.Int.Output("a")])
-    if "price_badge" in {field.name for field in dataclasses.fields(io.Schema)}:
+    if hasattr(io, "Autogrow"):
         schema.validate()
     else:
         assert REAL, "0.3.64 refuses it"
