@@ -12,7 +12,7 @@ from .browser_json import finite
 
 _stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that are running now
 _stops = 0
-MEASURED = ("loss", "rate", "validation", "average_validation")  # what a panel draws of a history
+MEASURED = ("loss", "rate", "validation", "average_validation", "accuracy")  # what a panel draws of a history
 
 
 def progress(total: int) -> Callable[[int], None]:
@@ -138,7 +138,9 @@ class TrainingCall:
         with self.lock:
             self.history["loss"].append(data["loss"])
             self.history["rate"].append(data["rate"])
-            for name, value in (("validation", data["validation"]), ("average_validation", data["average"])):
+            held_out = {"validation": data["validation"], "average_validation": data["average"]}
+            held_out["accuracy"] = data.get("accuracy")
+            for name, value in held_out.items():
                 if value is not None:
                     self.history[name].append((data["step"], value))
             self.latest = dict(data)

@@ -272,6 +272,8 @@ class StepCall:
         held_out: dict[str, float | None] = {"validation": None, "average": None}
         if validation is not None:
             held_out = {"validation": validation.weights, "average": validation.average}
+            if validation.accuracy is not None:
+                held_out["accuracy"] = validation.accuracy
         measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
         memory = used(self.state.subject.model.load_device)
         self.told.stepped({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})

@@ -115,6 +115,7 @@ export const CHINESE = {
   'held out': '验证',
   '{parts} parts of {frames} frames': '{parts} 段，每段 {frames} 帧',
   'held out, average': '验证（平均）',
+  'implicit accuracy': '隐式准确率',
   mask: '遮罩',
   'no caption': '无标注',
   size: '尺寸',

@@ -4,7 +4,8 @@
  *
  * It follows the pack's events. Each has {node, workflow, run, key, until}: an execution id, the id of the workflow, and
  * the state that the step leads to. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory}
- * (held-out loss of the weights and of their average, steps per second, seconds, bytes), `graft.preview` {step, pictures:
+ * (held-out loss of the weights and of their average, steps per second, seconds, bytes) and for preference pairs
+ * {accuracy} (the implicit accuracy on held-out pairs, a share), `graft.preview` {step, pictures:
  * [{filename, subfolder, type, label, prompt, text}]}, and `graft.end` {ended, result}, for pages that have not queued the
  * workflow. What a page has missed of a step that runs comes from the server. The workflow keeps the last run as the
  * property `graft run`, so that its curve comes back from the store.
@@ -21,12 +22,20 @@ import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
 const CHART_HEIGHT = 150 // at least
-const COLORS = { loss: '#4c8dd6', smooth: '#c77520', validation: '#369960', average: '#c9588f', rate: '#aa76c2' }
+const COLORS = {
+  loss: '#4c8dd6',
+  smooth: '#c77520',
+  validation: '#369960',
+  average: '#c9588f',
+  accuracy: '#8a8f2a',
+  rate: '#aa76c2',
+}
 const CURVES = {
   loss: 'loss',
   smooth: 'smoothed',
   validation: 'held out',
   average: 'held out, average',
+  accuracy: 'implicit accuracy',
   rate: 'learning rate',
 }
 const twoDigits = (value) => short(value, 2)
@@ -86,8 +95,9 @@ class Panel {
     this.smooth = new Smoothed(setting('Graft.Training.Smoothing'))
     this.validation = new Series()
     this.average = new Series() // the held-out loss of the running average
+    this.accuracy = new Series() // on held-out preference pairs
     this.rate = new Series()
-    this.shown = new Set(['loss', 'smooth', 'validation', 'average'])
+    this.shown = new Set(['loss', 'smooth', 'validation', 'average', 'accuracy'])
     this.said = {}
     this.isLog = this.isFull = false
     this.status = el(
@@ -209,10 +219,11 @@ class Panel {
 
   take(data) {
     this.add(data)
-    const { validation, average } = this.said
+    const { validation, average, accuracy } = this.said
     this.said = { ...this.said, ...data, state: 'running' }
     this.said.validation = data.validation ?? validation
     this.said.average = data.average ?? average
+    this.said.accuracy = data.accuracy ?? accuracy
   }
 
   /** Draw all of a step that runs, also what this page has not been told of. */
@@ -236,17 +247,19 @@ class Panel {
     this.showStored(run, live, [])
     this.said = { ...this.said, ...live, validation: this.validation.last.value, state: 'running' }
     this.said.average = this.average.last.value
+    this.said.accuracy = this.accuracy.last.value
     for (const data of missed) if (data.step > live.step) this.take(data)
     this.note(live)
     this.changed()
   }
 
-  add({ step, loss, rate, validation, average }) {
+  add({ step, loss, rate, validation, average, accuracy }) {
     this.loss.add(step, loss)
     this.smooth.add(step, loss)
     if (Number.isFinite(rate)) this.rate.add(step, rate)
     if (Number.isFinite(validation)) this.validation.add(step, validation)
     if (Number.isFinite(average)) this.average.add(step, average)
+    if (Number.isFinite(accuracy)) this.accuracy.add(step, accuracy)
   }
 
   smoothen(weight) {
@@ -256,19 +269,25 @@ class Panel {
   }
 
   clear() {
-    for (const series of [this.loss, this.smooth, this.validation, this.average, this.rate]) series.clear()
+    for (const series of [this.loss, this.smooth, this.rate, ...this.heldOut]) series.clear()
     this.previews.clear()
     this.said = {}
+  }
+
+  /** The curves of validations. */
+  get heldOut() {
+    return [this.validation, this.average, this.accuracy]
   }
 
   /** The run starts over or went back: forget the losses from this step on (and before the first). */
   forget(step) {
     const from = step > 1 ? step : 0
-    for (const series of [this.validation, this.average]) {
+    for (const series of this.heldOut) {
       while (series.last.step >= from) series.drop()
     }
     this.said.validation = this.validation.last.value
     this.said.average = this.average.last.value
+    this.said.accuracy = this.accuracy.last.value
     this.previews.forget(from)
   }
 
@@ -365,6 +384,7 @@ class Panel {
     history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
     for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
     for (const [at, loss] of history.average_validation ?? []) this.average.add(at, loss)
+    for (const [at, share] of history.accuracy ?? []) this.accuracy.add(at, share)
     this.said = {
       run,
       step,
@@ -373,6 +393,7 @@ class Panel {
       rate: this.rate.last.value,
       validation: this.validation.last.value,
       average: this.average.last.value,
+      accuracy: this.accuracy.last.value,
       state: 'done',
     }
     this.previews.add(previews?.length ? previews : pictures, setting('Graft.Training.Previews'))
@@ -404,7 +425,7 @@ class Panel {
   }
 
   tell() {
-    const { step, until, loss, rate, validation, average, state } = this.said
+    const { step, until, loss, rate, validation, average, accuracy, state } = this.said
     if (step === undefined) return
     const running = state === 'running'
     const ending = this.ending()
@@ -413,6 +434,7 @@ class Panel {
       [t('loss'), short(this.smooth.last.value ?? loss)],
       [t('held out'), Number.isFinite(validation) ? short(validation) : null],
       [t('average'), Number.isFinite(average) ? short(average) : null],
+      [t('implicit accuracy'), Number.isFinite(accuracy) ? short(accuracy) : null],
       [t('rate'), short(rate)],
       ...(running ? this.pace() : []),
     ].filter(([, value]) => value !== null)
@@ -425,6 +447,7 @@ class Panel {
     }
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
     this.switches.average.hidden = !this.average.steps.length
+    this.switches.accuracy.hidden = !this.accuracy.steps.length
   }
 
   /** How fast it runs, for how long still, and with how much memory. */
@@ -465,6 +488,7 @@ class Panel {
       { name: 'smooth', series: this.smooth, color: COLORS.smooth, width: 2, within: this.loss },
       { name: 'validation', series: this.validation, color: COLORS.validation, width: 2, dots: true },
       { name: 'average', series: this.average, color: COLORS.average, width: 2, dots: true },
+      { name: 'accuracy', series: this.accuracy, color: COLORS.accuracy, width: 2, dots: true },
     ].filter((curve) => this.shown.has(curve.name))
   }
 
@@ -472,10 +496,10 @@ class Panel {
   describe(step) {
     const lines = [[null, t('step {step}', { step })]]
     const series = { loss: this.loss, smooth: this.smooth, validation: this.validation, average: this.average }
-    for (const [name, points] of Object.entries({ ...series, rate: this.rate })) {
+    for (const [name, points] of Object.entries({ ...series, accuracy: this.accuracy, rate: this.rate })) {
       const at = points.until(step)
       if (!Number.isFinite(at.value)) continue
-      const isHeldOut = name === 'validation' || name === 'average'
+      const isHeldOut = this.heldOut.includes(points)
       const where = isHeldOut && at.step !== step ? ` (${t('step {step}', { step: at.step })})` : ''
       lines.push([COLORS[name], `${t(CURVES[name])} ${short(at.value)}${where}`])
     }

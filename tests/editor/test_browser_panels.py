@@ -62,6 +62,32 @@ def test_the_held_out_loss_of_the_average_is_drawn_where_there_is_one(editor):
     editor.page.unroute("**/graft/runs/**")
 
 
+def test_the_implicit_accuracy_of_preference_pairs_is_drawn_and_comes_back_from_the_store(editor):
+    editor.clear()
+    node = editor.add("TrainStep", 100, 100)
+    editor.page.wait_for_timeout(300)
+    history = {"loss": [0.7] * 4, "rate": [1e-4] * 4, "norm": [1.0] * 4, "validation": [[0, 0.69], [4, 0.4]]}
+    stored = {"run": "r", "key": "b", "step": 4, "history": history, "previews": []}
+    editor.page.route("**/graft/runs/**", lambda route: route.fulfill(json=stored))
+    status = editor.page.locator(".graft-training .graft-status:visible")
+    switch = editor.page.locator(".graft-training .graft-legend label:visible", has_text="implicit accuracy")
+    detail = {"node": str(node), "run": "r", "until": 9, "loss": 0.7, "rate": 1e-4, "norm": 1.0}
+    editor.do(SEND, ["graft.step", {**detail, "step": 1, "validation": 0.69, "average": None}])
+    editor.page.locator(".graft-chart:visible").wait_for()
+    assert switch.count() == 0 and "accuracy" not in status.inner_text()
+    editor.do(SEND, ["graft.step", {**detail, "step": 2, "validation": 0.6, "average": None, "accuracy": 0.75}])
+    switch.wait_for()
+    assert "implicit accuracy 0.75" in status.inner_text()
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "b"}]})  # a run without pairs
+    switch.wait_for(state="detached")
+    stored = {**stored, "key": "c", "history": {**history, "accuracy": [[0, 0.5], [4, 0.95]]}}
+    ran(editor, node, {"graft_run": [{"run": "r", "key": "c"}]})
+    switch.wait_for()
+    assert "implicit accuracy 0.95" in status.inner_text()
+    editor.screenshot("training-implicit-accuracy")
+    editor.page.unroute("**/graft/runs/**")
+
+
 def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):
     """Other settings, the same run name: held-out loss and pictures, while it trains and once it is done."""
     editor.clear()

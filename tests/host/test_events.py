@@ -93,11 +93,14 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
     monkeypatch.setattr(events, "send_event", lambda name, data: sent.append((name, dict(data))))
     call = events.TrainingCall("7", "w", "mine", "k" * 64, "s" * 64, 4)
     before = types.SimpleNamespace(loss=(0.5, 0.4), rate=(1.0, 1.0), validation=((0, 0.9),), average_validation=())
+    before.accuracy = ((0, 0.5),)
     with events.shown(call):
         assert events.running() == [call]
         call.begun(before)
-        call.stepped({"step": 3, "loss": 0.3, "rate": 1.0, "validation": 0.8, "average": None, "speed": 2.0})
+        held_out = {"validation": 0.8, "average": None, "accuracy": 0.75}
+        call.stepped({"step": 3, "loss": 0.3, "rate": 1.0, **held_out, "speed": 2.0})
         told = call.so_far()
+        assert told["history"]["accuracy"] == [(0, 0.5), (3, 0.75)] and told["history"]["average_validation"] == []
         assert told["step"] == 3 and told["until"] == 4 and told["start"] == "s" * 64 and told["speed"] == 2.0
         call.result = "r" * 64
         assert told["history"]["loss"] == [0.5, 0.4, 0.3] and told["history"]["validation"] == [(0, 0.9), (3, 0.8)]

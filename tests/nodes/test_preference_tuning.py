@@ -51,7 +51,8 @@ def _run(host, graph):
 
 def test_results_are_stored_and_resumed_with_equal_bytes(host):
     _pairs(host, "liked", [f"{number}.{side}.png" for number in range(4) for side in ("win", "lose")])
-    first = _run(host, _graph(host, "liked", steps=4, validation=0.25))["captured"]
+    ran = _run(host, _graph(host, "liked", steps=4, validation=0.25))
+    first = ran["captured"]
     again = _run(host, _graph(host, "liked", steps=4, validation=0.25))["captured"]
     assert "4 trained now" in first["report"] and "0 trained now" in again["report"]
     part = _run(host, _graph(host, "liked", steps=2, validation=0.25, beta=500.0))["captured"]
@@ -62,6 +63,8 @@ def test_results_are_stored_and_resumed_with_equal_bytes(host):
     assert first["state"].history == again["state"].history
     assert [step for step, _ in first["state"].history.accuracy] == [0, 1, 2, 3, 4]
     assert "implicit accuracy on held-out pairs 50% at step 0" in again["report"]
+    told = [data["accuracy"] for event, data in ran["events"] if event == "graft.step"]
+    assert told == [share for _, share in first["state"].history.accuracy[1:]]
 
 
 def test_previews_that_are_marked_are_pairs_for_dataset(host):
