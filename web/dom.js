@@ -20,8 +20,25 @@ export function addStyle() {
   if (!document.querySelector(`link[href="${href}"]`)) document.head.append(el('link', { rel: 'stylesheet', href }))
 }
 
-/** Call `act` when another theme of the editor has changed the colors of a chart, which graft.css makes a transition. */
-export const whenRecolored = (chart, act) => chart.addEventListener('transitionend', () => act())
+const RECOLORED = 'graft-recolored'
+
+/** Call `act` when another theme of the editor has changed the colors of a chart. */
+export const whenRecolored = (chart, act) => chart.addEventListener(RECOLORED, () => act())
+
+/** Tell the charts on the page of another theme, once: its colors are properties of the page's root. */
+export function watchTheme() {
+  const colors = () =>
+    ['--descrip-text', '--input-text'].map((name) => getComputedStyle(document.body).getPropertyValue(name))
+  let before = colors().join()
+  const look = () => {
+    const now = colors().join()
+    if (now === before) return
+    before = now
+    for (const chart of document.querySelectorAll('.graft-chart')) chart.dispatchEvent(new Event(RECOLORED))
+  }
+  const watcher = new MutationObserver(() => requestAnimationFrame(look))
+  for (const element of [document.documentElement, document.body]) watcher.observe(element, { attributes: true })
+}
 
 /** Whether what is dragged holds files. */
 export const hasFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes('Files')

@@ -2,7 +2,7 @@
 import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import * as dataset from './dataset.js'
-import { addStyle } from './dom.js'
+import { addStyle, watchTheme } from './dom.js'
 import { app, widen } from './editor.js'
 import { labelFields } from './field_labels.js'
 import * as folder from './folder_chooser.js'
@@ -32,6 +32,7 @@ app.registerExtension({
   settings: SETTINGS,
   setup() {
     addStyle()
+    watchTheme()
     problems.listen()
     training.listen()
     todo.listen()

@@ -46,6 +46,8 @@ def opens_the_template(editor: Editor) -> None:
     heading = editor.page.get_by_role("heading", name=TEMPLATE, exact=True)
     editor.page.get_by_role("dialog").get_by_placeholder("Search").first.fill(TEMPLATE)
     dialog = editor.page.get_by_role("dialog").filter(has=heading)
+    dialog.locator(heading).first.wait_for()
+    editor.settle()  # the list is drawn anew with what is found
     dialog.locator(heading).first.click()
     editor.page.wait_for_function("(title) => app.graph.nodes.some((node) => node.title === title)", arg=BLUEPRINT)
     dialog.wait_for(state="detached")

@@ -238,6 +238,7 @@ def test_training(spoken, look):
         page.locator("dialog").last.locator("input[type=checkbox]").check()
         look(f"training-enlarged-{size}")
         page.keyboard.press("Escape")
+        page.wait_for_function("() => document.querySelectorAll('dialog').length === 1")
         page.keyboard.press("Escape")
         page.locator("dialog").wait_for(state="detached")
 
