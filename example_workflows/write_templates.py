@@ -4,7 +4,8 @@ the blueprint or of a node's inputs. The pictures beside them: `python -m graft_
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "See what your
 LoRAs do" measures and compares the rows of a stack on the demo model. "Train a word without a LoRA" trains an embedding
 alone on it. "Teach the demo model what you prefer" trains on pairs of images, "Repair a VAE's decoder" a small VAE,
-"Train a slider" a color that follows the strength. "Train a LoRA for …" loads a published model of one family, with
+"Train a slider" a color that follows the strength. "Train on images from the graph" needs no folder: the model draws
+what a new word is trained on. "Train a LoRA for …" loads a published model of one family, with
 Training Recipe, previews and Save LoRA; a distilled one with its training adapter, and Wan 2.2 with both of its models.
 """
 
@@ -26,6 +27,7 @@ WORDS = "Train a word without a LoRA"
 SLIDER = "Train a slider"
 PREFERENCE = "Teach the demo model what you prefer"
 DECODER = "Repair a VAE's decoder"
+SAMPLES = "Train on images from the graph"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
 
@@ -585,6 +587,76 @@ def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
     return graph.document()
 
 
+# --- images from the graph --------------------------------------------------------------------------------------------
+
+SAMPLES_NOTE = (
+    "# Train on images from the graph",
+    "*Samples* makes a dataset of what a graph gives, without a folder. Here the demo model draws 16 red squares, and"
+    " learns from them, without a GPU, that *a glim middle* is one of these.",
+    "**Press Run.** It trains for a minute or two. The latents come straight from *KSampler*; *Prompt* is what all of"
+    " them are trained with. **Before** and **After** are drawn from the same noise.",
+    "**With your own**: whatever your model's own nodes put into a conditioning is trained as it is sampled. For Flux"
+    " Kontext connect *ReferenceLatent*, for Wan image to video *WanImageToVideo*, for Flux Fill"
+    " *InpaintModelConditioning*. *Load Image-Text Dataset from Folder* gives lists: every node behind it runs once for"
+    " each entry, and *Samples* takes one latent and one conditioning of each.",
+)
+SAMPLES_STEPS = 80
+
+
+def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A LoRA from latents that the model itself draws, with images before and after."""
+    graph = Graph(classes, SAMPLES)
+    graph.note("\n\n".join(SAMPLES_NOTE), (-560, 60), (500, 620))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    drawn = graph.add("CLIPTextEncode", (0, 270), (300, 110), "What is drawn", text="a red square middle")
+    negative = graph.add("CLIPTextEncode", (0, 460), (300, 110), "Negative: nothing", text="")
+    latents = graph.add("EmptyLatentImage", (0, 640), (300, 130), width=256, height=256, batch_size=16)
+    source = graph.add(
+        "KSampler", (360, 60), (300, 280), seed=1, steps=20, cfg=2.0, sampler_name="euler", scheduler="simple"
+    )
+    prompt = graph.add("CLIPTextEncode", (360, 420), (300, 110), "Prompt", text="a glim middle")
+    samples = graph.add("GraftSamples", (360, 610), (300, 320), validation=0.25)
+    report = graph.add("PreviewAny", (360, 1010), (300, 200), "What the dataset has")
+    adapter = graph.add("GraftAdapter", (720, 60), (360, 260), rank=8, targets="all")
+    optimizer = graph.add(
+        "GraftOptimizer",
+        (720, 400),
+        (360, 220),
+        learning_rate=0.002,
+        schedule="constant",
+        batch_size=4,
+        total_steps=SAMPLES_STEPS,
+    )
+    start = graph.add("GraftTrainStart", (720, 700), (360, 300), run="from_graph")
+    step = graph.add("TrainStep", (1140, 60), (400, 560), steps=SAMPLES_STEPS, validate_every=20)
+    latent = graph.add("EmptyLatentImage", (1140, 700), (300, 130), width=256, height=256, batch_size=4)
+    before = _sampled(graph, (1600, 60), "Before", "from_graph/before")
+    after = _sampled(graph, (1600, 640), "After", "from_graph/after")
+    for text in (drawn, negative, prompt):
+        graph.link(demo, 1, text, "clip")
+    graph.link(demo, 0, source, "model")
+    for made, name in ((drawn, "positive"), (negative, "negative"), (latents, "latent_image")):
+        graph.link(made, 0, source, name)
+    graph.link(source, 0, samples, "latents")
+    graph.link(prompt, 0, samples, "conditioning")
+    graph.link(demo, 1, samples, "clip")
+    graph.link(samples, 1, report, "source")
+    graph.link(demo, 0, start, "model")
+    for number, name in ((1, "clip"), (2, "vae")):
+        graph.link(demo, number, start, name)
+    for made, name in ((samples, "dataset"), (adapter, "adapter"), (optimizer, "optimizer")):
+        graph.link(made, 0, start, name)
+    graph.link(start, 0, step, "state")
+    _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
+    graph.group("The demo model, and what it draws", "#3f789e", demo, drawn, negative, latents)
+    graph.group("A dataset of it", "#3f789e", source, prompt, samples, report)
+    graph.group("Settings", "#b58b2a", adapter, optimizer, start)
+    graph.group("Train", "#b58b2a", step, latent)
+    graph.group("Before", "#8A8", *before)
+    graph.group("After", "#8A8", *after)
+    return graph.document()
+
+
 # --- a VAE ------------------------------------------------------------------------------------------------------------
 
 DECODER_NOTE = (
@@ -1023,6 +1095,7 @@ def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     made = {FIRST: first(classes), LORAS: loras(classes), WORDS: words(classes), PREFERENCE: preference(classes)}
     made[DECODER] = decoder(classes)
     made[SLIDER] = slider(classes)
+    made[SAMPLES] = from_graph(classes)
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

@@ -20,6 +20,7 @@ WORDS = "Train a word without a LoRA"
 PREFERENCE = "Teach the demo model what you prefer"
 SLIDER = "Train a slider"
 DECODER = "Repair a VAE's decoder"
+SAMPLES = "Train on images from the graph"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -71,7 +72,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, *REAL]
+    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, SAMPLES, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
@@ -254,6 +255,18 @@ def test_a_preference_is_trained_at_the_first_click(host):
     assert "preference pairs: 24, as shape-" in report
     assert "put the demo's images into ComfyUI's input folder, as graft_demo/preference" in report
     assert state.settings.objective.loss == "dpo" and state.history.loss[0] == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_images_from_the_graph_are_trained_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, SAMPLES))
+    given = {"state": [id_of(graph, "TrainStep"), 0], "dataset": [id_of(graph, "GraftSamples"), 0]}
+    result = host.run(graph, {**given, "latent": [graph[id_of(graph, "GraftSamples")]["inputs"]["latents"][0], 0]})
+    assert result["success"], result["errors"]
+    state, dataset, latent = (result["captured"][name] for name in ("state", "dataset", "latent"))
+    assert (len(dataset.images), len(dataset.held_out)) == (12, 4) and state.step == 2
+    drawn = {tuple(one.flatten().tolist()) for one in latent["samples"].float()}
+    assert {tuple(image.latent.flatten().tolist()) for image in dataset.images + dataset.held_out} == drawn
 
 
 def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):

@@ -210,6 +210,7 @@ def test_comfyui_names_the_missing_file(host, title):
         "A stack of LoRAs, merged or bypassed",
         "See what your LoRAs do",
         "Teach the demo model what you prefer",
+        "Train on images from the graph",
     ],
 )
 def test_a_template_of_the_demo_model_runs_at_the_first_click(host, title):
