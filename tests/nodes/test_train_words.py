@@ -96,6 +96,17 @@ def test_alone_nothing_else_is_trained_and_the_clip_that_comes_out_reads_the_wor
     assert "modules" not in alone["report"]
 
 
+def test_the_held_out_loss_is_measured_and_the_result_is_stored(host, pictures, alone):
+    state = alone["state"]
+    assert [step for step, _ in state.history.validation] == [0, 2, 4]
+    assert state.history.validation[-1][1] != state.history.validation[0][1]
+    host.fresh()
+    prompt = _workflow(host, pictures, "words alone", 4, alone=True)
+    again = host.run(prompt, capture={"state": ["10", 0], "report": ["10", 5]})["captured"]
+    assert "stored result of step 4: nothing was trained" in again["report"]
+    assert host.module("training.state").equal(state, again["state"])
+
+
 def test_the_loss_is_that_of_the_vectors_in_the_captions(host, alone):
     """The conditioning that training computes is that of `embedding:NAME` with the CLIP that comes out."""
     wall, state = host.module("host"), alone["state"]
