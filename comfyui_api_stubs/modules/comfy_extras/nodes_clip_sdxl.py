@@ -38,7 +38,18 @@ class CLIPTextEncodeSDXL(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, clip: Any, text_g: str, text_l: str, **sizes: int) -> io.NodeOutput:
+    def execute(
+        cls,
+        clip: Any,
+        width: int,
+        height: int,
+        crop_w: int,
+        crop_h: int,
+        target_width: int,
+        target_height: int,
+        text_g: str,
+        text_l: str,
+    ) -> io.NodeOutput:
         chunks = {"g": clip.tokenize(text_g), "l": clip.tokenize(text_l)}
         empty = clip.tokenize("")
         missing = [name for name in ENCODERS if name not in empty]
@@ -48,4 +59,6 @@ class CLIPTextEncodeSDXL(io.ComfyNode):
         longest = max(len(tokens[name]) for name in ENCODERS)
         for name in ENCODERS:  # both need as many chunks
             tokens[name] += empty[name] * (longest - len(tokens[name]))
+        sizes = {"width": width, "height": height, "crop_w": crop_w, "crop_h": crop_h}
+        sizes |= {"target_width": target_width, "target_height": target_height}
         return io.NodeOutput(clip.encode_from_tokens_scheduled(tokens, add_dict=sizes))
