@@ -391,7 +391,10 @@ def _run_opened(
     with log.quiet():
         problems += run.validate(host, graph, look_up)
     if problems:
-        return _invalid(problems, report)
+        status = _invalid(problems, report)
+        if arguments.command == "plan" and plan.advice(problems):
+            print(plan.advice(problems), file=sys.stderr)
+        return status
     spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None
     reading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

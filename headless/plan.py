@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from . import workflow
 from .hosts import Host
-from .problem import WorkflowError
+from .problem import Problem, WorkflowError
 from .workflow import Graph
 
 STARTS = "GraftTrainStart"
@@ -65,6 +66,16 @@ def loading(memory: int) -> AbstractContextManager[None]:
     from ..host import planning
 
     return planning.loading(memory)
+
+
+def advice(problems: Sequence[Problem]) -> str:
+    """What to do where files of a workflow are not on this machine; empty where that is not what is wrong."""
+    if not any("is not in the list" in problem.message for problem in problems):
+        return ""
+    return (
+        "  plan needs the files that the workflow names: put them into the models folder, or change the name with"
+        " --set NODE.INPUT=VALUE. What models of full size take is in docs/planning.md"
+    )
 
 
 def texts(outputs: dict[str, Any]) -> list[str]:

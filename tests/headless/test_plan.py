@@ -57,6 +57,20 @@ def test_a_size_that_is_none_is_a_wrong_command_line(capsys):
     assert ended.value.code == 2 and "expected a size such as 12GB, got 'much'" in capsys.readouterr().err
 
 
+def test_a_missing_file_is_named_with_what_to_do(tmp_path):
+    graph = {
+        "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "flux.safetensors", "weight_dtype": "default"}},
+        "2": {"class_type": plan.STARTS, "inputs": {"model": ["1", 0]}},
+    }
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps(graph), encoding="utf-8")
+    command = [sys.executable, "-m", "graft_nodes", "plan", str(path), "--embedded"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "'flux.safetensors' is not in the list" in done.stderr
+    assert "plan needs the files that the workflow names" in done.stderr.splitlines()[-1]
+    assert plan.advice([]) == ""
+
+
 @pytest.mark.slow
 def test_the_demo_is_planned_and_not_trained(tmp_path):
     command = [sys.executable, "-m", "graft_nodes", "plan", str(TEMPLATE), "--embedded", "--memory", "20MB", "--json"]
