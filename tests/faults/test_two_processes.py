@@ -165,6 +165,13 @@ def test_two_processes_trim_one_cache_at_once(tmp_path):
             found = cache.read("latents", key)
             assert found is None or torch.equal(found[0]["latent"], tensors["latent"])
             assert cache.write("latents", key, tensors) and not cache.notes
+        packed = {key: (tensors, None) for key in (key_of("packed", process, number), key_of("packed", number))}
+        assert cache.write_together("latents", packed)
+        for key in packed:
+            found = cache.read("latents", key)
+            assert found is None or torch.equal(found[0]["latent"], tensors["latent"])
+        cache.report()
+        assert len(cache.notes) == 0
         Cache(tmp_path, 0.0).trim()
 
     assert repeat_in_two_processes(work, 150) == ""

@@ -229,12 +229,17 @@ def of_the_cache(folder: Path) -> Tally:
         cache = Cache(folder / "cache")
         if cache.read("latents", "ab12") is None:
             cache.write("latents", "ab12", tensors, {"a": 1})
+        if cache.read("latents", "cd34") is None:
+            cache.write_together("latents", {"cd34": (tensors, None), "ef56": (tensors, {"a": 1})})
+        cache.report()
         said[:] = cache.notes
 
     def check(heard: OSError | None) -> None:
         assert heard is None
-        found = Cache(folder / "cache").read("latents", "ab12")
-        assert said or (found is not None and torch.equal(found[0]["latent"], tensors["latent"]))
+        for key in ("ab12", "cd34", "ef56"):
+            found = Cache(folder / "cache").read("latents", key)
+            assert said or found is not None
+            assert found is None or torch.equal(found[0]["latent"], tensors["latent"])
         assert not said or "cannot be written" in said[0]
 
     return each(folder, lambda: None, act, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,12 +42,12 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long. In place of
     UTF-8 it may be UTF-16 that begins with its mark, as Windows editors save it.
     """
-    size = path.stat().st_size
-    if size > MAX_TEXT_BYTES:
-        raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
-    with path.open("rb") as file:
-        start = file.read(len(codecs.BOM_UTF8))
-    return path.read_text(encoding=marked_encoding(start, encoding))
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_TEXT_BYTES:
+            raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
+        content = file.read()
+    return io.TextIOWrapper(io.BytesIO(content), encoding=marked_encoding(content, encoding)).read()
 
 
 def marked_encoding(start: bytes, encoding: str) -> str:

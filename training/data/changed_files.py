@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ...storage.digest import sha256_of_file, sha256_of_spaced_json
 from ...storage.file_list import files_below
 from . import clip_files, images, wildcards
+from .cache import Cache, key_of
 from .layouts import registry
+from .packs import tensor_of, text_of
 
 
 class DatasetChangedError(RuntimeError):
@@ -40,7 +47,7 @@ class WatchedFiles:
 
     def new_files(self) -> list[str]:
         """Relative paths of the files that have been added since."""
-        names = (path.relative_to(self.folder).as_posix() for path in _dataset_files(self.folder, self.clips))
+        names = (_name_in(self.folder, path) for path in _dataset_files(self.folder, self.clips))
         return [name for name in names if name not in self.files]
 
 
@@ -49,8 +56,13 @@ def stamp_files(folder: Path, clips: bool = False) -> dict[str, FileStamp]:
     stamps: dict[str, FileStamp] = {}
     for path in _dataset_files(folder, clips):
         with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
-            stamps[path.relative_to(folder).as_posix()] = _stamp(path)
+            stamps[_name_in(folder, path)] = _stamp(path)
     return stamps
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    """The relative path of a file below a folder; `Path.relative_to` takes longer."""
+    return str(path)[len(str(folder)) :].replace(os.sep, "/").lstrip("/")
 
 
 def _dataset_files(folder: Path, clips: bool) -> list[Path]:
@@ -60,19 +72,78 @@ def _dataset_files(folder: Path, clips: bool) -> list[Path]:
     return [path for path, _ in files_below(folder) if path.suffix.lower() in suffixes]
 
 
-@lru_cache(maxsize=1 << 17)
-def _hash_of(path: Path, size: int, modified: int) -> str:
-    return sha256_of_file(path)
+class _KnownHashes:
+    """Hashes of files by path, each with what it holds for: size, times and number of the file (inode)."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._fresh: set[str] = set()  # hashed so soon after a change that another change could have the same time
+
+    def hash_of(self, path: Path, stat: os.stat_result) -> str:
+        """The sha256 of a file, which is read where it is not known."""
+        name = str(path)
+        mark = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+        known = self._hashes.get(name)
+        if known is not None and known[0] == mark:
+            return known[1]
+        self._fresh.discard(name)
+        if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < _SETTLED:
+            self._fresh.add(name)
+        self._remember(name, (mark, sha256_of_file(path)))
+        return self._hashes[name][1]
+
+    def _remember(self, name: str, known: tuple[tuple[int, ...], str]) -> None:
+        if len(self._hashes) >= _MOST_HASHES:
+            self._hashes.pop(next(iter(self._hashes)))
+        self._hashes[name] = known
+
+    def below(self, folder: Path) -> dict[str, list[Any]]:
+        """What is known of the files below a folder, as plain values."""
+        start = f"{folder}{os.sep}"
+        found: dict[str, list[Any]] = {}
+        for name, (mark, sha256) in self._hashes.items():
+            if name.startswith(start) and name not in self._fresh:
+                found[name] = [*mark, sha256]
+        return found
+
+    def add(self, known: dict[str, list[Any]]) -> None:
+        """Take over such values; those of this process count more."""
+        for name, (*mark, sha256) in known.items():
+            if name not in self._hashes:
+                self._remember(name, (tuple(mark), sha256))
+
+
+_MOST_HASHES = 1 << 17
+_SETTLED = 2_000_000_000  # ns
+_known = _KnownHashes()
+
+
+def recall_hashes(cache: Cache, folder: Path) -> None:
+    """Take over the hashes of a folder's files that the cache has, so that only files that changed are read."""
+    stored = cache.read("files", _hashes_key(folder))
+    if stored is not None:
+        _known.add(json.loads(text_of(stored[0]["hashes"])))
+
+
+def keep_hashes(cache: Cache, folder: Path) -> None:
+    """Write the hashes of a folder's files into the cache, where they are others than there."""
+    tensor = tensor_of(json.dumps(_known.below(folder), sort_keys=True))
+    stored = cache.read("files", _hashes_key(folder))
+    if stored is None or not torch.equal(stored[0]["hashes"], tensor):
+        cache.write("files", _hashes_key(folder), {"hashes": tensor})
+
+
+def _hashes_key(folder: Path) -> str:
+    return key_of("hashes of files", str(folder))
 
 
 def content_hash(path: Path) -> str:
-    """sha256 of a file, remembered as long as its size and modification time stay the same; of a frame folder, that of
+    """sha256 of a file, remembered as long as its size and its times stay the same; of a frame folder, that of
     its pictures in their order.
     """
     if clip_files.is_frame_folder(path.name) and path.is_dir():
         return sha256_of_spaced_json([content_hash(file) for file in clip_files.frame_files(path)])
-    stat = path.stat()
-    return _hash_of(path, stat.st_size, stat.st_mtime_ns)
+    return _known.hash_of(path, path.stat())
 
 
 def is_unchanged(path: Path, sha256: str) -> bool:
@@ -85,7 +156,7 @@ def is_unchanged(path: Path, sha256: str) -> bool:
 
 def _stamp(path: Path) -> FileStamp:
     stat = path.stat()
-    return FileStamp(stat.st_size, stat.st_mtime_ns, content_hash(path))
+    return FileStamp(stat.st_size, stat.st_mtime_ns, _known.hash_of(path, stat))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ them and cached on disk.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from .stored_latent import KEPT_BYTES
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
 _CHUNK = 64  # captions per call of the text encoder
+_PACK_BYTES = 32 * 2**20  # how many bytes of conditionings are written into one file
+_BYTES_PER_NUMBER = 4
 RECENT_BYTES = 256 * 2**20  # how many conditionings of variants stay in memory
 
 
@@ -47,17 +50,41 @@ class Conditionings(Mapping[str, Conditioning]):
         self._texts = sorted(set(texts))
         self._fixed: dict[str, Conditioning] = {}
         self._largest = 0  # bytes of one conditioning
-        self._keep_first()
+        self._kept = 0  # bytes of those that are in memory, or will be once they are read
+        self._to_keep: set[str] = set()  # those of them that are still on disk
+        self._encode_first()
 
-    def _keep_first(self) -> None:
-        """Encode the captions that it begins with. Up to `KEPT_BYTES` stay in memory; the others are read again."""
-        kept = 0
-        for text, conditioning in self._encode_all(self._texts):
-            size = _size(conditioning)
-            self._largest = max(self._largest, size)
-            if kept + size <= KEPT_BYTES or not self._is_cached(text):
+    def _encode_first(self) -> None:
+        """Encode those captions that it begins with and the cache lacks; the others are read when they are asked for.
+        Up to `KEPT_BYTES` of all stay in memory.
+        """
+        missing: list[str] = []
+        for text in self._texts:
+            size = self._stored_size(text)
+            if size is None:
+                missing.append(text)
+            elif self._is_kept(size):
+                self._to_keep.add(text)
+        for text, conditioning in self._encode_all(missing):
+            if self._is_kept(_size(conditioning)) or not self._is_cached(text):
                 self._fixed[text] = conditioning
-                kept += size
+
+    def _is_kept(self, size: int) -> bool:
+        """Whether a conditioning of so many bytes may stay in memory; from then on it counts."""
+        self._largest = max(self._largest, size)
+        if self._kept + size > KEPT_BYTES:
+            return False
+        self._kept += size
+        return True
+
+    def _stored_size(self, text: str) -> int | None:
+        """The bytes of a conditioning that the cache has, by the shapes of its tensors; None when it has none."""
+        if self._cache is None:
+            return None
+        shapes = self._cache.shapes("texts", self._key(text))
+        if shapes is None:
+            return None
+        return _BYTES_PER_NUMBER * sum(math.prod(shape) for shape in shapes.values())
 
     def sees(self, pictures: str) -> bool:
         """Whether these are pictures of its own, by their key."""
@@ -65,6 +92,10 @@ class Conditionings(Mapping[str, Conditioning]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
+
+    def __contains__(self, text: object) -> bool:
+        """Every caption is there: what is not encoded yet is when it is asked for."""
+        return isinstance(text, str)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -76,9 +107,13 @@ class Conditionings(Mapping[str, Conditioning]):
             if text in self._recent:
                 self._recent.move_to_end(text)
                 return self._recent[text]
-            for _, conditioning in self._encode_all([text]):
+            [(_, conditioning)] = self._encode_all([text])
+            if text in self._to_keep:
+                self._to_keep.remove(text)
+                self._fixed[text] = conditioning
+            else:
                 self._remember(text, conditioning)
-            return self._recent[text]
+            return conditioning
 
     def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
         """Encode the captions that are missing, before the steps that need them. Returns how many those were. `done`
@@ -136,9 +171,9 @@ class Conditionings(Mapping[str, Conditioning]):
                     conditionings[text] = cached
             missing = [text for text in chunk if text not in conditionings]
             if missing:
-                for text, conditioning in self._encode_missing(missing):
-                    conditionings[text] = conditioning
-                    self._write(text, conditioning)
+                encoded = self._encode_missing(missing)
+                conditionings.update(encoded)
+                self._write(encoded)
             for text in chunk:
                 yield text, conditionings[text]
 
@@ -165,17 +200,33 @@ class Conditionings(Mapping[str, Conditioning]):
         extras = {name.removeprefix("extras/"): tensor for name, tensor in tensors.items()}
         return Conditioning(context, {**settings, **extras})
 
-    def _write(self, text: str, conditioning: Conditioning) -> None:
+    def _write(self, encoded: Sequence[tuple[str, Conditioning]]) -> None:
+        """Write conditionings into the cache, in files of about `_PACK_BYTES`."""
         if self._cache is None:
             return
-        tensors, settings = {"context": conditioning.context}, {}
-        for name, value in conditioning.extras.items():
-            if isinstance(value, Tensor):
-                tensors[f"extras/{name}"] = value
-            else:
-                settings[name] = value
-        if _is_plain(settings):
-            self._cache.write("texts", self._key(text), tensors, settings)
+        pack: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
+        size = 0
+        for text, conditioning in encoded:
+            tensors, settings = _parts(conditioning)
+            if not _is_plain(settings):
+                continue
+            if size + _size(conditioning) > _PACK_BYTES:
+                self._cache.write_together("texts", pack)
+                pack, size = {}, 0
+            pack[self._key(text)] = tensors, settings
+            size += _size(conditioning)
+        self._cache.write_together("texts", pack)
+
+
+def _parts(conditioning: Conditioning) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, plain values) of a conditioning, as the cache has them."""
+    tensors, settings = {"context": conditioning.context}, {}
+    for name, value in conditioning.extras.items():
+        if isinstance(value, Tensor):
+            tensors[f"extras/{name}"] = value
+        else:
+            settings[name] = value
+    return tensors, settings
 
 
 def _is_plain(value: Any) -> bool:

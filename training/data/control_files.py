@@ -48,6 +48,8 @@ def find_pairs(paths: Sequence[Path], folder: Path) -> Pairs:
     Pictures in a folder named `control` are images as any others as long as none of them has the name of an image.
     """
     named = {path for path in paths if _looks_like_control(path, folder)}
+    if not named:
+        return Pairs(list(paths))
     places = _Places(path for path in paths if path not in named)
     candidates = [_candidate(path, places) for path in sorted(named)]
     paired_groups = {candidate.group for candidate in candidates if candidate.owners}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from ...storage.digest import sha256_of_spaced_json
 from . import clips, images
 from .buckets import Framing
 from .cache import Cache, key_of
-from .changed_files import WatchedFiles, is_unchanged, stamp_files
+from .changed_files import WatchedFiles, is_unchanged, keep_hashes, stamp_files
 from .clips import ClipReader
 from .conditionings import Conditionings
 from .control_encoding import ControlEncoder
@@ -28,6 +29,7 @@ from .stored_latent import KEPT_BYTES, Latent, StoredLatent
 if TYPE_CHECKING:
     from PIL import Image
 
+_BYTES_PER_NUMBER = 4  # of a latent
 # Fields of the dataset that are no plain settings, or are in what captions are encoded from.
 _NOT_HASHED = ("regularisation", "report", "unhashed", "weighted_captions")
 
@@ -56,6 +58,10 @@ def encode(
         on_progress(number)
     encoder.close()
     filters = listing.settings.filters
+    watched = watched_files(listing)
+    if cache is not None:
+        for one in watched:
+            keep_hashes(cache, one.folder)
     texts = {entry.caption.plain for entry in listing.entries if not _is_read_with_pictures(entry, controls)} | {""}
     conditionings = Conditionings(encode_captions, texts, encoders[1], cache, prompt_of, controls)
     conditionings.prepare(_prompts_with_pictures(encoder.images.values()))
@@ -67,7 +73,7 @@ def encode(
         listing.settings.flip,
         workers=filters.workers,
         write_schedule=filters.write_schedule,
-        watched=watched_files(listing),
+        watched=watched,
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
         resolution=listing.settings.resolution,
         folder=listing.folder.name,
@@ -142,6 +148,7 @@ class ImageEncoder:
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
         self._kept = 0  # bytes of latents in memory
+        self._fresh: dict[str, Tensor] = {}  # latents of the entry that is added, by their keys
         self._encoding = threading.Lock()  # several threads read stored latents, and encode those that are gone
         self.images: dict[tuple[Any, ...], DatasetImage] = {}
         self.sheet: list[Image.Image] = []
@@ -151,7 +158,12 @@ class ImageEncoder:
         self._clip: ClipReader | None = None
 
     def add(self, entry: ImageEntry) -> None:
-        """Encode an entry and keep it."""
+        """Encode an entry and keep it; the latents that the cache lacks are written there in one file."""
+        self._fresh = {}
+        for one, framing, flipped in _crops_of(entry):
+            self._encode_missing(one, framing, flipped)
+        if self.cache is not None:
+            self.cache.write_together("latents", {key: ({"latent": one}, None) for key, one in self._fresh.items()})
         self.images[entry.key] = self._image(entry)
         if entry.name not in self._names and len(self.sheet) < images.SHEET_IMAGES:
             self.sheet.append(images.crop_image(self._shown(entry), entry.framings[0]))
@@ -256,14 +268,36 @@ class ImageEncoder:
         flipped = controls.extras(entry, framing, crop.latent, True)
         return replace(crop, extras=extras, flipped_extras=flipped, seen=(seen, controls.see(entry, framing, True)))
 
+    def _encode_missing(self, entry: ImageEntry, framing: Framing, flipped: bool) -> None:
+        key = self._key(entry, framing, flipped)
+        if key not in self._fresh and (self.cache is None or not self.cache.shapes("latents", key)):
+            self._fresh[key] = self._encode(entry, framing, flipped)
+
     def _latent(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Latent:
-        """The latent of a crop: in memory up to `KEPT_BYTES` of them, and where it cannot be read again."""
-        latent = self._encoded(entry, framing, flipped)
-        size = latent.numel() * latent.element_size()
-        if self._kept + size > KEPT_BYTES and self._is_read_again(entry, framing, flipped):
-            return StoredLatent(latent.shape, partial(self._encoded, entry, framing, flipped))
+        """The latent of a crop: where the cache has it, it is read when it is drawn. Up to `KEPT_BYTES` of latents stay
+        in memory.
+        """
+        key = self._key(entry, framing, flipped)
+        load = partial(self._encoded, entry, framing, flipped)
+        fresh = self._fresh.get(key)
+        if fresh is None:
+            assert self.cache is not None
+            shapes = self.cache.shapes("latents", key)
+            if shapes is None:  # it has gone since
+                fresh = load()
+            else:
+                return StoredLatent(shapes["latent"], load, self._is_kept(shapes["latent"]))
+        if not self._is_kept(fresh.shape) and self._is_read_again(entry, framing, flipped):
+            return StoredLatent(fresh.shape, load)
+        return fresh
+
+    def _is_kept(self, shape: Sequence[int]) -> bool:
+        """Whether a latent of that shape may stay in memory; from then on it counts."""
+        size = math.prod(shape) * _BYTES_PER_NUMBER
+        if self._kept + size > KEPT_BYTES:
+            return False
         self._kept += size
-        return latent
+        return True
 
     def _is_read_again(self, entry: ImageEntry, framing: Framing, flipped: bool) -> bool:
         """Whether the latent of a crop costs little when it is drawn: it is in the cache, or is the picture itself."""
@@ -282,6 +316,13 @@ class ImageEncoder:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
                 return cached[0]["latent"]
+        latent = self._encode(entry, framing, flipped)
+        if self.cache is not None:
+            self.cache.write("latents", key, {"latent": latent})
+        return latent
+
+    def _encode(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
+        """The latent of a crop from the VAE."""
         with self._encoding:
             pixels = self._pixels(entry, framing)
             if flipped:
@@ -292,8 +333,6 @@ class ImageEncoder:
                 f"Dataset: the VAE makes NaN or infinite latents of {entry.name}, as some do in float16: start"
                 " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
             )
-        if self.cache is not None:
-            self.cache.write("latents", key, {"latent": latent})
         return latent
 
     def _mask(self, entry: ImageEntry, framing: Framing, latent: Latent) -> Tensor:
@@ -306,6 +345,18 @@ class ImageEncoder:
         if mask.size != entry.size:
             mask = mask.resize(entry.size)
         return images.latent_mask(mask, framing, (latent.shape[-2], latent.shape[-1]))
+
+
+def _crops_of(entry: ImageEntry) -> Iterator[tuple[ImageEntry, Framing, bool]]:
+    """(entry, framing, whether flipped) of everything that is encoded of an entry and of the worse one of its pair."""
+    entries = [entry]
+    if entry.worse is not None:
+        entries.append(entry.of_worse())
+    for one in entries:
+        for framing in one.framings:
+            yield one, framing, False
+            if entry.flip:
+                yield one, framing, True
 
 
 def _frames_key(entry: ImageEntry) -> list[Any]:

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
@@ -16,7 +18,7 @@ from . import clip_files, clip_parts, clips, control_methods, folder_notes, imag
 from .buckets import Framing, frame, nearest_bucket, shrunk_bucket
 from .cache import Cache
 from .captions import WrittenCaption, most_lines
-from .changed_files import content_hash
+from .changed_files import content_hash, recall_hashes
 from .clips import ClipInfo, NoClipsError
 from .control_files import MOST_CONTROLS, Pairs, find_pairs, pairs_in_folders
 from .folder_settings import ConfigSubset, FolderSettings
@@ -29,6 +31,7 @@ from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
 
 MOST_FOLDER_REPEATS = 10_000
+_FACTS_IN_PACK = 1024  # pictures
 MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
 
 
@@ -41,11 +44,16 @@ def read_folder(
     it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out or all
     trained on, and so are the parts of a clip. `check` is called now and then and may end the reading with an error.
     """
+    if cache is not None:
+        recall_hashes(cache, folder)
     reader = _FolderReader(folder, settings, cache, check)
     entries: list[ImageEntry] = []
-    for path in reader.image_paths():
-        check()
-        entries += reader.entries(path)
+    try:
+        for path in reader.image_paths():
+            check()
+            entries += reader.entries(path)
+    finally:
+        reader.keep_facts()
     problems = reader.all_problems()
     notes = reader.notes(entries)
     if not entries:
@@ -207,6 +215,7 @@ class _FolderReader:
         self.folder, self.settings, self.filters, self.cache = folder, settings, settings.filters, cache
         self.counts = folder_notes.Counts()
         self._problems: list[str] = []
+        self._facts: dict[str, tuple[dict[str, Tensor], Any]] = {}  # of pictures, not yet in the cache
         self._pairs, self._unpaired = Pairs([]), set[Path]()
         self._word_lists = wildcards.NO_LISTS
         if self.filters.wildcards:
@@ -583,9 +592,16 @@ class _FolderReader:
                 (width, height), has_alpha = cached[1]
                 return (width, height), has_alpha
         image, alpha = images.open_image(path)
-        if self.cache is not None:
-            self.cache.write("pictures", sha256, {}, [list(image.size), alpha is not None])
+        self._facts[sha256] = {}, [list(image.size), alpha is not None]
+        if len(self._facts) >= _FACTS_IN_PACK:
+            self.keep_facts()
         return image.size, alpha is not None
+
+    def keep_facts(self) -> None:
+        """Write what was found out about pictures into the cache."""
+        if self.cache is not None:
+            self.cache.write_together("pictures", self._facts)
+        self._facts = {}
 
     def _framings(self, sha256: str, size: tuple[int, int]) -> list[tuple[tuple[int, int], tuple[Framing, ...]]]:
         """The bucket of an image at each resolution, with its crops there."""

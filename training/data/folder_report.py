@@ -271,7 +271,7 @@ def brackets(listing: FolderListing, weighted: bool) -> list[str]:
 
 
 def memory(dataset: Dataset) -> str:
-    """How much of the dataset is in memory, and how much is read when it is drawn."""
+    """How much of the dataset is in memory, at the latest once it was drawn, and how much is read each time."""
     total, stored = 0, 0
     for image in dataset.images + dataset.held_out:
         for number in range(1 + len(image.other_crops)):
@@ -280,8 +280,10 @@ def memory(dataset: Dataset) -> str:
             if crop.worse is not None:
                 tensors += [crop.worse.latent, crop.worse.flipped_latent]
             for tensor in tensors:
-                if isinstance(tensor, StoredLatent):
+                if isinstance(tensor, StoredLatent) and not tensor.keeps:
                     stored += _BYTES_PER_NUMBER * math.prod(tensor.shape)
+                elif isinstance(tensor, StoredLatent):
+                    total += _BYTES_PER_NUMBER * math.prod(tensor.shape)
                 elif tensor is not None:
                     total += tensor.numel() * tensor.element_size()
             total += _extras_bytes(crop.extras) + _extras_bytes(crop.flipped_extras)

@@ -15,7 +15,6 @@ from torch import Tensor
 from ...storage.file_list import files_below
 from ...storage.pictures import open_picture, picture_errors
 from .buckets import Framing
-from .captions import first_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,11 +45,12 @@ def find_images(folder: Path) -> list[Path]:
 def find_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
     """The same for files of other names."""
     by_name: dict[str, Path] = {}
+    begin = len(folder.parts)
     for path, _ in files_below(folder, wanted):
-        relative = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if not hidden and MASK_FOLDER not in relative.parts[:-1]:
-            by_name[relative.as_posix()] = path
+        parts = path.parts[begin:]
+        hidden = any(part.startswith(".") for part in parts)
+        if not hidden and MASK_FOLDER not in parts[:-1]:
+            by_name["/".join(parts)] = path
     return [path for _, path in sorted(by_name.items())]
 
 
@@ -70,11 +70,19 @@ def mask_file(image: Path, folder: Path) -> Path | None:
     """The mask of an image: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
     folder.
     """
-    places = [image.with_name(image.stem + MASK_ENDING)]
-    places.append(image.parent / MASK_FOLDER / image.stem)
+    places = [f"{image.parent}{os.sep}{image.stem}{MASK_ENDING}"]
+    parents = [image.parent]
     if image.parent != folder:
-        places.append(image.parent.parent / MASK_FOLDER / image.stem)
-    return first_file([path.with_name(path.name + suffix) for path in places for suffix in SUFFIXES])
+        parents.append(image.parent.parent)
+    for parent in parents:
+        masks = f"{parent}{os.sep}{MASK_FOLDER}"
+        if os.path.isdir(masks):
+            places.append(f"{masks}{os.sep}{image.stem}")
+    for place in places:
+        for suffix in SUFFIXES:
+            if os.path.isfile(place + suffix):  # False for names too long, too
+                return Path(place + suffix)
+    return None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,8 @@ class ImageEntry:
 
         The keys are part of stored digests and never change.
         """
-        rules = replace(self.caption.rules, lists=NO_LISTS)  # long, and the same for all images
-        values = asdict(replace(self, caption=replace(self.caption, rules=rules)))
-        del values["caption"]["rules"]["lists"]
+        values = _plain(self)
+        del values["caption"]["rules"]["lists"]  # long, and the same for all images
         values["group"] = values.pop("batch_id")
         for name in ("name", "captioned", "mask", "folder_repeats"):
             del values[name]
@@ -140,6 +140,26 @@ class FolderListing:
                 if list_names(text):
                     return entry.caption.rules.lists
         return NO_LISTS
+
+
+_LEAVES = (str, int, float, bool, type(None))
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+def _plain(value: Any) -> Any:
+    """A dataclass, and those in it, as mappings by field: what `asdict` gives, without copies of all else."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if kind is tuple:
+        return [_plain(one) for one in value]
+    if kind is WordLists:
+        return None
+    return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
 
 
 def unique_images(entries: Iterable[ImageEntry]) -> list[ImageEntry]:

@@ -10,10 +10,22 @@ KEPT_BYTES = 2**30  # how many bytes of latents, and of conditionings, a dataset
 
 
 class StoredLatent:
-    """A latent (C, h, w), or (C, T, h, w) of a clip, that `read` reads anew each time."""
+    """A latent (C, h, w), or (C, T, h, w) of a clip, that `load` reads when it is drawn: with `keeps` once, else anew
+    each time.
+    """
 
-    def __init__(self, shape: Sequence[int], read: Callable[[], Tensor]) -> None:
-        self.shape, self.read = Size(shape), read
+    def __init__(self, shape: Sequence[int], load: Callable[[], Tensor], keeps: bool = False) -> None:
+        self.shape, self.load, self.keeps = Size(shape), load, keeps
+        self._kept: Tensor | None = None
+
+    def read(self) -> Tensor:
+        """The latent's tensor."""
+        if self._kept is not None:
+            return self._kept
+        latent = self.load()
+        if self.keeps:
+            self._kept = latent
+        return latent
 
     @property
     def ndim(self) -> int:

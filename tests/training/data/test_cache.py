@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from graft_nodes.tests.storage.vanishing import remove_after_listing
+from graft_nodes.training.data import packs
 from graft_nodes.training.data.cache import Cache, key_of
 
 TENSORS = {
@@ -165,3 +166,75 @@ def test_a_file_that_goes_while_it_is_read_is_made_again_without_a_word(tmp_path
 
     monkeypatch.setattr(Path, "is_file", then_it_goes)
     assert cache.read("texts", key_of(1)) is None and not cache.notes
+
+
+def _together(folder, *numbers):
+    entries = {key_of(number): ({"latent": torch.full((2, 3), float(number))}, [number]) for number in numbers}
+    assert Cache(folder).write_together("latents", entries)
+
+
+def test_what_is_written_together_comes_back_from_one_file(tmp_path):
+    _together(tmp_path, 1, 2, 3)
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    for cache in (Cache(tmp_path), Cache(tmp_path)):  # from the header, then from the index
+        for number in (1, 2, 3):
+            assert cache.holds("latents", key_of(number))
+            assert cache.shapes("latents", key_of(number)) == {"latent": (2, 3)}
+            tensors, values = cache.read("latents", key_of(number))
+            assert _equal(tensors, {"latent": torch.full((2, 3), float(number))}) and values == [number]
+        assert cache.shapes("latents", key_of(4)) is None and cache.read("latents", key_of(4)) is None
+        assert cache.read_counts == {"latents": 3}
+        cache.report()
+    assert (tmp_path / "index").is_dir()
+
+
+def test_the_index_saves_the_headers_and_follows_what_other_processes_do(tmp_path, monkeypatch):
+    _together(tmp_path, 1)
+    first = Cache(tmp_path)
+    first.read("latents", key_of(1))
+    first.report()
+    _together(tmp_path, 2)  # another process, after the index was written
+    seen = []
+    header = packs.read_header
+    monkeypatch.setattr(packs, "read_header", lambda path: seen.append(path) or header(path))
+    again = Cache(tmp_path)
+    assert again.shapes("latents", key_of(1)) and again.shapes("latents", key_of(2)) and len(seen) == 1
+    again.report()
+    assert Cache(tmp_path).shapes("latents", key_of(2)) and len(seen) == 1
+    for path in (tmp_path / "latents").rglob("*.safetensors"):
+        path.unlink()
+    assert Cache(tmp_path).shapes("latents", key_of(1)) is None and again.read("latents", key_of(1)) is None
+    assert not again.notes
+
+
+def test_every_damage_of_a_pack_is_found_and_said(tmp_path):
+    _together(tmp_path, 1, 2)
+    Cache(tmp_path).report()
+    path = next((tmp_path / "latents").rglob("*.safetensors"))
+    index = next((tmp_path / "index").rglob("*.safetensors"), None)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            cache = Cache(tmp_path)
+            for number in (1, 2):
+                found = cache.read("latents", key_of(number))
+                assert found is None or (
+                    _equal(found[0], {"latent": torch.full((2, 3), float(number))}) and found[1] == [number]
+                )
+                assert found is not None or "made again" in cache.notes[0]
+            assert index is None or index.is_file()
+            assert bool(cache.notes) != path.is_file(), "a damaged pack never hides what is made again"
+
+
+def test_a_damaged_index_is_read_again_from_the_packs(tmp_path):
+    _together(tmp_path, 1)
+    first = Cache(tmp_path)
+    first.read("latents", key_of(1))
+    first.report()
+    [path] = (tmp_path / "index").rglob("*.safetensors")
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        cache = Cache(tmp_path)
+        assert _equal(cache.read("latents", key_of(1))[0], {"latent": torch.full((2, 3), 1.0)})

@@ -1,8 +1,11 @@
 """Files that change while training: each change said once, at the next look, or the end of it; a touch is no change."""
 
 import os
+from pathlib import Path
 
 import pytest
+from graft_nodes.training.data import changed_files
+from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.changed_files import DatasetChangedError, FileWatcher, WatchedFiles, stamp_files
 
 
@@ -63,3 +66,49 @@ def test_a_folder_that_is_gone(folder):
     watcher = _watcher(folder)
     shutil.rmtree(folder)
     assert len(watcher.check_next()) == 12
+
+
+def _process(monkeypatch):
+    """Begins as a new process does, and gives the list of files whose contents are read from now on."""
+    read, of_file = [], changed_files.sha256_of_file
+    monkeypatch.setattr(changed_files, "_known", changed_files._KnownHashes())
+    monkeypatch.setattr(changed_files, "sha256_of_file", lambda path: read.append(Path(path).name) or of_file(path))
+    return read
+
+
+def test_another_process_reads_only_what_changed(folder, tmp_path, monkeypatch):
+    cache = Cache(tmp_path / "cache")
+    monkeypatch.setattr(changed_files, "_SETTLED", 0)
+    with monkeypatch.context() as first:
+        _process(first)
+        before = stamp_files(folder)
+        changed_files.keep_hashes(cache, folder)
+    with monkeypatch.context() as second:
+        read = _process(second)
+        changed_files.recall_hashes(Cache(cache.folder), folder)
+        assert stamp_files(folder) == before and not read
+        assert cache.write_counts["files"] == 1
+        changed_files.keep_hashes(cache, folder)
+        assert cache.write_counts["files"] == 1, "nothing changed, so nothing is written"
+    times = (folder / "3.png").stat()
+    (folder / "3.png").write_bytes(b"picture x")  # of the same size
+    os.utime(folder / "3.png", ns=(times.st_atime_ns, times.st_mtime_ns))  # and of the same time
+    (folder / "new.png").write_bytes(b"new")
+    read = _process(monkeypatch)
+    changed_files.recall_hashes(Cache(cache.folder), folder)
+    after = stamp_files(folder)
+    assert sorted(read) == ["3.png", "new.png"]
+    assert after["3.png"].sha256 != before["3.png"].sha256
+
+
+def test_the_hash_of_a_file_that_has_just_changed_is_not_kept(folder, tmp_path, monkeypatch):
+    """Another change could have the same time."""
+    cache = Cache(tmp_path / "cache")
+    with monkeypatch.context() as first:
+        _process(first)
+        stamp_files(folder)
+        changed_files.keep_hashes(cache, folder)
+    read = _process(monkeypatch)
+    changed_files.recall_hashes(Cache(cache.folder), folder)
+    stamp_files(folder)
+    assert len(read) == 12

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_file
+from graft_nodes.storage.safetensors import read_header
 from graft_nodes.tests.storage import starting
 from graft_nodes.training.data import buckets, encoding, folder_reader
-from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.cache import KINDS, Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import glance_at_folder, read_folder
@@ -22,6 +23,7 @@ from graft_nodes.training.data.folder_report import editor_data, glance_data, re
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.images import crop_image, open_image
 from graft_nodes.training.data.layouts.layout import kohya_repeats
+from graft_nodes.training.data.stored_latent import read_latent
 from graft_nodes.training.random_draws import generator
 from PIL import Image
 
@@ -431,13 +433,12 @@ def test_latents_that_are_not_finite_are_refused_by_name_and_not_taken_from_the_
     with pytest.raises(ValueError, match=r"NaN or infinite latents of dark\.png.*--fp32-vae"):
         encoding.encode(listing, overflowing, _texts, ("vae", "clip"), cache)
     made = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
-    read, broken = Cache.read, {"latent": made.images[0].latent * float("inf")}
+    read, broken = Cache.read, {"latent": read_latent(made.images[0].latent) * float("inf")}
     cache.read = lambda kind, key: (
         (broken, None) if kind == "latents" else read(cache, kind, key)
     )  # as an earlier Graft kept them
-    assert all(
-        p.latent.isfinite().all() for p in encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0].images
-    )
+    again = encoding.encode(listing, whole, _texts, ("vae", "clip"), cache)[0]
+    assert all(read_latent(image.latent).isfinite().all() for image in again.images)
 
 
 def test_masks_from_files_and_alpha(tmp_path):
@@ -550,7 +551,9 @@ def test_a_changed_picture_recomputes_just_itself(tmp_path):
     again = _made(root, Cache(cache), second, flip=0.5)
     assert not second and again.digest == before.digest
     pairs = list(zip(before.images, again.images, strict=True))
-    assert all(torch.equal(a.latent, b.latent) and torch.equal(a.flipped_latent, b.flipped_latent) for a, b in pairs)
+    for a, b in pairs:
+        assert torch.equal(a.latent, read_latent(b.latent))
+        assert torch.equal(a.flipped_latent, read_latent(b.flipped_latent))
     _picture(root / "3.png", seed=77)
     after = _made(root, Cache(cache), third, flip=0.5)
     assert len(third) == 2 and after.digest != before.digest
@@ -569,9 +572,47 @@ def test_damaged_cache_files_are_made_again_and_said(tmp_path):
     assert len(calls) == 3 and all(
         torch.equal(a.latent, b.latent) for a, b in zip(before.images, again.images, strict=True)
     )
-    assert (
-        sum("made again" in line for line in used.report()) == 3 + 3 + 4
-    )  # latents, pictures, captions with the empty one
+    # latents of each picture, captions, sizes of pictures, hashes of the folder's files, index
+    assert sum("made again" in line for line in used.report()) == 3 + 1 + 1 + 1 + 1
+    assert not [line for line in Cache(cache).report() if "made again" in line]
+
+
+def test_a_bit_that_flips_is_found_when_a_picture_is_drawn(tmp_path, caplog):
+    root, cache = _pictures(tmp_path / "data", 3), tmp_path / "cache"
+    before = _made(root, Cache(cache))
+    Cache(cache).report()
+    for path in (cache / "latents").rglob("*.safetensors"):
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 4
+        path.write_bytes(content)
+    used, calls = Cache(cache), []
+    again = _made(root, used, calls)
+    assert not calls and not any("made again" in line for line in used.report())
+    for a, b in zip(before.images, again.images, strict=True):
+        assert torch.equal(a.latent, read_latent(b.latent))
+    assert len(calls) == 3 and caplog.text.count("its contents are not what was written; made again") == 3
+    third = []
+    for a, b in zip(before.images, _made(root, Cache(cache), third).images, strict=True):
+        assert torch.equal(a.latent, read_latent(b.latent))
+    assert not third
+
+
+def test_a_cache_of_an_earlier_release_is_read(tmp_path):
+    """It had a file for each latent, caption and picture, and no index."""
+    root, cache = _pictures(tmp_path / "data", 3), tmp_path / "cache"
+    before = _made(root, Cache(cache), flip=0.5)
+    packed, plain = Cache(cache), Cache(tmp_path / "plain")
+    for kind in KINDS:
+        for path in (cache / kind).rglob("*.safetensors"):
+            for key in json.loads(read_header(str(path))[1]["entries"]):
+                plain.write(kind, key, *packed.read(kind, key))
+    calls, texts = [], []
+    again = _made(root, Cache(plain.folder), calls, lambda wanted: texts.append(wanted) or _texts(wanted), flip=0.5)
+    assert not calls and not texts and again.digest == before.digest
+    for a, b in zip(before.images, again.images, strict=True):
+        assert torch.equal(a.latent, read_latent(b.latent))
+        assert torch.equal(a.flipped_latent, read_latent(b.flipped_latent))
+        assert torch.equal(before.conditionings[a.caption].context, again.conditionings[b.caption].context)
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_said(tmp_path):

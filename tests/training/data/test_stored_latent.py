@@ -73,8 +73,9 @@ def _same(left, right):
 
 def test_batches_are_those_of_a_dataset_in_memory(read):
     whole, part = read(2**30), read(3 * LATENT_BYTES)
-    kinds = [type(latent) for latent in _latents(part)]
-    assert kinds.count(StoredLatent) == 2 * IMAGES - 3 and StoredLatent not in map(type, _latents(whole))
+    assert StoredLatent not in map(type, _latents(whole))
+    assert {type(latent) for latent in _latents(part)} == {StoredLatent}
+    assert sum(latent.keeps for latent in _latents(part)) == 3
     assert whole.digest == part.digest
     assert [latent.shape for latent in _latents(whole)] == [latent.shape for latent in _latents(part)]
     _same(_batches(whole), _batches(part))
@@ -83,9 +84,10 @@ def test_batches_are_those_of_a_dataset_in_memory(read):
 def test_all_texts_are_there_and_those_beyond_the_limit_are_not_in_memory(read):
     whole, part = read(2**30).conditionings, read(LATENT_BYTES).conditionings
     assert list(whole) == list(part) and len(part) == IMAGES + 1
-    assert len(whole._fixed) == IMAGES + 1 and len(part._fixed) == LATENT_BYTES // (4 * 16 * 4)
+    assert len(whole._fixed) == IMAGES + 1 and not part._fixed
     for text in whole:
         assert torch.equal(whole[text].context, part[text].context)
+    assert len(part._fixed) == LATENT_BYTES // (4 * 16 * 4)
 
 
 def test_what_is_gone_from_the_cache_is_encoded_again(read, tmp_path):
@@ -103,6 +105,17 @@ def test_a_picture_that_changed_and_is_gone_from_the_cache_is_refused(read, fold
         path.write_bytes(path.read_bytes() + b"more")
     with pytest.raises(ValueError, match=r"Dataset: .*\.png changed while the folder was read"):
         _batches(part)
+
+
+def test_opened_again_each_latent_and_each_text_is_read_once(read, monkeypatch):
+    read(2**30)
+    data, asked = read(2**30), []
+    reading = Cache.read
+    monkeypatch.setattr(Cache, "read", lambda cache, kind, key: asked.append((kind, key)) or reading(cache, kind, key))
+    first, count = _batches(data), len(asked)
+    assert len(set(asked)) == count and {kind for kind, _ in asked} == {"latents", "texts"}
+    _same(first, _batches(data))
+    assert len(asked) == count
 
 
 def test_without_a_cache_all_is_in_memory(read):

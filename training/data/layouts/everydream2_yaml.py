@@ -52,6 +52,8 @@ class ImageSettings:
 
     def overridden_by(self, upper: ImageSettings) -> ImageSettings:
         """These settings with `upper` on top: its values win, its tags come first."""
+        if upper == ImageSettings() and not (self.tags or self.notes):
+            return self
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(upper, field.name)
