@@ -47,16 +47,16 @@ class WatchedFiles:
 
     def new_files(self) -> list[str]:
         """Relative paths of the files that have been added since."""
-        names = (_name_in(self.folder, path) for path in _dataset_files(self.folder, self.clips))
+        names = (_name_in(self.folder, path) for path, _ in _dataset_files(self.folder, self.clips))
         return [name for name in names if name not in self.files]
 
 
 def stamp_files(folder: Path, clips: bool = False) -> dict[str, FileStamp]:
     """Size, time and hash of every file below a folder that a dataset is made from, with or without video files."""
     stamps: dict[str, FileStamp] = {}
-    for path in _dataset_files(folder, clips):
+    for path, status in _dataset_files(folder, clips):
         with contextlib.suppress(FileNotFoundError):  # it was removed since it was listed
-            stamps[_name_in(folder, path)] = _stamp(path)
+            stamps[_name_in(folder, path)] = _stamp(path, status)
     return stamps
 
 
@@ -65,11 +65,11 @@ def _name_in(folder: Path, path: Path) -> str:
     return str(path)[len(str(folder)) :].replace(os.sep, "/").lstrip("/")
 
 
-def _dataset_files(folder: Path, clips: bool) -> list[Path]:
+def _dataset_files(folder: Path, clips: bool) -> list[tuple[Path, os.stat_result]]:
     suffixes = (*images.SUFFIXES, *registry.suffixes(), wildcards.SUFFIX)
     if clips:
         suffixes += clip_files.SUFFIXES
-    return [path for path, _ in files_below(folder) if path.suffix.lower() in suffixes]
+    return files_below(folder, lambda name: os.path.splitext(name)[1].lower() in suffixes)
 
 
 class _KnownHashes:
@@ -154,8 +154,7 @@ def is_unchanged(path: Path, sha256: str) -> bool:
         return False
 
 
-def _stamp(path: Path) -> FileStamp:
-    stat = path.stat()
+def _stamp(path: Path, stat: os.stat_result) -> FileStamp:
     return FileStamp(stat.st_size, stat.st_mtime_ns, _known.hash_of(path, stat))
 
 
@@ -223,7 +222,7 @@ def _difference(path: Path, before: FileStamp) -> str:
         stat = path.stat()
         if (stat.st_size, stat.st_mtime_ns) == (before.size, before.modified):
             return ""
-        if _stamp(path).sha256 == before.sha256:
+        if _stamp(path, stat).sha256 == before.sha256:
             return ""
         return "has changed"
     except FileNotFoundError:

@@ -66,6 +66,14 @@ def ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[st
     return sorted(links), sorted(others)
 
 
+def has_masks(folder: Path) -> bool:
+    """Whether `mask_file` can find something for the images below a folder."""
+    for _, folders, files in os.walk(folder):
+        if MASK_FOLDER in map(str.lower, folders) or any(MASK_ENDING in name.lower() for name in files):
+            return True
+    return False
+
+
 def mask_file(image: Path, folder: Path) -> Path | None:
     """The mask of an image: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
     folder.

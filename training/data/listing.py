@@ -152,7 +152,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 def _plain(value: Any) -> Any:
     """A dataclass, and those in it, as mappings by field: what `asdict` gives, without copies of all else."""
-    kind = type(value)
+    kind: Any = type(value)
     if kind in _LEAVES:
         return value
     if kind is tuple:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -102,7 +103,7 @@ class Caption:
         replaced = tuple(new for _, new in rules.replacements)
         return (*self.texts, *replaced, rules.separator, rules.trigger, rules.prefix, rules.suffix)
 
-    @property
+    @cached_property
     def plain(self) -> str:
         """The caption without random draws: the first line and the first choices, in the order written."""
         return self.draw(None)
