@@ -234,7 +234,7 @@ class _FolderReader:
             if layout.open_settings is not None:
                 self._settings_readers.append((layout, layout.open_settings(folder, self.filters)))
         self._buckets = settings.bucket_choices()
-        self._has_masks = self.filters.masks in ("files", "both") and images.has_masks(folder)
+        self._has_masks = images.has_masks(folder)
 
     def _read_as_subset(self, subset: ConfigSubset) -> None:
         """Take the captions from where a subset of kohya's dataset_config.toml says, if it does."""
@@ -639,7 +639,8 @@ class _FolderReader:
     def _mask(self, layout: DatasetLayout, path: Path, has_alpha: bool) -> tuple[str, str]:
         """(`ImageEntry.mask`, its content hash)."""
         file = None
-        if self._has_masks:
+        has_own_place = layout.mask_file is not images.mask_file
+        if self.filters.masks in ("files", "both") and (has_own_place or self._has_masks):
             file = layout.mask_file(path, self.folder)
         if file is None:
             if has_alpha and self.filters.masks in ("alpha", "both"):
