@@ -72,7 +72,7 @@ def _dataset_files(folder: Path, clips: bool) -> list[tuple[Path, os.stat_result
     return files_below(folder, lambda name: os.path.splitext(name)[1].lower() in suffixes)
 
 
-class _KnownHashes:
+class KnownHashes:
     """Hashes of files by path, each with what it holds for: size, times and number of the file (inode)."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class _KnownHashes:
         if known is not None and known[0] == mark:
             return known[1]
         self._fresh.discard(name)
-        if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < _SETTLED:
+        if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED:
             self._fresh.add(name)
         self._remember(name, (mark, sha256_of_file(path)))
         return self._hashes[name][1]
@@ -114,20 +114,20 @@ class _KnownHashes:
 
 
 _MOST_HASHES = 1 << 17
-_SETTLED = 2_000_000_000  # ns
-_known = _KnownHashes()
+SETTLED = 2_000_000_000  # ns
+KNOWN = KnownHashes()
 
 
 def recall_hashes(cache: Cache, folder: Path) -> None:
     """Take over the hashes of a folder's files that the cache has, so that only files that changed are read."""
     stored = cache.read("files", _hashes_key(folder))
     if stored is not None:
-        _known.add(json.loads(text_of(stored[0]["hashes"])))
+        KNOWN.add(json.loads(text_of(stored[0]["hashes"])))
 
 
 def keep_hashes(cache: Cache, folder: Path) -> None:
     """Write the hashes of a folder's files into the cache, where they are others than there."""
-    tensor = tensor_of(json.dumps(_known.below(folder), sort_keys=True))
+    tensor = tensor_of(json.dumps(KNOWN.below(folder), sort_keys=True))
     stored = cache.read("files", _hashes_key(folder))
     if stored is None or not torch.equal(stored[0]["hashes"], tensor):
         cache.write("files", _hashes_key(folder), {"hashes": tensor})
@@ -143,7 +143,7 @@ def content_hash(path: Path) -> str:
     """
     if clip_files.is_frame_folder(path.name) and path.is_dir():
         return sha256_of_spaced_json([content_hash(file) for file in clip_files.frame_files(path)])
-    return _known.hash_of(path, path.stat())
+    return KNOWN.hash_of(path, path.stat())
 
 
 def is_unchanged(path: Path, sha256: str) -> bool:
@@ -155,7 +155,7 @@ def is_unchanged(path: Path, sha256: str) -> bool:
 
 
 def _stamp(path: Path, stat: os.stat_result) -> FileStamp:
-    return FileStamp(stat.st_size, stat.st_mtime_ns, _known.hash_of(path, stat))
+    return FileStamp(stat.st_size, stat.st_mtime_ns, KNOWN.hash_of(path, stat))
 
 
 @dataclass(frozen=True)

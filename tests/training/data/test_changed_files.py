@@ -71,14 +71,14 @@ def test_a_folder_that_is_gone(folder):
 def _process(monkeypatch):
     """Begins as a new process does, and gives the list of files whose contents are read from now on."""
     read, of_file = [], changed_files.sha256_of_file
-    monkeypatch.setattr(changed_files, "_known", changed_files._KnownHashes())
+    monkeypatch.setattr(changed_files, "KNOWN", changed_files.KnownHashes())
     monkeypatch.setattr(changed_files, "sha256_of_file", lambda path: read.append(Path(path).name) or of_file(path))
     return read
 
 
 def test_another_process_reads_only_what_changed(folder, tmp_path, monkeypatch):
     cache = Cache(tmp_path / "cache")
-    monkeypatch.setattr(changed_files, "_SETTLED", 0)
+    monkeypatch.setattr(changed_files, "SETTLED", 0)
     with monkeypatch.context() as first:
         _process(first)
         before = stamp_files(folder)
