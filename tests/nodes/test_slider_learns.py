@@ -34,5 +34,6 @@ def test_the_hue_follows_the_strength(host):
     said = ", ".join(f"{strength:+.2f}: {hue:.0f}" for strength, hue in zip(STRENGTHS, hues, strict=True))
     assert np.corrcoef(STRENGTHS, hues)[0, 1] >= 0.9, said
     assert hues[-1] - hues[0] >= 30, said
+    assert hues == sorted(hues), said
     validation = made[0].history.validation
     assert validation[-1][1] < validation[0][1], validation
