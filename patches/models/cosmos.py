@@ -64,7 +64,11 @@ _LAYER_NAMES = LayerNames(
     prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
 )
 _BLOCKS = plain_blocks("blocks")
-_TARGETS = TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("mlp",))
+_TARGETS = TrainingTargets(
+    attention=("self_attn", "cross_attn"),
+    feed_forward=("mlp",),
+    on_request=("llm_adapter",),  # Anima's own text encoder, which reads every caption
+)
 FAMILY = ModelFamily(
     name="cosmos",
     title="Cosmos or Anima",

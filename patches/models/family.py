@@ -47,12 +47,14 @@ class TrainingTargets:
     """Which layers GraftAdapter's presets train: regular expressions for one part of a layer's path.
 
     `attn\\d*` selects `blocks.0.attn1.to_q`. `unread(model)` gives path prefixes of layers whose output is never used,
-    so they cannot learn anything.
+    so they cannot learn anything. `on_request` are parts of the network that are trained only when a layer filter names
+    them.
     """
 
     attention: tuple[str, ...]
     feed_forward: tuple[str, ...]
     unread: Callable[[nn.Module], tuple[str, ...]] | None = None
+    on_request: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

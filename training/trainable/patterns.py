@@ -35,6 +35,10 @@ class Patterns:
             return False
         return not any(matches(path, pattern) for pattern in self.drop)
 
+    def name(self, part: str) -> bool:
+        """Whether a pattern of the modules to keep has this part of a path written out."""
+        return any(part in pattern for pattern in self.keep)
+
 
 def parse_patterns(text: str) -> Patterns:
     """Read a layer filter: globs or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives

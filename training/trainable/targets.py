@@ -97,6 +97,9 @@ def _can_train(module: nn.Module, kind: TrainableKind) -> bool:
 
 
 def _is_chosen(path: str, settings: AdapterSettings) -> bool:
+    part = path.partition(".")[0]
+    if part in _on_request() and not settings.patterns.name(part):
+        return False
     if settings.targets != "all":
         attention, feed_forward = _preset_patterns()
         in_feed_forward = settings.targets == "attention+ff" and feed_forward.search(path)
@@ -118,6 +121,16 @@ def _preset_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
         re.compile(rf"(^|\.)({'|'.join(attention)})(\.|$)"),
         re.compile(rf"^(?!.*embedder)(.*\.|)({'|'.join(feed_forward)})(\.|$)"),
     )
+
+
+@registry.FAMILIES.derived
+def _on_request() -> frozenset[str]:
+    """Parts of networks that only a layer filter that names them trains."""
+    parts: list[str] = []
+    for family in registry.FAMILIES:
+        if isinstance(family.training, TrainingTargets):
+            parts += family.training.on_request
+    return frozenset(parts)
 
 
 def _unread(module: nn.Module) -> tuple[str, ...]:

@@ -2,11 +2,14 @@
 result.
 """
 
+import copy
+
 import pytest
 import torch
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable, limit_norms_
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
+from torch import nn
 
 
 def _net(lab):
@@ -42,6 +45,23 @@ def _still():
 def test_targets(lab, settings, expected):
     found = adapter_targets(_net(lab), settings)
     assert set(found) == {f"blocks.{i}.{name}" for i in (0, 1) for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", {"blocks.0.self_attn.q"}),
+        ("*attn*", {"blocks.0.self_attn.q"}),
+        ("llm_adapter.*", {"llm_adapter.blocks.0.self_attn.q"}),
+        ("*, llm_adapter.*", {"blocks.0.self_attn.q", "llm_adapter.blocks.0.self_attn.q"}),
+        ("*, /^llm_adapter/, !llm_adapter.*", {"blocks.0.self_attn.q"}),
+    ],
+)
+@pytest.mark.parametrize("preset", ["attention", "attention+ff", "all"])
+def test_a_text_encoder_inside_the_network_is_trained_only_when_it_is_named(preset, pattern, expected):
+    block = {"blocks": nn.ModuleList([nn.ModuleDict({"self_attn": nn.ModuleDict({"q": nn.Linear(4, 4)})})])}
+    net = nn.ModuleDict({**block, "llm_adapter": nn.ModuleDict(copy.deepcopy(block))})
+    assert set(adapter_targets(net, AdapterSettings(targets=preset, pattern=pattern))) == expected
 
 
 def test_a_choice_of_nothing_says_what_there_is(lab):

@@ -24,6 +24,7 @@ from graft_nodes import host as wall
 from graft_nodes.patches.adapters.diff import difference_name
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.save import left_out_by_comfyui, to_key_format
+from graft_nodes.patches.models.layers import is_linear
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory.checkpointing import blocks, checkpointed
@@ -697,6 +698,15 @@ def test_presets_hit_the_layers_of_each_family(name):
             "modulation" in part or "norm" in part or "embed" in part for path in chosen for part in path.split(".")
         )
     assert (len(found[0]), len(found[1])) == COUNTS[name]
+
+
+def test_the_text_encoder_inside_anima_is_trained_only_when_it_is_named():
+    available("anima")
+    module = build("anima").model.diffusion_model
+    inside = {f"llm_adapter.{path}" for path, part in module.llm_adapter.named_modules() if is_linear(part)}
+    for preset in ("attention", "attention+ff", "all"):
+        assert not inside & set(adapter_targets(module, AdapterSettings(targets=preset)))
+    assert set(adapter_targets(module, AdapterSettings(targets="all", pattern="llm_adapter.*"))) == inside
 
 
 FP8 = [name for name in NAMES if name in ("sd1", "flux", "qwen", "wan", "sd3")]
