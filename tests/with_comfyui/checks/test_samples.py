@@ -12,6 +12,7 @@ import pytest
 import torch
 from families import build, conditions, random
 from graft_nodes.storage.digest import sha256_of_tensors
+from graft_nodes.tests.training.data.making_clips import write_clip
 from PIL import Image
 from safetensors import safe_open
 from tiny_families import EVERY
@@ -254,6 +255,47 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     assert other.history.loss[0] != at_once.history.loss[0]
     assert other.history.validation[0] != at_once.history.validation[0]
     shutil.rmtree(Path(host.output) / "graft" / f"{run} other", ignore_errors=True)
+
+
+def clips_of_core(host, start):
+    """The frames from `start` on of clips in a folder."""
+    place = Path(host.input) / "clips of core"
+    for number in range(COUNT):
+        write_clip(place / f"{number}.mp4", 9, (80, 64), seed=number, codec="mpeg4", pixels="yuv420p")
+        (place / f"{number}.txt").write_text(f"clip {number}", encoding="utf-8")
+    return {
+        "clips": node("LoadVideoTextDataSetFromFolder", folder=place.name),
+        "part": node("VideoTemporalCrop", video=["clips", 0], start_frame=start, length=5),
+        "frames": node("GetVideoComponents", video=["part", 0]),
+        "dataset": node(
+            "MakeTrainingDataset", images=["frames", 0], texts=["clips", 1], vae=["vae", 0], clip=["clip", 0]
+        ),
+        "samples": node(
+            "GraftSamples",
+            latents=["dataset", 0],
+            conditioning=["dataset", 1],
+            captions=["clips", 1],
+            clip=["clip", 0],
+            validation=0.25,
+        ),
+    }
+
+
+def test_clips_and_parts_of_them_from_core_s_dataset_nodes_become_samples(host, loaders):
+    if {entry["class_type"] for entry in clips_of_core(host, 0).values()} - host.nodes.NODE_CLASS_MAPPINGS.keys():
+        pytest.skip("this ComfyUI has no such nodes")
+    found = []
+    for start in (0, 4):
+        loaders("wan")
+        host.fresh()
+        graph = {**clips_of_core(host, start), **common(1, run="clips of core")}
+        found.append(ran(host, graph, state=["step0", 0], dataset=["samples", 0]))
+    begin, end = (one["dataset"] for one in found)
+    images = begin.images + begin.held_out
+    assert {image.caption for image in images} == {f"clip {number}" for number in range(COUNT)}
+    assert {tuple(image.latent.shape) for image in images} == {(16, 2, 8, 10)}  # five frames of 80x64
+    assert len({sha256_of_tensors({"": image.latent}) for image in images + end.images + end.held_out}) == 2 * COUNT
+    assert found[0]["state"].history.loss != found[1]["state"].history.loss
 
 
 class Pictures:
