@@ -15,7 +15,7 @@ from graft_nodes.storage.digest import sha256_of_tensors
 from graft_nodes.tests.training.data.making_clips import write_clip
 from PIL import Image
 from safetensors import safe_open
-from tiny_families import EVERY
+from tiny_families import EVERY, WAN, Family
 
 COUNT = 4
 
@@ -352,6 +352,26 @@ class Songs:
         return latents, made
 
 
+class Sounds:
+    """A list of what an audio encoder makes of two seconds of sound."""
+
+    RETURN_TYPES = ("AUDIO_ENCODER_OUTPUT",)
+    OUTPUT_IS_LIST = (True,)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"seed": ("INT", {"default": 0})}}
+
+    def make(self, seed):
+        return ([self.heard(100 * seed + number) for number in range(COUNT)],)
+
+    def heard(self, seed):
+        layers = random(33, 1, 100, 1280, seed=seed)
+        return {"encoded_audio_all_layers": list(layers), "audio_samples": 32000}
+
+
 def clip_vision(host, other):
     graph = wan(host, 0)
     graph["pictures"] = node("TestPictures", seed=other)
@@ -385,12 +405,23 @@ def song(host, other):
     }
 
 
+def sound(host, other):
+    graph = wan(host, 0)
+    graph["sounds"] = node("TestSounds", seed=other)
+    inputs = {**graph["conditioning"]["inputs"], "audio_encoder_output": ["sounds", 0]}
+    inputs["ref_image"] = inputs.pop("start_image")
+    graph["conditioning"] = node("WanHuMoImageToVideo", **inputs)
+    return graph
+
+
+HUMO = Family("WAN21_HuMo", {**WAN, "model_type": "humo"}, (16, 2, 8, 10))
 # (graph, family, settings of its model, what the conditionings bring)
 ENTRIES = {
     "CLIP vision": (clip_vision, "wan i2v", {}, "clip_vision_output (4)"),
     "control clip": (control_clip, "wan i2v", {"in_dim": 48}, "concat_latent_image (4)"),
     "Flux Fill": (fill, "flux", {"in_channels": 96}, "concat_latent_image (4), concat_mask (4)"),
     "lyrics": (song, "ace-step", {}, ""),
+    "sound": (sound, "wan humo", {}, "audio_embed (4), reference_latents (4)"),
 }
 
 
@@ -399,9 +430,11 @@ def test_what_nodes_put_into_a_conditioning_reaches_the_model_from_memory_and_fr
     host, loaders, monkeypatch, name
 ):
     make, family, changes, brought = ENTRIES[name]
+    monkeypatch.setitem(EVERY, "wan humo", HUMO)
     build(family, **changes)  # skips where this ComfyUI has no such family
     monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestPictures", Pictures)
     monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestSongs", Songs)
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestSounds", Sounds)
     run = f"entries {name}"
 
     def trained(other):
