@@ -109,6 +109,17 @@ FAMILIES = (
         cfg=2.5,
     ),
     Family(
+        "Qwen-Image-Edit",
+        _separate(
+            "qwen_image_edit_2509_fp8_e4m3fn.safetensors",
+            _one_encoder("qwen_2.5_vl_7b_fp8_scaled.safetensors", "qwen_image"),
+            "qwen_image_vae.safetensors",
+        ),
+        resolution=1024,
+        cfg=2.5,
+        control_pictures="Qwen-Image-Edit Plus",
+    ),
+    Family(
         "Z-Image",
         _separate("z_image_bf16.safetensors", _one_encoder("qwen_3_4b.safetensors", "lumina2"), "ae.safetensors"),
         resolution=1024,
@@ -834,8 +845,12 @@ CONTROL_PICTURES = (
     "**Your pairs**: the image is what comes out of the edit, its caption the instruction (*make it winter*). What goes"
     " in lies beside it: `photo.control.png`, or `control/photo.png`; up to three of them. The demo's images have none,"
     " so with them it learns to draw from text alone. The previews and the image at the end are drawn without one too;"
-    " to try an edit, put *Load Image*, *FluxKontextImageScale*, *VAE Encode* and *ReferenceLatent* behind *Prompt*."
+    " to try an edit, {edit}."
 )
+EDITS = {  # by the setting `control pictures`
+    "Flux Kontext": "put *Load Image*, *FluxKontextImageScale*, *VAE Encode* and *ReferenceLatent* behind *Prompt*",
+    "Qwen-Image-Edit Plus": "put *TextEncodeQwenImageEditPlus*, with *Load Image* and the VAE, in place of *Prompt*",
+}
 
 
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -850,7 +865,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         note.insert(5, TRAINING_ONLY.format(repository=repository, steps=family.steps))
         height = 780
     if family.control_pictures:
-        note.insert(6, CONTROL_PICTURES)
+        note.insert(6, CONTROL_PICTURES.format(edit=EDITS[family.control_pictures]))
         height = 860
     text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
     graph.note(text, (-560, 60), (500, height))

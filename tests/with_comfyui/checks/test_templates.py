@@ -24,6 +24,7 @@ FAMILIES = {
     "Flux.1": "flux",
     "Flux Kontext": "flux",
     "Qwen-Image": "qwen",
+    "Qwen-Image-Edit": "qwen",
     "Z-Image": "z-image",
     "Z-Image Turbo": "z-image",
     "Krea 2 Turbo": "krea2",
