@@ -95,10 +95,10 @@ CASES: dict[str, dict[str, Case]] = {
         "validation_folder": Case("dead2"),
         "control_pictures": Case(
             "reference latents",
-            {"GraftDataset": {"folder": "paired", "control_pictures": "off"}},
+            {"GraftDataset": {"folder": "dead pairs", "control_pictures": "off"}},
             refused="takes no reference latents",
         ),
-        "frames": Case("5", {"GraftDataset": {"folder": "moving"}}, refused="this VAE encodes pictures only"),
+        "frames": Case("5", {"GraftDataset": {"folder": "dead clips"}}, refused="this VAE encodes pictures only"),
         "frame_rate": Case(16.0, refused="no effect with frames of clips 0"),
         "clip_part": Case("chunk", refused="no effect with frames of clips 0"),
     },
@@ -160,7 +160,7 @@ CASES: dict[str, dict[str, Case]] = {
         "model_shift": Case(False, EPS, refused="only flow models have a shift of their own"),
         "expert": Case("low noise", EXPERT),
         "boundary": Case(0.7, EXPERT),
-        "beta": Case(5000.0, {"GraftDataset": {"folder": "preferred"}, "GraftObjective": {"loss": "dpo"}}),
+        "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),
@@ -271,11 +271,14 @@ def folders(host):
             for place, text in ((f"{i}.txt", beside), (f"captions/{i}.txt", "a green circle")):
                 with open(os.path.join(folder, place), "w", encoding="utf-8") as file:
                     file.write(text)
-    os.makedirs(os.path.join(host.input, "moving"))
+    os.makedirs(os.path.join(host.input, "dead clips"))
     for name in ("0.gif", "1.gif", "2.gif"):
         frames = [Image.fromarray(draw.integers(0, 255, (96, 96, 3), dtype=np.uint8)) for _ in range(6)]
-        frames[0].save(os.path.join(host.input, "moving", name), save_all=True, append_images=frames[1:])
-    for folder, partners in (("paired", ("0.png", "0.control.png")), ("preferred", ("0.win.png", "0.lose.png"))):
+        frames[0].save(os.path.join(host.input, "dead clips", name), save_all=True, append_images=frames[1:])
+    for folder, partners in (
+        ("dead pairs", ("0.png", "0.control.png")),
+        ("dead preferences", ("0.win.png", "0.lose.png")),
+    ):
         os.makedirs(os.path.join(host.input, folder))
         for name in (*partners, *(partner.replace("0", "1", 1) for partner in partners)):
             pixels = draw.integers(0, 255, (224, 224, 3), dtype=np.uint8)
