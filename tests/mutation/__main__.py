@@ -2,15 +2,16 @@
 time, and see whether a test fails.
 
 Each change is tried in a copy of the tree: by the tests nearest to its file, then by the quick tier. What no test
-notices is listed: it needs a test, or the code is not needed.
+notices is listed: it needs a test, or the code is not needed. With --json FILE the next call goes on where this one
+ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import queue
-import random
 import secrets
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 from .changes import Change, changes, is_python
+from .record import Record
 from .trials import Copy, Trials, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,10 +44,10 @@ def product_files(root: Path, paths: list[str]) -> list[PurePosixPath]:
 
 
 def drawn(root: Path, files: list[PurePosixPath], count: int, seed: int) -> list[Place]:
-    """`count` changes of these files; the same for the same seed and the same code."""
+    """`count` changes of these files; the same for the same seed, but for the code that was written anew."""
     sources = {file: (root / file).read_bytes() for file in files}
     places = [(file, change) for file, source in sources.items() for change in changes(source)]
-    random.Random(seed).shuffle(places)
+    places.sort(key=lambda place: _lot(seed, *place))
     kept: list[Place] = []
     for file, change in places:
         if len(kept) == count:
@@ -53,6 +55,12 @@ def drawn(root: Path, files: list[PurePosixPath], count: int, seed: int) -> list
         if is_python(change.applied(sources[file])):
             kept.append((file, change))
     return kept
+
+
+def _lot(seed: int, file: PurePosixPath, change: Change) -> str:
+    """What decides when a change is drawn: nothing of it changes with the rest of the code."""
+    text = f"{seed} {file} {change.nth} {change.before} -> {change.after}"
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tried(root: Path, places: list[Place], jobs: int, only_nearest: bool) -> Iterator[Verdict]:
@@ -100,10 +108,16 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--seed", type=int, help="what the changes are drawn from (default: a new one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once (default: one a core)")
     parser.add_argument("--nearest", action="store_true", help="only the nearest tests, not the quick tier")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="add the verdicts to this file; leave out what is in it"
+    )
+    parser.add_argument("--again", action="store_true", help="with --json: try again what no test noticed")
     parser.add_argument("--list", action="store_true", help="only list the changes")
     given = parser.parse_args(arguments)
     if given.count < 1 or given.jobs < 1:
         parser.error("--count and --jobs: expected 1 or more")
+    if given.again and given.json is None:
+        parser.error("--again: expected --json FILE, which says what no test noticed")
     seed = given.seed
     if seed is None:
         seed = secrets.randbelow(2**32)
@@ -117,8 +131,17 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         print("\n".join(f"{file}:{change.line}  {change}" for file, change in places))
         return 0
     verdicts = []
+    record = None
+    if given.json is not None:
+        record = Record(given.json)
+        verdicts = record.verdicts(places, given.again)
+        known = {(verdict.file, verdict.change) for verdict in verdicts}
+        places = [place for place in places if place not in known]
+        print(f"{len(verdicts)} were tried before, in {given.json}", flush=True)
     for verdict in tried(root, places, given.jobs, given.nearest):
         verdicts.append(verdict)
+        if record is not None:
+            record.add(verdict)
         print(f"{len(verdicts):4}  {verdict}", flush=True)
     print(summary(verdicts))
     return int(not all(verdict.noticed for verdict in verdicts))

@@ -7,7 +7,8 @@ Docstrings, annotations, decorators, texts (of errors, logs and tooltips) and co
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -44,13 +45,18 @@ OTHER_SYSTEMS = {"win32", "nt", "darwin"}
 
 @dataclass(frozen=True)
 class Change:
-    """`after` in place of `before`, which lies at bytes `start` to `end` of the source, from `line` on."""
+    """`after` in place of `before`, which lies at bytes `start` to `end` of the source, from `line` on.
+
+    `nth` counts the equal changes before it in the file: with the file, `before` and `after` it names a change, also
+    when other lines of the file are written anew.
+    """
 
     line: int
     start: int
     end: int
     before: str
     after: str
+    nth: int = 0
 
     def applied(self, source: bytes) -> bytes:
         return source[: self.start] + self.after.encode() + source[self.end :]
@@ -70,7 +76,13 @@ def changes(source: bytes) -> list[Change]:
     """Every change of a file, in the order of its text."""
     collector = _Collector(source)
     collector.visit(ast.parse(source))
-    return sorted(collector.found, key=lambda change: (change.start, change.end, change.after))
+    found = []
+    equal: Counter[tuple[str, str]] = Counter()
+    for change in sorted(collector.found, key=lambda change: (change.start, change.end, change.after)):
+        texts = (change.before, change.after)
+        found.append(replace(change, nth=equal[texts]))
+        equal[texts] += 1
+    return found
 
 
 def is_python(source: bytes) -> bool:

@@ -146,3 +146,38 @@ def test_what_the_command_cannot_do(arguments, tree, capsys):
 def test_the_command_lists_what_it_would_try(tree, capsys):
     assert command.main(["maths/near.py", "--seed", "1", "--list"], tree) == 0
     assert "maths/near.py:2  a > b  ->  (a >= b)" in capsys.readouterr().out
+
+
+def test_a_call_goes_on_where_the_one_before_ended(tree, capsys):
+    file = tree.parent / "tried.json"
+    options = ["maths/near.py", "maths/unseen.py", "--seed", "1", "--nearest", "--jobs", "1", "--json", str(file)]
+
+    def call(*more):
+        """(exit status, changes tried, the summary's first line)."""
+        before = len(file.read_text().splitlines()) if file.exists() else 0
+        status = command.main([*options, *more], tree)
+        [first] = [line for line in capsys.readouterr().out.splitlines() if "changes were noticed" in line]
+        return status, len(file.read_text().splitlines()) - before, first
+
+    status, count, first = call("--count", "2")
+    assert (status, count) == (1, 2) and "of 2 changes" in first
+    everything = len(command.drawn(tree, command.product_files(tree, ["maths/near.py", "maths/unseen.py"]), 100, 1))
+    status, count, first = call()
+    assert count == everything - 2 and f"of {everything} changes" in first
+    assert call() == (1, 0, first)
+    survived = int(first.partition("survived ")[2].partition(")")[0])
+    assert survived > 0 and call("--again") == (1, survived, first)
+
+
+def test_lines_written_anew_leave_the_other_changes_in_their_order(tree):
+    files = command.product_files(tree, ["maths"])
+    before = [(file, change.before, change.after) for file, change in command.drawn(tree, files, 1000, 1)]
+    (tree / "maths" / "near.py").write_text("FIRST = 1\n\n\n" + FILES["maths/near.py"])
+    after = [(file, change.before, change.after) for file, change in command.drawn(tree, files, 1000, 1)]
+    assert [place for place in after if place in before] == before and len(after) > len(before)
+
+
+def test_what_no_test_noticed_is_tried_again_only_from_a_file(tree, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["maths", "--again"], tree)
+    assert "--json" in capsys.readouterr().err
