@@ -4,10 +4,12 @@ and of files.
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.ema.decay import EMASettings
+from graft_nodes.ema.decay import EMASettings, decay_over
 from graft_nodes.ema.post_hoc import possible_widths
 from graft_nodes.patches.lora_files.stack_rows import StackRow
 from graft_nodes.storage.atomic import write_whole
@@ -16,6 +18,8 @@ from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.trainable.settings import AdapterSettings
+
+CHINESE = Path(__file__).parents[2] / "locales" / "zh" / "nodeDefs.json"
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,22 @@ def test_the_start_says_what_an_interval_makes_of_the_decay(host, demo, pictures
         run="interval",
     )[1]
     assert says in report + "\n"
+
+
+def test_the_interval_says_what_it_makes_of_everydream2s_decay():
+    """EveryDream2's ema_decay_rate 0.99 is that of an update every 50 steps; Graft's decay is that of one step."""
+    from graft_nodes.nodes.training_settings import GraftEMA
+
+    graft, everydream2 = EMASettings("constant", 0.99, interval=50), EMASettings("constant", 0.9998, interval=50)
+    of_update = f"{decay_over(graft, 50, 1000):.3f}"
+    assert of_update == "0.605"
+    assert f"{decay_over(everydream2, 50, 1000):.2f}" == "0.99"
+    interval = next(one for one in GraftEMA.define_schema().inputs if one.id == "interval")
+    page = (Path(__file__).parents[2] / "web" / "docs" / "GraftEMA.md").read_text(encoding="utf-8")
+    line = page.partition("(`interval`, advanced)")[2].partition("\n- **")[0]
+    chinese = json.loads(CHINESE.read_text(encoding="utf-8"))["GraftEMA"]["inputs"]["interval"]["tooltip"]
+    for said in (interval.tooltip, line, chinese):
+        assert {"EveryDream2", "0.99", "50", of_update, "0.9998"} <= set(re.findall(r"[A-Za-z0-9.]*[A-Za-z0-9]", said))
 
 
 def product(lora, base):
