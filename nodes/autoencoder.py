@@ -10,11 +10,7 @@ from ..training.store.names import check_run_name
 from .refusals import refusal
 from .schema import Dataset, Optimizer, TrainState, advanced, aliases, run_average, run_name, run_seed
 
-
-def _loss_weight(name: str, label: str, default: float, tooltip: str, **given: Any) -> Any:
-    return io.Float.Input(
-        name, display_name=label, default=default, min=0.0, max=1000.0, step=0.01, round=False, tooltip=tooltip, **given
-    )
+_WEIGHT: dict[str, Any] = {"min": 0.0, "max": 1000.0, "step": 0.01, "round": False}  # of a loss
 
 
 class GraftTrainVAEStart(io.ComfyNode):
@@ -68,15 +64,27 @@ class GraftTrainVAEStart(io.ComfyNode):
                         " need less memory; 0 takes whole images."
                     ),
                 ),
-                _loss_weight(
-                    "l1", "L1 weight", 1.0, "Weight of the mean absolute error. Edges stay sharper than with MSE."
+                io.Float.Input(
+                    "l1",
+                    display_name="L1 weight",
+                    default=1.0,
+                    tooltip="Weight of the mean absolute error. Edges stay sharper than with MSE.",
+                    **_WEIGHT,
                 ),
-                _loss_weight("mse", "MSE weight", 0.0, "Weight of the mean squared error. Try 1 for smoother results."),
-                _loss_weight(
+                io.Float.Input(
+                    "mse",
+                    display_name="MSE weight",
+                    default=0.0,
+                    tooltip="Weight of the mean squared error. Try 1 for smoother results.",
+                    **_WEIGHT,
+                ),
+                advanced(
+                    io.Float,
                     "edge",
-                    "edge weight",
-                    0.0,
-                    "Weight of the error of edges (Sobel). Try 0.5 if results are blurred.",
+                    display_name="edge weight",
+                    default=0.0,
+                    tooltip="Weight of the error of edges (Sobel). Try 0.5 if results are blurred.",
+                    **_WEIGHT,
                 ),
                 advanced(
                     io.Float,
@@ -104,25 +112,28 @@ class GraftTrainVAEStart(io.ComfyNode):
                 ),
                 run_seed(),
                 run_name("vae"),
-                _loss_weight(
+                io.Float.Input(
                     "lpips",
-                    "LPIPS weight",
-                    0.0,
-                    (
+                    display_name="LPIPS weight",
+                    default=0.0,
+                    tooltip=(
                         "Weight of LPIPS, the difference that people see. Needs the packages lpips and torchvision,"
                         " which download VGG once. Try 0.1 to 1."
                     ),
                     optional=True,
+                    **_WEIGHT,
                 ),
-                _loss_weight(
+                advanced(
+                    io.Float,
                     "discriminator",
-                    "discriminator weight",
-                    0.0,
-                    (
+                    display_name="discriminator weight",
+                    default=0.0,
+                    tooltip=(
                         "Weight of a patch discriminator, which learns to tell reconstructions from images: sharper"
                         " detail, which may be invented. Try 0.5."
                     ),
                     optional=True,
+                    **_WEIGHT,
                 ),
                 advanced(
                     io.Int,

@@ -38,6 +38,8 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             pass
     except SafetensorError as error:
         raise _damaged(path, str(error)) from error
+    except RuntimeError as error:  # of PyTorch, which maps the file
+        raise _changed(path, error) from error
     with open(path, "rb") as file:
         tensors, metadata = _header(path, file)
         size = os.fstat(file.fileno()).st_size
@@ -45,11 +47,16 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
             # unlike a mapping of Python's mmap it keeps no file open
             memory = torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
         except RuntimeError as error:
-            os.stat(path)  # raises when the file is gone
-            raise _damaged(path, f"it changed while it was read: {error}") from error
+            raise _changed(path, error) from error
         if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # the file was replaced meanwhile
             return load_safetensors(path)
     return {name: _mapped_tensor(path, memory, name, info) for name, info in tensors.items()}, metadata
+
+
+def _changed(path: str, error: RuntimeError) -> ValueError:
+    """The error of a file that PyTorch could not map. Raises FileNotFoundError when the file is gone."""
+    os.stat(path)
+    return _damaged(path, f"it changed while it was read: {error}")
 
 
 def _mapped_tensor(path: str, memory: np.ndarray, name: str, info: TensorInfo) -> Tensor:

@@ -134,6 +134,19 @@ def test_a_file_that_another_replaces_while_it_is_read_is_one_of_the_two(tmp_pat
         assert size == 3 and "it changed while it was read" in str(error)
 
 
+def test_a_file_that_another_removes_while_the_library_maps_it_is_missing(tmp_path, monkeypatch, tensors):
+    path, maps = str(tmp_path / "x.safetensors"), torch.UntypedStorage.from_file
+    save_file(tensors, path)
+
+    def removed(*arguments, **named):
+        os.remove(path)
+        return maps(*arguments, **named)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", removed)
+    with pytest.raises(FileNotFoundError):
+        safetensors.load_safetensors(path)
+
+
 def test_equal_input_gives_equal_bytes_in_any_order(tensors):
     turned = dict(reversed(tensors.items()))
     first = b"".join(safetensors.safetensors_bytes(tensors, {"a": "1", "b": "2"}))

@@ -29,7 +29,7 @@ from .stored_latent import KEPT_BYTES, Latent, StoredLatent
 if TYPE_CHECKING:
     from PIL import Image
 
-_BYTES_PER_NUMBER = 4  # of a latent
+_BYTES_PER_NUMBER = 4  # of a latent; of a picture 1
 # Fields of the dataset that are no plain settings, or are in what captions are encoded from.
 _NOT_HASHED = ("regularisation", "report", "unhashed", "weighted_captions")
 
@@ -293,7 +293,9 @@ class ImageEncoder:
 
     def _is_kept(self, shape: Sequence[int]) -> bool:
         """Whether a latent of that shape may stay in memory; from then on it counts."""
-        size = math.prod(shape) * _BYTES_PER_NUMBER
+        size = math.prod(shape)
+        if not self.is_of_pixels:
+            size *= _BYTES_PER_NUMBER
         if self._kept + size > KEPT_BYTES:
             return False
         self._kept += size
