@@ -1,4 +1,4 @@
-"""The tests nearest to a product file: its own test file, or those that docs/architecture.md names for it."""
+"""The tests nearest to a product file: its own test file, and those that docs/architecture.md names for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 HEADING = "## Tested elsewhere"
-ROW = re.compile(r"^\| `(?P<file>[\w/.]+)` \| (?P<tests>.+?) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(?P<file>[\w/.*]+)` \| (?P<tests>.+?) \|$", re.MULTILINE)
 WITH_COMFYUI = "tests/with_comfyui"  # these need a real ComfyUI
 
 
@@ -17,7 +17,7 @@ def own_tests(root: Path, file: PurePosixPath) -> list[str]:
 
 
 def tested_elsewhere(root: Path) -> dict[str, list[str]]:
-    """{file, or folder with a slash: paths of the tests that docs/architecture.md names for it}."""
+    """{file, folder with a slash or pattern with a star: paths of the tests that docs/architecture.md names for it}."""
     page = root / "docs" / "architecture.md"
     if not page.exists():
         return {}
@@ -26,10 +26,13 @@ def tested_elsewhere(root: Path) -> dict[str, list[str]]:
 
 
 def nearest_tests(root: Path, file: PurePosixPath) -> list[str]:
-    """The test files to ask first about a change of this product file; none for a file that nothing names."""
-    own = own_tests(root, file)
-    if own:
-        return own
+    """The test files to ask first about a change of this product file; none for a file that nothing names.
+
+    A folder's row is for files that have neither a test file of their own nor a row. What a pattern names is added.
+    """
     rows = tested_elsewhere(root)
-    paths = rows.get(file.as_posix()) or rows.get(f"{file.parent.as_posix()}/") or []
-    return [path for path in paths if not path.startswith(WITH_COMFYUI)]
+    paths = [*own_tests(root, file), *rows.get(file.as_posix(), [])] or rows.get(f"{file.parent.as_posix()}/", [])
+    for pattern, tests in rows.items():
+        if "*" in pattern and file.match(pattern):
+            paths = [*paths, *tests]
+    return [path for path in dict.fromkeys(paths) if not path.startswith(WITH_COMFYUI)]

@@ -181,3 +181,16 @@ def test_what_no_test_noticed_is_tried_again_only_from_a_file(tree, capsys):
     with pytest.raises(SystemExit):
         command.main(["maths", "--again"], tree)
     assert "--json" in capsys.readouterr().err
+
+
+def test_rows_add_to_a_file_with_its_own_tests_and_stars_to_every_file(tree):
+    rows = (
+        "`maths/near.py` | `tests/test_sums.py`",
+        "`maths/f*.py` | `tests/maths/test_loop.py`, `tests/test_sums.py`",
+    )
+    page = tree / "docs" / "architecture.md"
+    page.write_text(page.read_text() + "".join(f"| {row} |\n" for row in rows))
+    assert nearest_tests(tree, PurePosixPath("maths/near.py")) == ["tests/maths/test_near.py", "tests/test_sums.py"]
+    far = ["tests/test_all.py", "tests/maths/test_loop.py", "tests/test_sums.py"]
+    assert nearest_tests(tree, PurePosixPath("maths/far.py")) == far
+    assert nearest_tests(tree, PurePosixPath("maths/unseen.py")) == ["tests/test_all.py"]

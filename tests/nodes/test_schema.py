@@ -4,6 +4,7 @@ import json
 
 import pytest
 from graft_nodes.nodes import NODES
+from graft_nodes.tests.nodes import write_inputs
 
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 MOST_OPEN = 7
@@ -70,3 +71,18 @@ def test_no_id_is_one_of_an_input_and_of_an_output(node):
     schema = node.define_schema()
     schema.finalize()
     assert not {entry.id for entry in schema.inputs} & {entry.id for entry in schema.outputs}
+
+
+RECORDED = json.loads(write_inputs.FILE.read_text(encoding="utf-8"))
+
+
+def test_the_record_names_every_node():
+    assert list(RECORDED) == IDS, "python -m graft_nodes.tests.nodes.write_inputs"
+
+
+@pytest.mark.parametrize("identifier", IDS)
+def test_what_workflows_know_of_a_node_is_as_recorded(host, identifier):
+    """Old workflows hold ids, order and values of inputs, and leave defaults to the node."""
+    found, recorded = write_inputs.of_node(host.node(identifier)), RECORDED[identifier]
+    assert found == recorded, "only what is new may differ: python -m graft_nodes.tests.nodes.write_inputs"
+    assert list(found["inputs"]) == list(recorded["inputs"])
