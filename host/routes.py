@@ -17,6 +17,7 @@ never paths.
                                       a training step that runs has reached
     GET  /graft/running               {"running": [{node, workflow, run, key, until}]}, the training steps that run
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
+    GET  /graft/preferences?run=      {"folder", "pairs", "marked": [[better, worse]]}, two previews' names each
     POST /graft/preferences           {"run", "better", "worse"}, two previews' names: keeps them as a pair, and answers
                                       {"folder", "pairs", "name", "captioned"}
     GET  /graft/dataset/folders       the folders of ComfyUI's input folder, with their numbers of pictures
@@ -230,6 +231,7 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/runs/{run}/{key}", _state),
     ("get", "/graft/running", _running),
     ("post", "/graft/stop", _stop),
+    ("get", "/graft/preferences", _of("preferences", "marked")),
     ("get", "/graft/dataset/folders", _of("datasets", "folders")),
     ("get", "/graft/dataset/files", _of("datasets", "files")),
     ("get", "/graft/dataset/thumbnail", _of("datasets", "thumbnail")),

@@ -155,6 +155,7 @@ export const CHINESE = {
   '{count} pair in {folder}: choose this folder in Dataset': '{folder} 中有 {count} 对：请在“数据集”中选择此文件夹',
   '{count} pairs in {folder}: choose this folder in Dataset': '{folder} 中有 {count} 对：请在“数据集”中选择此文件夹',
   'The prompt is not known as text: write the caption of {name} in Dataset.': '提示词的文字未知：请在“数据集”中写 {name} 的标注。',
+  'What was marked before is not known: {error}': '无法得知之前的标记：{error}',
   'The pair is not kept: {error}': '未能保留这一对：{error}',
   'prompt {number}': '提示词 {number}',
   'positive prompt': '正面提示词',

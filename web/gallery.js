@@ -56,6 +56,13 @@ export class Previews {
     return this.all.filter((picture) => picture.step === step)
   }
 
+  /** Mark again what was marked before the page was loaded. */
+  async recall() {
+    if (!this.all.length) return
+    await this.preferences.recall(this.all[0])
+    this.changed()
+  }
+
   async prefer(better, worse) {
     await this.preferences.mark(better, worse)
     this.changed()

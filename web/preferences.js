@@ -14,6 +14,7 @@ export class Preferences {
   }
 
   clear() {
+    this.run = '' // the last that was asked about
     this.marked = new Set() // "better worse"
     this.say('')
   }
@@ -36,6 +37,28 @@ export class Preferences {
     this.marked.delete(`${fileOf(worse)} ${fileOf(better)}`)
     this.marked.add(`${fileOf(better)} ${fileOf(worse)}`)
     this.say(wordsAbout(kept))
+  }
+
+  /** Find what has been marked of this picture's run before. */
+  async recall(picture) {
+    const run = runOf(picture)
+    if (!run) return
+    if (run !== this.run) this.clear()
+    this.run = run
+    let before
+    try {
+      before = await asked(`/graft/preferences?run=${encodeURIComponent(run)}`)
+    } catch (error) {
+      if (this.run !== run) return // another run is shown by now
+      this.say(t('What was marked before is not known: {error}', { error: wordsOf(error) }), true)
+      return
+    }
+    if (this.run !== run) return
+    const pairs = before.marked.map((names) => names.map((filename) => fileOf({ ...picture, filename })))
+    for (const [better, worse] of pairs) {
+      if (!this.marked.has(`${worse} ${better}`)) this.marked.add(`${better} ${worse}`) // a click since then counts
+    }
+    if (before.pairs && !this.said) this.say(wordsAbout({ ...before, captioned: true }))
   }
 
   say(said, isProblem = false) {

@@ -397,6 +397,7 @@ class Panel {
       state: 'done',
     }
     this.previews.add(previews?.length ? previews : pictures, setting('Graft.Training.Previews'))
+    this.previews.recall()
     this.changed()
   }
 

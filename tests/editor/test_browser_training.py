@@ -255,7 +255,7 @@ def test_previews_are_looked_through_by_step_and_compared(editor):
 LONG = "a photo of zorp, " + "standing in a wide green field under a clear sky, " * 6 + "late afternoon"
 
 
-def test_several_prompts_have_rows_with_their_texts_and_come_back_after_a_reload(browser, tmp_path):
+def test_several_prompts_have_rows_and_come_back_after_a_reload_with_what_was_marked(browser, tmp_path):
     (tmp_path / "input").mkdir()
     few_pictures(tmp_path / "input")
     server = Server(tmp_path, *named_front_end())
@@ -269,7 +269,7 @@ def test_several_prompts_have_rows_with_their_texts_and_come_back_after_a_reload
         )
         show(editor, node)
         editor.queue()
-        for _ in ("as it trained", "after a reload"):
+        for when in ("as it trained", "after a reload"):
             headings, figures = (page.locator(f".graft-training {one}:visible") for one in (".graft-prompt", "figure"))
             figures.get_by_text("step 10, prompt 2, weights").wait_for()
             assert headings.all_inner_texts() == ["positive prompt", "prompt 1 a zorp", f"prompt 2 {LONG}"]
@@ -294,6 +294,12 @@ def test_several_prompts_have_rows_with_their_texts_and_come_back_after_a_reload
             assert page.locator("dialog figure").nth(1).inner_text() == "step 10, prompt 2, weights"
             page.keyboard.press("Escape")
             page.locator("dialog").wait_for(state="detached")
+            verdicts = page.locator(".graft-training").get_by_role("button", name="This one is better")
+            if when == "as it trained":
+                verdicts.nth(1).click()
+            said = page.locator(".graft-training").get_by_text("1 pair in graft_preferences/several prompts")
+            said.wait_for()
+            assert [one.get_attribute("aria-pressed") for one in verdicts.all()] == ["false", "true", *["false"] * 4]
             assert not editor.errors
             editor.open()
             show(editor, node)

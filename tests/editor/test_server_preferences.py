@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import sys
 import types
 
@@ -51,6 +52,39 @@ def test_two_previews_become_a_pair_with_their_prompt_as_caption(server):
     assert not (folder / f"{unknown['name']}.txt").exists()
 
 
+def test_what_was_marked_is_told_by_the_names_of_the_previews(server):
+    def told():
+        reply = server.ask(f"{ROUTE}?run=told")
+        assert reply.status == 200 and reply.json["folder"] == "graft_preferences/told"
+        return reply.json["pairs"], sorted(reply.json["marked"])
+
+    assert told() == (0, [])
+    red, blue, green = (
+        save_preview(server, "told", at, color) for at, color in ((5, "red"), (10, "blue"), (15, "green"))
+    )
+    plain = [save_preview(server, "told", step, color, 0, "") for step, color in ((5, "red"), (15, "green"))]
+    ask(server, "told", blue, red), ask(server, "told", green, red), ask(server, "told", *plain)
+    assert told() == (3, [[plain[0], plain[1]], [blue, red], [green, red]])
+    ask(server, "told", red, blue)
+    assert told() == (3, [[plain[0], plain[1]], [red, blue], [green, red]]), "the other way round"
+
+    folder, previews = (
+        server.place / place for place in ("input/graft_preferences/told", "output/graft/told/previews")
+    )
+    same = previews / green.replace("weights", "average")
+    same.write_bytes((previews / green).read_bytes())
+    assert told()[1][2:] == [[same.name, red], [green, red]]
+    same.unlink()
+    save_preview(server, "told", 10, "black")  # the run was trained again
+    assert told() == (3, [[plain[0], plain[1]], [green, red]])
+    next(folder.glob("steps-5-15-*.lose.jpg")).unlink()
+    (folder / "mine.win.jpg").write_bytes(b"own"), (folder / "mine.lose.jpg").write_bytes(b"pictures")
+    pairs, marked = told()
+    assert pairs == 3 and len(marked) == 1
+    for run in ("", "..", "../graft/told", "cache"):
+        assert server.ask(f"{ROUTE}?run={run}").status == 400
+
+
 def test_what_is_no_pair_of_previews_is_refused(server):
     red, blue = (save_preview(server, "refused", step, color) for step, color in ((5, "red"), (10, "blue")))
     other = save_preview(server, "refused", 10, "blue", 2, "a fish")
@@ -82,7 +116,7 @@ def test_what_is_no_pair_of_previews_is_refused(server):
         assert str(server.place) not in reply.json["error"]
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
         assert ask(server, "refused", red, blue, headers).status == 403
-    assert server.ask(ROUTE).status in (404, 405), "nothing is written by a link"
+    assert server.ask(f"{ROUTE}?run=refused&better={red}&worse={blue}").json["pairs"] == 0, "a link writes nothing"
     assert not (server.place / "input" / "graft_preferences" / "refused").exists()
 
 
@@ -128,8 +162,18 @@ def test_no_link_leads_out_of_the_previews_or_into_another_folder(server, tmp_pa
     os.symlink(tmp_path / "secret.jpg", server.place / "output" / "graft" / "linked" / "previews" / link)
     reply = ask(server, "linked", red, link)
     assert reply.status == 400 and "is a link to another folder" in reply.json["error"]
+    ask(server, "linked", red, blue)
+    pairs = server.place / "input" / "graft_preferences" / "linked"
+    outside_too = next(pairs.glob("*.lose.jpg"))
+    outside_too.write_bytes(outside.getvalue())
+    outside_too.rename(pairs / outside_too.name.replace("5-10", "5-15"))
+    better = next(pairs.glob("*.win.jpg"))
+    better.rename(pairs / better.name.replace("5-10", "5-15"))
+    assert server.ask(f"{ROUTE}?run=linked").json == {"folder": "graft_preferences/linked", "pairs": 1, "marked": []}
+    shutil.rmtree(pairs)
     (server.place / "input" / "graft_preferences").mkdir(exist_ok=True)
     os.symlink(tmp_path, server.place / "input" / "graft_preferences" / "linked")
     reply = ask(server, "linked", red, blue)
     assert reply.status == 400 and "leaves ComfyUI's input folder" in reply.json["error"]
+    assert "leaves ComfyUI's input folder" in server.ask(f"{ROUTE}?run=linked").json["error"]
     assert [path.name for path in tmp_path.iterdir()] == ["secret.jpg"]

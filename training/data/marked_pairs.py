@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...storage.atomic import make_folders, sync_folder, write_whole
-from ...storage.digest import sha256
+from ...storage.digest import sha256, sha256_of_file
 from ...storage.file_list import names_in
 from .preference_files import LOSE, WIN
 
@@ -27,6 +27,15 @@ class MarkedPair:
     name: str
     captioned: bool
     pairs: int
+
+
+@dataclass(frozen=True)
+class KeptPair:
+    """A whole pair of a folder: its name, and the sha256 of both pictures."""
+
+    name: str
+    better: str
+    worse: str
 
 
 def keep_pair(folder: Path, title: str, better: bytes, worse: bytes, caption: str) -> MarkedPair:
@@ -49,7 +58,16 @@ def keep_pair(folder: Path, title: str, better: bytes, worse: bytes, caption: st
         if caption and not text.exists():
             files = {text: caption.encode(), **files}
         _write(files)
-        return MarkedPair(name, text.exists(), _count(folder))
+        return MarkedPair(name, text.exists(), len(_names(folder)))
+
+
+def kept_pairs(folder: Path) -> list[KeptPair]:
+    """The whole pairs of a folder that were marked; none where there is no folder. Raises OSError."""
+    with _writing:
+        return [
+            KeptPair(name, sha256_of_file(folder / (name + _WIN)), sha256_of_file(folder / (name + _LOSE)))
+            for name in _names(folder)
+        ]
 
 
 def _digest(*pictures: bytes) -> str:
@@ -77,8 +95,8 @@ def _write(files: dict[Path, bytes]) -> None:
         raise
 
 
-def _count(folder: Path) -> int:
-    """How many whole pairs a folder has that were marked."""
-    names = set(names_in(folder))
-    better = [name.removesuffix(_WIN) for name in names if name.endswith(_WIN)]
-    return sum(name + _LOSE in names for name in better)
+def _names(folder: Path) -> list[str]:
+    """The names of a folder's whole pairs, in order."""
+    files = set(names_in(folder))
+    better = [file.removesuffix(_WIN) for file in files if file.endswith(_WIN)]
+    return sorted(name for name in better if name + _LOSE in files)

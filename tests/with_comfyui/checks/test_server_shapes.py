@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "editor"))
 from serving import RealServer, Server, front_end, picture, samples, shows
+from test_server_preferences import save_preview
 
 # What a node may say of itself in the newest ComfyUI, and no node here does; and what differs by place.
 UNUSED = (
@@ -235,3 +236,13 @@ def test_graft_routes_are_on_both(real, ours):
             assert server.ask(f"{prefix}/graft/lora_info").status == 400
             assert server.ask(f"{prefix}/graft/stop?run=none", "POST").status == 409
             assert server.ask(f"{prefix}/graft/stop", "POST").status == 400
+
+
+def test_a_marked_pair_of_previews_is_told_on_both(real, ours):
+    for server in (real, ours):
+        red, blue = (save_preview(server, "marked", step, color) for step, color in ((5, "red"), (10, "blue")))
+        for prefix in ("", "/api"):
+            body = {"run": "marked", "better": blue, "worse": red}
+            assert server.ask(f"{prefix}/graft/preferences", "POST", body).status == 200
+            told = server.ask(f"{prefix}/graft/preferences?run=marked").json
+            assert told == {"folder": "graft_preferences/marked", "pairs": 1, "marked": [[blue, red]]}
