@@ -44,6 +44,8 @@ def test_help_pages(server):
     core = server.ask("/docs/KSampler/en.md")
     assert core.status == 200 and core.body.startswith(b"# KSampler") and b"**steps**" in core.body
     assert server.ask("/docs/NoSuchNode/en.md").status == 404
+    for node_id in server.ask("/object_info").json:
+        assert server.ask(f"/docs/{node_id}/en.md").status == 200, node_id
 
 
 def test_translations_are_those_of_the_pack(server):

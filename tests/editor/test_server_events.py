@@ -124,6 +124,25 @@ def test_a_page_that_knows_only_plain_previews_gets_those(server):
     run(work())
 
 
+def test_what_a_page_can_do_counts_until_its_last_tab_closes(server):
+    """A new tab with the same id that says nothing yet gets the new previews; after all are closed, plain ones."""
+
+    async def previews(page, seed):
+        page.heard.clear()
+        prompt_id = await queued(server, samples(1, seed=seed), "features")
+        await page.until("execution_success", prompt_id)
+        return [event for event in page.names() if event in (1, 4)]
+
+    async def work():
+        async with opened(server, "features", supports_preview_metadata=True), opened(server, "features") as second:
+            assert await previews(second, 15) == [4]
+        await asyncio.sleep(0.2)
+        async with opened(server, "features") as page:
+            assert await previews(page, 16) == [1]
+
+    run(work())
+
+
 def test_previews_can_be_switched_off(server):
     async def work():
         async with opened(server, "blind") as page:

@@ -161,6 +161,12 @@ def test_a_form_of_50_000_fields_is_refused(server):
     assert not (server.place / "input" / "many.png").exists()
 
 
+def test_a_form_of_100_fields_is_taken(server):
+    fields = {f"field {number}": "x" for number in range(99)}
+    assert server.upload("enough.png", picture(), **fields).status == 200
+    assert (server.place / "input" / "enough.png").is_file()
+
+
 def test_a_form_inside_another_form_is_refused(server):
     inner = b'--in\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n--in--\r\n'
     head = (

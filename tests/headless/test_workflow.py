@@ -186,6 +186,11 @@ def test_every_error_is_listed_at_once():
         assert expected in text, expected
 
 
+def test_limits_are_allowed_themselves():
+    for number in (0, 100):
+        assert messages(check({"1": source(number=number), "2": sink()})) == []
+
+
 def test_what_no_output_needs_is_not_checked_but_unknown_nodes_are():
     assert messages(check({"1": source(number=-5), "2": sink()})) == []
     assert [problem.node for problem in check({"1": {"class_type": "Nothing", "inputs": {}}, "2": sink()})] == ["1"]

@@ -136,18 +136,71 @@ def test_an_image_folder_is_one_inside_the_input_folder(place):
             folders.input_folder("link")
 
 
+def test_only_a_file_is_kohyas_dataset_config(place):
+    touch(place / "input" / "sets" / "cats.TOML")
+    (place / "input" / "folder.toml").mkdir()
+    assert folders.is_dataset_config(" sets/cats.TOML ") and folders.is_dataset_config("missing.toml")
+    assert not folders.is_dataset_config("folder.toml") and not folders.is_dataset_config("cats.txt")
+
+
+def test_a_picture_of_a_folder_is_one_that_is_there(place):
+    path = touch(place / "input" / "cats" / "small" / "a.png")
+    root = os.path.realpath(place / "input" / "cats")
+    assert folders.input_picture("cats", "small\\a.png") == (root, os.path.join(root, "small", "a.png"))
+    assert os.path.samefile(folders.input_picture("cats", "small/a.png")[1], path)
+    with pytest.raises(FileNotFoundError, match=r"there is no picture 'b\.png' in the folder 'cats'"):
+        folders.input_picture("cats", "b.png")
+    assert folders.input_picture("cats", "b.png", exists=lambda path: path.endswith("b.png"))[0] == root
+    for outside in ("../a.png", "/a.png", "C:a.png"):
+        with pytest.raises(ValueError, match="is outside the folder 'cats'"):
+            folders.input_picture("cats", outside)
+
+
+def test_the_demos_pictures_are_read_where_they_are_until_they_are_copied(place):
+    own = str(demo_files.PICTURES["graft_demo/concept"])
+    assert folders.pictures_folder("graft_demo/concept") == own
+    copied = place / "input" / "graft_demo" / "concept"
+    copied.mkdir(parents=True)
+    assert folders.pictures_folder("graft_demo/concept") == os.path.realpath(copied)
+    with pytest.raises(FileNotFoundError, match="there is no folder 'cats'"):
+        folders.pictures_folder("cats")
+
+
+def test_new_loras_go_into_the_first_folder_that_is_there(place):
+    with pytest.raises(FileNotFoundError, match="make models/loras in it"):
+        folders.loras_folder()
+    (place / "more").mkdir()
+    assert folders.loras_folder() == str(place / "more")
+    (place / "loras").mkdir()
+    assert folders.loras_folder() == str(place / "loras")
+
+
+def test_a_file_of_the_input_folder_is_named_in_it(place):
+    path = touch(place / "input" / "sub" / "a.json")
+    assert os.path.samefile(folders.input_file(" sub/a.json "), path)
+    assert folders.below_input(path) == "sub/a.json"
+    with pytest.raises(FileNotFoundError, match="there is no file 'sub' in ComfyUI's input folder"):
+        folders.input_file("sub")
+    with pytest.raises(ValueError, match="is outside ComfyUI's input folder"):
+        folders.input_file("../a.json")
+
+
 def test_training_states_lie_in_the_output_folder(place):
     assert folders.training_folder() == str(place / "output" / "graft")
     assert folders.states_folder() == str(place / "output" / "graft_states")
 
 
-def test_the_limit_of_the_store_is_read_from_the_environment(monkeypatch):
-    monkeypatch.delenv("GRAFT_STORE_GB", raising=False)
-    assert folders.store_limit() == 100_000_000_000
-    for text, limit in (("0", 0), ("1.5", 1_500_000_000)):
-        monkeypatch.setenv("GRAFT_STORE_GB", text)
-        assert folders.store_limit() == limit
+@pytest.mark.parametrize(
+    ("variable", "limit", "default"),
+    [("GRAFT_STORE_GB", folders.store_limit, 100), ("GRAFT_UPLOAD_GB", folders.upload_limit, 4)],
+)
+def test_limits_are_read_from_the_environment(monkeypatch, variable, limit, default):
+    monkeypatch.delenv(variable, raising=False)
+    assert limit() == default * 10**9
+    for text, expected in (("0", 0), ("1.5", 1_500_000_000)):
+        monkeypatch.setenv(variable, text)
+        assert limit() == expected
     for text in ("-1", "inf", "nan", "much"):
-        monkeypatch.setenv("GRAFT_STORE_GB", text)
-        with pytest.raises(ValueError, match=f"GRAFT_STORE_GB is '{text}', expected a number of GB"):
-            folders.store_limit()
+        monkeypatch.setenv(variable, text)
+        with pytest.raises(ValueError, match=f"{variable} is '{text}', expected a number of GB"):
+            limit()

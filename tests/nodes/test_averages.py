@@ -2,6 +2,7 @@
 and of files.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -347,6 +348,11 @@ def test_inputs_that_do_not_go_together(host, demo, state, inputs, says):
     connected = {name: {"state": state, "snapshots": found}.get(name, value) for name, value in inputs.items()}
     with pytest.raises(Exception, match=says):
         host.call("EMAMerge", model=demo[0], **connected)
+
+
+def test_a_state_without_an_average_says_what_to_do(host, demo, state):
+    with pytest.raises(Exception, match="this state has no average: connect EMA Settings to Start Training and train"):
+        host.call("EMAMerge", model=demo[0], state=dataclasses.replace(state, average={}))
 
 
 def test_sources_that_are_not_there(host, state):

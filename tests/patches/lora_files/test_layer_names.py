@@ -100,6 +100,10 @@ def generic(shapes):
         ),
         (TWO, "lora_te1_m_a", Target("clip", "clip_l.x.m.a.weight")),
         (TWO, "lora_te2_m_a", Target("clip", "clip_g.x.m.a.weight")),
+        *(
+            (TWO, f"{first}m{s}a", Target("clip", "clip_l.x.m.a.weight"))
+            for first, s in (("lora_te_", "_"), ("te.", "."))
+        ),
         (TWO, "lora_te1_m_b", None),
         (SD3_WITHOUT_G | G_ALONE, "base_model.model.text_model.a", None),
         (HUNYUAN, "transformer.x_embedder.proj", Target("model", f"{D}img_in.proj.weight")),

@@ -94,9 +94,10 @@ def test_large_matrices_are_cut_well_and_always_alike():
     assert torch.equal(best(matrix, 8)[0], up)
 
 
-def test_text_encoders_take_their_own_strength():
-    made = merge_loras([LoraEntry("x", lora("lora_te_a", 1), 0.0, 0.5)])
-    assert torch.allclose(change(made.state, (12, 10)), 0.5 * change(lora("lora_te_a", 1), (12, 10)), atol=1e-5)
+@pytest.mark.parametrize("layer", ["lora_te_a", "text_encoder_2.a", "lycoris_te1_a"])
+def test_text_encoders_take_their_own_strength(layer):
+    made = merge_loras([LoraEntry("x", lora(layer, 1), 0.0, 0.5)])
+    assert torch.allclose(change(made.state, (12, 10)), 0.5 * change(lora(layer, 1), (12, 10)), atol=1e-5)
 
 
 def test_a_name_that_only_begins_like_a_text_encoders_takes_the_models_strength():

@@ -3,6 +3,7 @@ bounded.
 """
 
 import errno
+import hashlib
 import json
 import os
 import time
@@ -238,3 +239,8 @@ def test_a_damaged_index_is_read_again_from_the_packs(tmp_path):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         cache = Cache(tmp_path)
         assert _equal(cache.read("latents", key_of(1))[0], {"latent": torch.full((2, 3), 1.0)})
+
+
+def test_keys_are_those_of_every_version():
+    """What is in a cache is found by them."""
+    assert key_of("latent", 64, None) == hashlib.sha256(b'[1, "latent", 64, null]').hexdigest()

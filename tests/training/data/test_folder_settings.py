@@ -74,6 +74,7 @@ def test_everything_wrong_is_said_at_once():
         ({"min_side": 256, "buckets": False}, "minimum and maximum bucket side have no effect without"),
         ({"max_side": 1024, "no_upscale": True}, "minimum and maximum bucket side have no effect with no upscale"),
         ({"min_side": 512, "max_side": 256}, r"minimum bucket side is 512, larger than maximum bucket side \(256\)"),
+        ({"max_side": 16448}, "maximum bucket side is 16448, expected from 0 to 16384"),
         ({"min_side": -8}, "minimum bucket side is -8, expected from 0 to 16384"),
         (
             {"no_upscale": True, "filters": Filters(small="skip")},
@@ -84,6 +85,10 @@ def test_everything_wrong_is_said_at_once():
 def test_bucket_settings_that_would_do_nothing_are_refused(given, message):
     with pytest.raises(ValueError, match=f"^Dataset: .*{message}"):
         FolderSettings(**given)
+
+
+def test_the_longest_side_of_a_bucket_is_a_setting():
+    assert FolderSettings(max_side=16384).max_side == 16384
 
 
 def test_sides_of_buckets_go_for_every_resolution():

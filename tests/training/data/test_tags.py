@@ -88,6 +88,12 @@ def test_words_are_replaced_and_left_out_inside_tags():
     assert Caption(("princess luna, high res",), rules=rules).plain == "luna"
 
 
+def test_a_tag_of_which_nothing_is_left_is_left_out():
+    rules = CaptionRules(separator="|", replacements=(("bad", ""),))
+    assert Caption(tags=("a", "bad", "b"), rules=rules).plain == "a|b"
+    assert Caption(("a, bad, b",), rules=rules).plain == "a|b"
+
+
 def _pick(weights, total=0.0, order=()):
     """Probability of every order when tags are picked one after another in proportion to
     their weights (EveryDream2).

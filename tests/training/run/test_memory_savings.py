@@ -47,6 +47,20 @@ def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
     assert [words for words, _ in _words(state, 4)] == ["store average on host", "offload to CPU memory layers"]
 
 
+def test_weights_in_bf16_are_proposed_once_and_leave_all_else(lab):
+    saving = SAVINGS[ORDER.index("training precision")]
+    state = _state(lab, precision="float32")
+    expected = replace(state.settings.optimizer, precision="full-bf16")
+    assert saving.apply(state).settings.optimizer == expected
+    assert saving.apply(_state(lab, precision="full-bf16")) is None
+
+
+def test_what_a_saving_has_changed_it_does_not_propose_again(lab):
+    for saving in SAVINGS:
+        saved = saving.apply(_state(lab))
+        assert saved is not None and saving.apply(saved) is None, saving.words
+
+
 def test_the_step_stays_the_same_with_a_batch_of_1(lab):
     saving = next(saving for saving in SAVINGS if saving.words.startswith("batch size"))
     optimizer = saving.apply(_state(lab, accumulation=3)).settings.optimizer
