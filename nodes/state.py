@@ -159,6 +159,14 @@ class GraftLoadState(io.ComfyNode):
                         " noise one to model, and choose either of the two states. Both are loaded."
                     ),
                 ),
+                LoraStack.Input(
+                    "low_noise_training_only",
+                    optional=True,
+                    tooltip=(
+                        "The training-only LoRA of the low noise model, if it was trained with one. Needed only to"
+                        " continue training."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE")],
         )
@@ -186,7 +194,15 @@ class GraftLoadState(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, name, model=None, dataset=None, clip=None, vae=None, training_only=None, low_noise_model=None
+        cls,
+        name,
+        model=None,
+        dataset=None,
+        clip=None,
+        vae=None,
+        training_only=None,
+        low_noise_model=None,
+        low_noise_training_only=None,
     ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
@@ -201,6 +217,11 @@ class GraftLoadState(io.ComfyNode):
                 f"Load State: {name} trains a diffusion model, and none is connected. Connect it to model."
             )
         if low_noise_model is None:
+            if low_noise_training_only is not None:
+                raise ValueError(
+                    "Load State: low noise training-only LoRA is connected, and low noise model is not. Connect the"
+                    " low noise model; for one expert connect its LoRA to training-only LoRA."
+                )
             return io.NodeOutput(_loaded(name, model, dataset, clip, vae, training_only))
         names = experts.pair_names(name)
         if name not in names:
@@ -208,15 +229,14 @@ class GraftLoadState(io.ComfyNode):
                 f"Load State: low noise model is connected, and {name} does not end in _high_noise or _low_noise."
                 " Choose a saved state of both experts, or take low noise model off."
             )
-        states = []
-        for own_name, own_model in zip(names, (model, low_noise_model), strict=True):
-            states.append(_loaded(own_name, own_model, dataset, clip, vae, training_only))
-        if tuple(one.settings.objective.expert for one in states) != experts.IN_TURN:
+        high = _loaded(names[0], model, dataset, clip, vae, training_only)
+        low = _loaded(names[1], low_noise_model, dataset, clip, vae, low_noise_training_only)
+        if tuple(one.settings.objective.expert for one in (high, low)) != experts.IN_TURN:
             raise ValueError(
                 f"Load State: {' and '.join(names)} are not the states of a high noise and a low noise expert. Take low"
                 " noise model off, or choose a saved state of both experts."
             )
-        return io.NodeOutput(ExpertPair(*states))
+        return io.NodeOutput(ExpertPair(high, low))
 
 
 def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_only: Any) -> Any:

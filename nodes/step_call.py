@@ -132,7 +132,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
     if state.start.training_only and subject.training_only is None:
         raise ValueError(
             "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
-            " training-only LoRA of Load State."
+            " training-only LoRA of Load State, and that of the low noise expert of a pair to low noise training-only"
+            " LoRA."
         )
     if state.start.encodes_captions:
         clip = subject.clip

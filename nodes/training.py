@@ -122,6 +122,22 @@ class GraftTrainStart(io.ComfyNode):
                         " model. Train Step then trains both in turn, each for its steps, and each gets a LoRA."
                     ),
                 ),
+                Adapter.Input(
+                    "low_noise_adapter",
+                    optional=True,
+                    tooltip=(
+                        "What to train of the low noise model, from another Adapter Settings: with its own initial LoRA"
+                        " or rank. If left empty, both models have the same adapter settings."
+                    ),
+                ),
+                LoraStack.Input(
+                    "low_noise_training_only",
+                    optional=True,
+                    tooltip=(
+                        "The training-only LoRA of the low noise model. That of the high noise model goes to"
+                        " training-only LoRA."
+                    ),
+                ),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
@@ -146,6 +162,8 @@ class GraftTrainStart(io.ComfyNode):
         training_only=None,
         words=None,
         low_noise_model=None,
+        low_noise_adapter=None,
+        low_noise_training_only=None,
     ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
@@ -155,19 +173,22 @@ class GraftTrainStart(io.ComfyNode):
         optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
         objective = objective or objectives.ObjectiveSettings()
 
-        def begun(model: Any, objective: Any, run: str) -> tuple[Any, str]:
+        def begun(model: Any, adapter: Any, objective: Any, training_only: Any, run: str) -> tuple[Any, str]:
             settings = optimizer, objective, ema, seed, run
             return _begun(model, dataset, clip, vae, adapter, *settings, training_only, words)
 
         if low_noise_model is None:
+            _check_single(low_noise_adapter, low_noise_training_only)
             objective = experts.with_own_boundary(objective, model.model.diffusion_model)
-            return io.NodeOutput(*begun(model, objective, run))
-        _check_pair(adapter, training_only)
+            return io.NodeOutput(*begun(model, adapter, objective, training_only, run))
+        _check_pair(adapter, low_noise_adapter, training_only, low_noise_training_only)
         high, low = experts.of_pair(objective, model.model.diffusion_model)
         high_run, low_run = experts.pair_names(run)
-        high_state, report = begun(model, high, high_run)
-        low_state, low_report = begun(low_noise_model, low, low_run)
-        if high_state.start == low_state.start:
+        high_state, report = begun(model, adapter, high, training_only, high_run)
+        low_state, low_report = begun(
+            low_noise_model, low_noise_adapter or adapter, low, low_noise_training_only, low_run
+        )
+        if high_state.start.model == low_state.start.model:
             raise ValueError(
                 "Start Training: model and low noise model are the same model. Connect the high noise expert to model"
                 " and the low noise expert to low noise model."
@@ -175,22 +196,48 @@ class GraftTrainStart(io.ComfyNode):
         return io.NodeOutput(ExpertPair(high_state, low_state), f"{report}\n\n{low_report}")
 
 
-def _check_pair(adapter: AdapterSettings, training_only: Any) -> None:
-    """Raises ValueError for what one expert at a time can be trained with only."""
-    errors = []
-    if adapter.text_encoder:
-        errors.append("train text encoder is on: switch it off")
-    if adapter.initial is not None:
-        errors.append("an initial LoRA is connected to Adapter Settings, which is that of one expert")
-    if training_only:
-        errors.append("a training-only LoRA is connected, which is that of one expert")
+def _check_single(low_noise_adapter: Any, low_noise_training_only: Any) -> None:
+    """Raises ValueError where one model is trained, and something of the other of a pair is connected."""
+    for label, given in (
+        ("low noise adapter settings", low_noise_adapter),
+        ("low noise training-only LoRA", low_noise_training_only),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"Start Training: {label} is connected, and low noise model is not. Connect the low noise model, or"
+                f" take {label} off."
+            )
+
+
+def _check_pair(
+    adapter: AdapterSettings, low_noise_adapter: Any, training_only: Any, low_noise_training_only: Any
+) -> None:
+    """Raises ValueError for what one expert at a time can be trained with only, and for what only one of them has."""
+    alone, missing = [], []
+    if adapter.text_encoder or (low_noise_adapter is not None and low_noise_adapter.text_encoder):
+        alone.append("train text encoder is on: both experts read the one text encoder, so switch it off")
     if process_group.current().size > 1:
-        errors.append("there are several ranks")
-    if errors:
-        raise ValueError(
-            f"Start Training: low noise model is connected, and {'; '.join(errors)}. To keep it, train each expert in a"
-            " run of its own."
+        alone.append("there are several ranks, and a pair is trained on one")
+    if adapter.initial is not None and low_noise_adapter is None:
+        missing.append(
+            "an initial LoRA is connected to Adapter Settings, which is that of one expert: connect another Adapter"
+            " Settings, with the low noise expert's initial LoRA or without one, to low noise adapter settings"
         )
+    if training_only and low_noise_training_only is None:
+        missing.append(
+            "the training-only LoRA is that of the high noise expert: connect that of the low noise expert to low"
+            " noise training-only LoRA, or an empty LoRA Stack where it has none"
+        )
+    if low_noise_training_only and training_only is None:
+        missing.append(
+            "the low noise training-only LoRA is that of the low noise expert: connect that of the high noise expert"
+            " to training-only LoRA, or an empty LoRA Stack where it has none"
+        )
+    if alone or missing:
+        remedy = ""
+        if alone:
+            remedy = " To keep it, train each expert in a run of its own."
+        raise ValueError(f"Start Training: low noise model is connected, and {'; '.join([*alone, *missing])}.{remedy}")
 
 
 def _begun(

@@ -2,6 +2,7 @@
 previews are the pair's, and both are saved, loaded and split.
 """
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from graft_nodes.training.state import equal
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 BOUNDARY = 0.6
 
@@ -215,9 +216,9 @@ def test_all_that_only_one_expert_can_have_is_said_at_once(host, parts, run, mon
     with pytest.raises(ValueError, match="Start Training: low noise model is connected") as error:
         begun(host, parts, run, adapter=adapter, training_only=[("a.safetensors", 1.0, 1.0)])
     for said in (
-        "train text encoder is on: switch it off",
-        "an initial LoRA is connected to Adapter Settings, which is that of one expert",
-        "a training-only LoRA is connected, which is that of one expert",
+        "train text encoder is on: both experts read the one text encoder, so switch it off",
+        "connect another Adapter Settings, with the low noise expert's initial LoRA or without one",
+        "the training-only LoRA is that of the high noise expert",
         "there are several ranks",
         "train each expert in a run of its own",
     ):
@@ -226,3 +227,119 @@ def test_all_that_only_one_expert_can_have_is_said_at_once(host, parts, run, mon
     with pytest.raises(ValueError, match="each of the two models would train vectors of its own for one word"):
         begun(host, parts, run, words=words)
     assert not list(Path(host.output, "graft").glob(f"{run}*"))
+
+
+def test_what_only_one_expert_has_is_asked_for_the_other(host, parts, run, stacks):
+    encoder = host.call("GraftAdapter", text_encoder=True)[0]
+    for given, said in (
+        ({"low_noise_adapter": encoder}, "train text encoder is on"),
+        ({"training_only": stacks[0]}, "connect that of the low noise expert to low noise training-only LoRA, or an"),
+        ({"low_noise_training_only": stacks[1]}, "connect that of the high noise expert to training-only LoRA, or an"),
+        ({"low": None, "low_noise_adapter": encoder}, "low noise adapter settings is connected, and low noise model"),
+        ({"low": None, "low_noise_training_only": []}, "low noise training-only LoRA is connected, and low noise"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            begun(host, parts, run, **given)
+    adapter = host.call("GraftAdapter", rank=2)[0]
+    with pytest.raises(ValueError, match="model and low noise model are the same model"):
+        begun(host, parts, run, model=parts[1], low_noise_adapter=host.call("GraftAdapter", rank=4)[0], adapter=adapter)
+    half, _ = begun(host, parts, run, training_only=stacks[0], low_noise_training_only=[])
+    assert half.high.start.training_only and not half.low.start.training_only
+    with pytest.raises(ValueError, match="Load State: low noise training-only LoRA is connected, and low noise model"):
+        host.call("GraftSaveState", state=half, name=run)
+        host.call("GraftLoadState", name=f"{run}_low_noise", model=parts[1], low_noise_training_only=stacks[1])
+
+
+def test_each_expert_goes_on_from_a_lora_of_its_own(host, parts, run):
+    """Trained at two ranks, then trained on: each expert's bytes are those of a run alone."""
+    high, low, _, _, _ = parts
+    first, _ = begun(host, parts, f"{run} first", low_noise_adapter=host.call("GraftAdapter", rank=3)[0])
+    first = host.call("TrainStep", state=first, steps=2, validate_every=0)[0]
+    loras = [host.call("GraftSplitExperts", state=first)[number] for number in (2, 5)]
+    ranks = [min(t.shape[0] for name, t in lora.items() if name.endswith("lora_down.weight")) for lora in loras]
+    assert ranks == [2, 3]
+    adapters = []
+    for rank, lora in zip(ranks, loras, strict=True):
+        adapters.append(host.call("GraftAdapter", rank=rank, initial=lora)[0])
+    pair, _ = begun(host, parts, run, adapter=adapters[0], low_noise_adapter=adapters[1])
+    for state, lora in zip(pair.states, loras, strict=True):
+        found = state.lora_model()
+        assert found.keys() == lora.keys() and all(torch.equal(found[name], lora[name]) for name in lora)
+    pair = host.call("TrainStep", state=pair, steps=3, validate_every=0, switch_every=1)[0]
+    for expert, model, adapter, state in zip(
+        ("high noise", "low noise"), (high, low), adapters, pair.states, strict=True
+    ):
+        alone, _ = begun(host, parts, f"{run} alone", expert, model, low=None, adapter=adapter)
+        assert equal(host.call("TrainStep", state=alone, steps=3, validate_every=0)[0], state)
+
+
+@pytest.fixture(scope="module")
+def stacks(host, parts):
+    """A training-only LoRA for each expert."""
+    weights = dict(parts[0].model.named_parameters())
+    name = next(name for name in weights if name.endswith("attn1.to_q.weight"))
+    path = name.removesuffix(".weight")
+    found = []
+    os.makedirs(os.path.join(host.models, "loras"), exist_ok=True)
+    for number in range(2):
+        draw = torch.Generator().manual_seed(number)
+        rows, columns = weights[name].shape
+        tensors = {
+            f"{path}.lora_up.weight": torch.randn(rows, 2, generator=draw),
+            f"{path}.lora_down.weight": torch.randn(2, columns, generator=draw),
+        }
+        file = f"expert{number}.safetensors"
+        save_file(tensors, os.path.join(host.models, "loras", file))
+        rows = json.dumps({"version": 1, "rows": [{"file": file, "model": 1.0}]})
+        found.append(host.call("GraftLoRAStack", rows=rows)[0])
+    return found
+
+
+def test_each_expert_has_a_training_only_lora_of_its_own(host, parts, run, stacks, monkeypatch):
+    """Each expert's bytes are those of a run alone with its LoRA; previews are sampled without them; both states load
+    with their own.
+    """
+    high, low, clip, _, dataset = parts
+    alone = []
+    for expert, model, stack in zip(("high noise", "low noise"), (high, low), stacks, strict=True):
+        state, _ = begun(host, parts, f"{run} alone", expert, model, low=None, training_only=stack)
+        alone.append(host.call("TrainStep", state=state, steps=4, validate_every=2)[0])
+    plain, _ = begun(host, parts, f"{run} plain")
+    plain = host.call("TrainStep", state=plain, steps=4, validate_every=2)[0]
+    given = {"training_only": stacks[0], "low_noise_training_only": stacks[1]}
+    pair, report = begun(host, parts, run, **given)
+    assert "expert0.safetensors" in report and "expert1.safetensors" in report
+    previews, sampled = host.module("host.pair_previews"), []
+    sample = previews.sample_pair
+
+    def seen(models, *more):
+        result = sample(models, *more)
+        bare = [model.clone() for model in models]
+        sampled.append(all(not wrapped(model) for model in (high, low)))
+        assert torch.equal(sample(bare, *more), result)
+        return result
+
+    monkeypatch.setattr(previews, "sample_pair", seen)
+    half = host.call("TrainStep", state=pair, steps=2, validate_every=2, preview_every=1, **prompts(host, clip))[0]
+    assert sampled and all(sampled)
+    host.call("GraftSaveState", state=half, name=run)
+    whole = host.call("TrainStep", state=half, steps=2, validate_every=2, switch_every=1)[0]
+    for state, expected, without in zip(whole.states, alone, plain.states, strict=True):
+        assert equal(state, expected) and state.history.loss != without.history.loss
+    for ending in ("high_noise", "low_noise"):
+        shutil.rmtree(Path(host.output, "graft", f"{run}_{ending}"))
+    models = {"model": high, "low_noise_model": low, "dataset": dataset}
+    loaded = host.call("GraftLoadState", name=f"{run}_low_noise", **models, **given)[0]
+    on = host.call("TrainStep", state=loaded, steps=2, validate_every=2)[0]
+    assert all(equal(*two) for two in zip(on.states, whole.states, strict=True))
+    with pytest.raises(ValueError, match="was trained with the training-only LoRA"):
+        swapped = {"training_only": stacks[1], "low_noise_training_only": stacks[0]}
+        host.call("GraftLoadState", name=f"{run}_low_noise", **models, **swapped)
+    without = host.call("GraftLoadState", name=f"{run}_low_noise", **models)[0]
+    with pytest.raises(ValueError, match="that of the low noise expert of a pair to low noise training-only LoRA"):
+        host.call("TrainStep", state=without, steps=3)
+
+
+def wrapped(model):
+    """The modules of a model whose forward is not their class's."""
+    return [name for name, module in model.model.diffusion_model.named_modules() if "forward" in vars(module)]

@@ -56,7 +56,8 @@ EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
 REGULAR = {"GraftDataset": {"regularisation": "regular"}}
 PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
 EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
-PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": {"low_noise_model": 1.05}}
+PAIR_START = {"low_noise_model": 1.05}
+PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": PAIR_START}
 FULL = {"GraftAdapter": {"kind": "full"}}
 WORDS = {"GraftWords": {"words": "two", "initial": "circle"}}
 PROMPTS = {"positive": "a green circle", "negative": "a red circle", "target": "a yellow circle"}
@@ -196,6 +197,11 @@ CASES: dict[str, dict[str, Case]] = {
         "run": Case("another run", changes="run"),
         "training_only": Case([("graft_demo/zorp.safetensors", 1.0, 1.0)]),
         "low_noise_model": Case(1.1, PAIR),
+        "low_noise_adapter": Case({"rank": 3}, PAIR),
+        "low_noise_training_only": Case(
+            [("graft_demo/zorp.safetensors", 1.0, 1.0)],
+            {**PAIR, "GraftTrainStart": {**PAIR_START, "training_only": []}},
+        ),
         "words": Case(WORDS["GraftWords"]),
     },
     "TrainStep": {
@@ -368,6 +374,8 @@ class Lab:
         )
         if "low_noise_model" in begin:
             begin["low_noise_model"] = self.other("model", begin["low_noise_model"])
+        if "low_noise_adapter" in begin:
+            begin["low_noise_adapter"] = host.call("GraftAdapter", **begin["low_noise_adapter"])[0]
         clip = begin.pop("clip", self.clip)
         vae = self.other("vae") if begin.pop("vae", "") == "other" else self.vae
         run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
