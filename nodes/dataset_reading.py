@@ -15,7 +15,7 @@ from .. import host
 from ..training.data import combine, encoding, folder_report, images, pictures
 from ..training.data.cache import Cache
 from ..training.data.control_encoding import ControlEncoder
-from ..training.data.control_methods import find_method
+from ..training.data.control_methods import find_method, with_size
 from ..training.data.folder_reader import read_folder
 
 
@@ -121,7 +121,11 @@ class Reading:
         """How the model takes the control pictures of a folder; None where it has none."""
         if not any(entry.controls for entry in listing.entries):
             return None
-        return find_method(source.settings.control_pictures, host.encoding.tokenizer_of(self.clip))
+        method = find_method(source.settings.control_pictures, host.encoding.tokenizer_of(self.clip))
+        subset = source.settings.subset
+        if subset is None:
+            return method
+        return with_size(method, subset.control_size)
 
     def _controls(self, source, listing) -> Any:
         method = self._control_method(source, listing)

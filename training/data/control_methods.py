@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,6 +106,35 @@ class ControlMethod:
     prompt: Callable[[str, int], tuple[str, dict[str, str]]] | None = None
 
 
+@dataclass(frozen=True)
+class ControlSize:
+    """The size of control pictures as musubi-tuner's files say it: about `area` pixels (0: as the method says), or
+    `kept` as it is, up to that area if there is one.
+    """
+
+    area: int = 0
+    kept: bool = False
+
+    def __str__(self) -> str:
+        area = f"{self.area:,} pixels"
+        if not self.kept:
+            return f"at {area}"
+        if not self.area:
+            return "at their own size"
+        return f"at their own size, up to {area}"
+
+    def fit(self, control: FramedControl) -> Tensor:
+        """The pixels of a picture at this size: sides in multiples of 16."""
+        pixels = control.cut()
+        width, height = pixels.shape[2], pixels.shape[1]
+        if self.kept and not 0 < self.area < width * height:
+            return _cut_to_steps(pixels, _REFERENCE_STEP)
+        return _lanczos(pixels, _sides((width, height), self.area, _REFERENCE_STEP))
+
+
+NODES_SIZE = ControlSize()
+
+
 def has_same_shape(size: tuple[int, int], other: tuple[int, int]) -> bool:
     """Whether two pictures (width, height) have the same aspect ratio, but for the rounding of their sides."""
     first, second = size[0] * other[1], size[1] * other[0]
@@ -137,6 +166,15 @@ def _cut_to_shape(pixels: Tensor, aspect: float) -> Tensor:
     elif width / height < aspect:
         top = round((height - height * ((width / height) / aspect)) / 2)
     return pixels[:, top : height - top, left : width - left]
+
+
+def _cut_to_steps(pixels: Tensor, step: int) -> Tensor:
+    """The middle of a picture (1, H, W, 3), of sides in multiples of `step`; one that is smaller is enlarged."""
+    height, width = pixels.shape[1:3]
+    if min(width, height) < step:
+        return _lanczos(pixels, _sides((width, height), max(width * height, step * step), step))
+    top, left = height % step // 2, width % step // 2
+    return pixels[:, top : top + height // step * step, left : left + width // step * step]
 
 
 def _lanczos(pixels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -258,6 +296,18 @@ _BY_NAME: Mapping[str, ControlMethod] = {method.name: method for method in METHO
 def options() -> list[str]:
     """The options of the input, the default first."""
     return [AUTO, *_BY_NAME, OFF]
+
+
+def with_size(method: ControlMethod, size: ControlSize) -> ControlMethod:
+    """The method with control pictures of this size for the VAE. Raises ValueError where the method has one size."""
+    if size == NODES_SIZE:
+        return method
+    if method.entries is not _as_references:
+        raise ValueError(
+            f"Dataset: control_resolution and no_resize_control do not fit control pictures {method.name}: there a"
+            " control picture has the size of its image. Take the keys out of dataset_config.toml."
+        )
+    return replace(method, name=f"{method.name} {size}", for_vae=size.fit)
 
 
 def find_method(name: str, tokenizer: str) -> ControlMethod:

@@ -19,6 +19,7 @@ from ...storage.bounded_read import MB, read_bounded
 from . import clip_parts
 from .buckets import LONGEST_SIDE
 from .control_files import MOST_CONTROLS
+from .control_methods import ControlSize
 from .filters import Filters
 from .folder_settings import MOST_LENGTH, NO_CLIPS, ConfigSubset, FolderSettings, FolderSource
 from .musubi_jsonl import PATH_KEYS, control_folders_of, folder_of, read_jsonl
@@ -56,6 +57,17 @@ def _read_resolution(value: Any) -> int:
     return read_whole_number(64, 8192)(value)
 
 
+def _read_area(value: Any) -> int:
+    """A side of a square, or width and height, as pixels."""
+    sides = value
+    if not isinstance(value, list):
+        sides = [value, value]
+    if len(sides) != 2:
+        raise ValueError("one number, or width and height in a list")
+    width, height = (read_whole_number(64, 8192)(side) for side in sides)
+    return width * height
+
+
 def _read_extension(value: Any) -> str:
     if value not in _EXTENSIONS:
         raise ValueError(f"{' or '.join(_EXTENSIONS)}; rename the caption files")
@@ -88,15 +100,34 @@ def _read_target_frames(value: Any) -> str:
 
 def _read_only(*neutral: Any) -> Callable[[Any], Any]:
     """A setting that Graft does not do: only the values that switch it off."""
+    return _read_without("Graft does not do this; take the key out", *neutral)
+
+
+def _read_without(reason: str, *neutral: Any) -> Callable[[Any], Any]:
+    """The same, with the reason."""
 
     def read(value: Any) -> Any:
         if value not in neutral:
-            raise ValueError(f"{shorten(neutral[0]).lower()}, as Graft does not do this; take the key out")
+            raise ValueError(f"{shorten(neutral[0]).lower()}, as {reason}")
         return value
 
     return read
 
 
+def _read_framepack(value: Any) -> Any:
+    raise ValueError("nothing: it is for FramePack, which Graft does not train; take the key out")
+
+
+_LAYERED = (
+    "several targets are the layers of Qwen-Image-Layered, which Graft does not train; take the key and the pictures of"
+    " layers out"
+)
+_FRAMEPACK = ("fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post")
+_EARLIER_NAMES = {  # of musubi-tuner's keys
+    "flux_kontext_no_resize_control": "no_resize_control",
+    "qwen_image_edit_no_resize_control": "no_resize_control",
+    "qwen_image_edit_control_resolution": "control_resolution",
+}
 _DATASET, _SUBSET = ("general", "datasets"), ("general", "datasets", "subsets")
 _KEYS: dict[str, _Key] = {
     "resolution": _Key(_read_resolution, _DATASET),
@@ -143,8 +174,10 @@ _KEYS: dict[str, _Key] = {
     "video_directory": _Key(read_text, ("datasets",)),
     "image_jsonl_file": _Key(read_text, ("datasets",)),
     "video_jsonl_file": _Key(read_text, ("datasets",)),
-    "multiple_target": _Key(_read_only(False), _DATASET),
-    "no_resize_control": _Key(_read_only(False), _DATASET),
+    "multiple_target": _Key(_read_without(_LAYERED, False), _DATASET),
+    "no_resize_control": _Key(read_flag, _DATASET),
+    "control_resolution": _Key(_read_area, _DATASET),
+    **dict.fromkeys(_FRAMEPACK, _Key(_read_framepack, _DATASET)),
     "target_frames": _Key(_read_target_frames, _SUBSET),
     "frame_extraction": _Key(read_choice(*clip_parts.WAYS), _SUBSET),
     "frame_sample": _Key(read_whole_number(1, 1_000), _SUBSET),
@@ -226,8 +259,11 @@ class _Config:
             self.errors.append(f"{place} is {shorten(table)}, expected a table")
             return {}
         values: dict[str, Any] = {}
-        for name, value in table.items():
-            if name not in _KEYS:
+        for written, value in table.items():
+            name = _EARLIER_NAMES.get(written, written)
+            if name != written and name in table:
+                self.note(f"{place}: {written} does nothing beside {name}, as in musubi-tuner")
+            elif name not in _KEYS:
                 self.errors.append(f"{place}: {unknown_key(str(name)[:80], _KEYS)}")
             elif kind not in _KEYS[name].tables:
                 allowed = " or ".join(_WHERE[table] for table in _KEYS[name].tables)
@@ -269,7 +305,7 @@ class _Config:
             metadata_file = str(self._below_input("metadata_file", values["metadata_file"], "file"))
         controls = self._control_folders(values)
         words, extension = values.get("class_tokens", ""), values.get("caption_extension", "")
-        return folder, ConfigSubset(words, extension, metadata_file, controls)
+        return folder, ConfigSubset(words, extension, metadata_file, controls, control_size=_control_size(values))
 
     def _listed_subset(self, key: str, values: Mapping[str, Any]) -> tuple[Path, ConfigSubset]:
         """The same of the pictures or clips that a JSONL file lists."""
@@ -279,8 +315,8 @@ class _Config:
         file = self._below_input(key, values[key], "file")
         listed = read_jsonl(file, PATH_KEYS[key], lambda name, path: self._below_input(name, path, "picture or clip"))
         words = values.get("class_tokens", "")
-        subset = ConfigSubset(words, control_folders=control_folders_of(listed), listed=listed, listed_in=str(file))
-        return folder_of(listed), subset
+        controls, size = control_folders_of(listed), _control_size(values)
+        return folder_of(listed), ConfigSubset(words, "", "", controls, listed, str(file), size)
 
     def _below_input(self, name: str, value: str, kind: str = "folder") -> Path:
         """The folder or file of a path: beside the file, or in ComfyUI's input folder, and never outside that."""
@@ -378,6 +414,10 @@ class _Config:
         if values.get("alpha_mask"):
             changed["masks"] = "alpha"
         return replace(self.base.settings.filters, **changed)
+
+
+def _control_size(values: Mapping[str, Any]) -> ControlSize:
+    return ControlSize(values.get("control_resolution", 0), values.get("no_resize_control", False))
 
 
 _MUSUBIS_SOURCES = ("image_directory", "video_directory", *PATH_KEYS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import buckets, clip_parts, control_methods
+from .control_methods import NODES_SIZE, ControlSize
 from .filters import Filters
 from .layouts import registry
 from .musubi_jsonl import ListedPicture
@@ -21,7 +22,8 @@ MOST_RATE = 240.0
 @dataclass(frozen=True)
 class ConfigSubset:
     """What only a subset of kohya's `dataset_config.toml` says: the caption of images that have none, the ending of the
-    caption files, the path of its metadata JSON, and the folders of its control pictures; "" or none where it does not.
+    caption files, the path of its metadata JSON, and the folders and size of its control pictures; "" or none where it
+    does not.
     `listed` are the pictures of musubi-tuner's JSONL file `listed_in`.
 
     Its images lie directly in the folder, but for listed ones, and the names of folders mean nothing.
@@ -33,6 +35,7 @@ class ConfigSubset:
     control_folders: tuple[str, ...] = ()
     listed: tuple[ListedPicture, ...] = ()
     listed_in: str = ""
+    control_size: ControlSize = NODES_SIZE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.training.data.buckets import frame
-from graft_nodes.training.data.control_methods import METHODS, FramedControl, find_method, has_same_shape, options
+from graft_nodes.training.data.control_methods import (
+    METHODS,
+    ControlSize,
+    FramedControl,
+    find_method,
+    has_same_shape,
+    options,
+    with_size,
+)
 from PIL import Image
 
 BY_NAME = {method.name: method for method in METHODS}
@@ -178,3 +186,39 @@ def test_a_clip_that_tells_nothing_asks_for_the_setting():
 
 def test_the_nodes_options_are_the_methods(host):
     assert list(host.module("nodes.dataset").CONTROL_PICTURES) == options()
+
+
+def _sized(method, size, *picture):
+    control = FramedControl(_picture(*picture), frame((64, 64), (64, 64)))
+    return control.picture, with_size(BY_NAME[method], size).for_vae(control)
+
+
+@pytest.mark.parametrize("method", ["reference latents", "Flux Kontext", "Qwen-Image-Edit", "Qwen-Image-Edit Plus"])
+def test_musubis_sizes_are_about_an_area_or_the_pictures_own(method):
+    assert with_size(BY_NAME[method], ControlSize()) is BY_NAME[method]
+    _, pixels = _sized(method, ControlSize(512 * 512), 300, 100)
+    assert pixels.shape == (1, 288, 880, 3)  # sqrt(512 * 512 * 3) = 886.8, / 3 = 295.6: the nearest multiples of 16
+    picture, pixels = _sized(method, ControlSize(kept=True), 301, 103)
+    middle = np.asarray(picture, dtype=np.float32)[3:99, 6:294] / 255.0
+    assert torch.equal(pixels[0], torch.from_numpy(middle))
+    assert _sized(method, ControlSize(512 * 512, True), 512, 512)[1].shape == (1, 512, 512, 3)
+    assert _sized(method, ControlSize(512 * 512, True), 1024, 1024)[1].shape == (1, 512, 512, 3)
+    assert _sized(method, ControlSize(512 * 512, True), 64, 64)[1].shape == (1, 64, 64, 3)
+    assert _sized(method, ControlSize(kept=True), 10, 40)[1].shape == (1, 32, 16, 3)
+
+
+def test_sizes_have_names_of_their_own_which_the_cache_tells_apart():
+    sizes = ControlSize(512 * 512), ControlSize(kept=True), ControlSize(512 * 512, True), ControlSize()
+    assert [with_size(BY_NAME["Flux Kontext"], size).name for size in sizes] == [
+        "Flux Kontext at 262,144 pixels",
+        "Flux Kontext at their own size",
+        "Flux Kontext at their own size, up to 262,144 pixels",
+        "Flux Kontext",
+    ]
+
+
+@pytest.mark.parametrize("method", ["concatenated latents", "Wan image to video"])
+def test_a_control_picture_that_has_the_size_of_its_image_has_no_other(method):
+    for size in (ControlSize(512 * 512), ControlSize(kept=True)):
+        with pytest.raises(ValueError, match="control_resolution and no_resize_control do not fit control pictures"):
+            with_size(BY_NAME[method], size)

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from graft_nodes.training.data.control_methods import ControlSize
 from graft_nodes.training.data.dataset_config import paths_in, read_config
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
@@ -456,6 +457,30 @@ def test_listed_pictures_without_control_pictures_are_those_of_a_folder(root):
     assert first.entries == second.entries and first.digest == second.digest
 
 
+@pytest.mark.parametrize(
+    ("text", "size", "notes"),
+    [
+        ("", ControlSize(), 0),
+        ("control_resolution = [1024, 512]", ControlSize(1024 * 512), 0),
+        ("control_resolution = 768", ControlSize(768 * 768), 0),
+        ("no_resize_control = true", ControlSize(kept=True), 0),
+        ("no_resize_control = true\ncontrol_resolution = [2024, 2024]", ControlSize(2024 * 2024, True), 0),
+        ("flux_kontext_no_resize_control = true", ControlSize(kept=True), 0),
+        ("qwen_image_edit_no_resize_control = true", ControlSize(kept=True), 0),
+        ("qwen_image_edit_control_resolution = [1024, 1024]", ControlSize(1024 * 1024), 0),
+        ("qwen_image_edit_control_resolution = 64\ncontrol_resolution = 512", ControlSize(512 * 512), 1),
+    ],
+)
+@pytest.mark.parametrize("source", ["image_directory = 'one'", "image_jsonl_file = 'list.jsonl'"])
+def test_musubis_sizes_of_control_pictures(root, text, size, notes, source):
+    _draw(root, "one/a.png", "before/a.png")
+    _lines(root / "list.jsonl", {"image_path": "one/a.png", "caption": "a", "control_path": "before/a.png"})
+    sources, found = _clip_sources(root, f"[[datasets]]\n{source}\n{text}\n")
+    assert sources[0].settings.subset.control_size == size and len(found) == notes
+    if notes:
+        assert "qwen_image_edit_control_resolution does nothing beside control_resolution" in found[0]
+
+
 def test_musubis_jsonl_of_clips(root):
     write_clip(root / "clips" / "walk.mkv", 9, (64, 64))
     _draw(root, *[f"clips/run.frames/{number}.png" for number in range(5)])
@@ -526,7 +551,14 @@ def test_lines_that_cannot_be_read_are_named(root, key, record, message):
         ("image_jsonl_file = 'empty.jsonl'", "empty.jsonl has no lines as"),
         ("image_jsonl_file = 'empty.jsonl'\nimage_directory = 'hoge'", "has image_directory and image_jsonl_file"),
         ("image_jsonl_file = 'empty.jsonl'\ncontrol_directory = 'hoge'", "control_directory does nothing beside"),
-        ("image_jsonl_file = 'empty.jsonl'\nmultiple_target = true", "multiple_target is True, expected false"),
+        (
+            "image_directory = 'hoge'\nmultiple_target = true",
+            "multiple_target is True, expected false, as several targets are the layers of Qwen-Image-Layered",
+        ),
+        ("image_directory = 'hoge'\nfp_latent_window_size = 9", "it is for FramePack, which Graft does not train"),
+        ("image_directory = 'hoge'\nno_resize_control = 1", "no_resize_control is 1, expected true or false"),
+        ("image_directory = 'hoge'\ncontrol_resolution = [64]", "expected one number, or width and height in a list"),
+        ("image_directory = 'hoge'\ncontrol_resolution = 9", "control_resolution is 9, expected a whole number"),
         ("image_jsonl_file = 'many.jsonl'", "line 5: caption is missing; and 2 more lines"),
         ("image_jsonl_file = 'dataset_config.toml'", "line 1: it is not JSON (Expecting value"),
         ("image_jsonl_file = 'latin.jsonl'", "latin.jsonl is not UTF-8 text"),
