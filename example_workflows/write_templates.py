@@ -5,8 +5,9 @@ the blueprint or of a node's inputs. The pictures beside them: `python -m graft_
 LoRAs do" measures and compares the rows of a stack on the demo model. "Train a word without a LoRA" trains an embedding
 alone on it. "Teach the demo model what you prefer" trains on pairs of images, "Repair a VAE's decoder" a small VAE,
 "Train a slider" a color that follows the strength. "Train on images from the graph" needs no folder: the model draws
-what a new word is trained on. "Train a LoRA for …" loads a published model of one family, with
-Training Recipe, previews and Save LoRA; a distilled one with its training adapter, and Wan 2.2 with both of its models.
+what a new word is trained on. "Train on several folders" has two with settings of their own. "Train a LoRA for …" loads
+a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its training
+adapter, and Wan 2.2 with both of its models.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SLIDER = "Train a slider"
 PREFERENCE = "Teach the demo model what you prefer"
 DECODER = "Repair a VAE's decoder"
 SAMPLES = "Train on images from the graph"
+FOLDERS_TITLE = "Train on several folders"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
 
@@ -36,7 +38,7 @@ SECOND_LORA = "graft_demo/mauve.safetensors"
 class Family:
     """What a template names for one model family: `files` are (loader, {input: value}), its model first, then its text
     encoders and VAE. `training_only` is the training adapter of a distilled model. `low_noise_model` is the second
-    model of a pair, whose first is in `files`.
+    model of a pair, whose first is in `files`. `frames` and `frame_rate` are for clips.
     """
 
     title: str
@@ -49,6 +51,8 @@ class Family:
     training_only: str = ""
     control_pictures: str = ""
     low_noise_model: str = ""
+    frames: str = "0"
+    frame_rate: float = 0.0
 
 
 def _separate(model: str, text_encoders: tuple[str, dict[str, str]], vae: str) -> tuple[Any, ...]:
@@ -157,6 +161,19 @@ FAMILIES = (
         resolution=632,
         steps=30,
         cfg=6.0,
+    ),
+    Family(
+        "Wan (image to video)",
+        _separate(
+            "wan2.1_i2v_480p_14B_fp16.safetensors",
+            _one_encoder("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan"),
+            "wan_2.1_vae.safetensors",
+        ),
+        resolution=480,
+        cfg=6.0,
+        control_pictures="Wan image to video",
+        frames="1, 33",
+        frame_rate=16.0,
     ),
     Family(
         "Wan 2.2",
@@ -668,6 +685,76 @@ def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
     return graph.document()
 
 
+# --- several folders --------------------------------------------------------------------------------------------------
+
+FOLDERS_NOTE = (
+    "# Train on several folders",
+    "Two folders in one training, each with settings of its own: *My subject* is the demo's new word, shown four times"
+    " an epoch and held out for a quarter; *Other pictures* is what the model knows, shown once. It needs no GPU.",
+    "**Press Run.** It trains for a minute or two. *What was read* says what an epoch has of each folder. **Before**"
+    " and **After** are drawn from the same noise.",
+    "**With your own**: give each *Dataset* its folder. Repeats, resolution, caption settings, tags to keep, caption"
+    " prefix (in *filters*) and batch size are each folder's own. For a third folder connect another *Dataset* to"
+    " *more images*. kohya's `dataset_config.toml`, given as *image folder*, does the same with one node.",
+)
+FOLDERS_STEPS = 80
+
+
+def several_folders(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """A LoRA from two folders with repeats of their own, with images before and after."""
+    graph = Graph(classes, FOLDERS_TITLE)
+    graph.note("\n\n".join(FOLDERS_NOTE), (-560, 60), (500, 560))
+    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    prompt = graph.add("CLIPTextEncode", (0, 270), (300, 110), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (0, 460), (300, 110), "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", (0, 640), (300, 130), width=256, height=256, batch_size=4)
+    subject, others = (
+        graph.add("GraftDataset", place, (340, 740), title, folder=f"graft_demo/{folder}", resolution=256, **own)
+        for place, title, folder, own in (
+            ((360, 60), "My subject", "concept", {"repeats": 4, "validation": 0.25}),
+            ((760, 60), "Other pictures", "regular", {"repeats": 1, "validation": 0.1}),
+        )
+    )
+    report = graph.add("PreviewAny", (760, 860), (340, 260), "What was read")
+    adapter = graph.add("GraftAdapter", (1160, 60), (360, 260), rank=8, targets="all")
+    optimizer = graph.add(
+        "GraftOptimizer",
+        (1160, 400),
+        (360, 220),
+        learning_rate=0.002,
+        schedule="constant",
+        batch_size=4,
+        total_steps=FOLDERS_STEPS,
+    )
+    start = graph.add("GraftTrainStart", (1160, 700), (360, 340), run="several_folders")
+    step = graph.add("TrainStep", (1580, 60), (400, 560), steps=FOLDERS_STEPS, validate_every=20)
+    before = _sampled(graph, (2040, 60), "Before", "several_folders/before")
+    after = _sampled(graph, (2040, 640), "After", "several_folders/after")
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    for node in (subject, others, start):
+        graph.link(demo, 1, node, "clip")
+        graph.link(demo, 2, node, "vae")
+    graph.link(demo, 0, start, "model")
+    for made, number, node, name in (
+        (subject, 0, others, "more_images"),
+        (others, 2, report, "source"),
+        (others, 0, start, "dataset"),
+        (adapter, 0, start, "adapter"),
+        (optimizer, 0, start, "optimizer"),
+        (start, 0, step, "state"),
+    ):
+        graph.link(made, number, node, name)
+    _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
+    graph.group("The demo model, and what to draw", "#3f789e", demo, prompt, negative, latent)
+    graph.group("Two folders", "#3f789e", subject, others, report)
+    graph.group("Settings", "#b58b2a", adapter, optimizer, start)
+    graph.group("Train", "#b58b2a", step)
+    graph.group("Before", "#8A8", *before)
+    graph.group("After", "#8A8", *after)
+    return graph.document()
+
+
 # --- a VAE ------------------------------------------------------------------------------------------------------------
 
 DECODER_NOTE = (
@@ -847,16 +934,23 @@ CONTROL_PICTURES = (
     " so with them it learns to draw from text alone. The previews and the image at the end are drawn without one too;"
     " to try an edit, {edit}."
 )
+CLIPS = (
+    "**Your clips**: `walk.mp4`, its caption `walk.txt`, and beside it the picture that it starts with,"
+    " `walk.control.png`. *frames of clips* are how many frames are trained together; pictures with a control picture"
+    " of their own may lie between them. The demo's images have none, so with them it learns to draw from text alone."
+    " The previews and the image at the end are drawn without one too; to try it, {edit}."
+)
 EDITS = {  # by the setting `control pictures`
     "Flux Kontext": "put *Load Image*, *FluxKontextImageScale*, *VAE Encode* and *ReferenceLatent* behind *Prompt*",
     "Qwen-Image-Edit Plus": "put *TextEncodeQwenImageEditPlus*, with *Load Image* and the VAE, in place of *Prompt*",
+    "Wan image to video": "put *WanImageToVideo*, with *Load Image* and the VAE, behind the prompts",
 }
 
 
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Loaders, dataset, recipe, training with previews, the average saved as a LoRA, and an image of it."""
     title = f"Train a LoRA for {family.title}"
-    name = family.title.lower().replace(" ", "").replace(".", "")
+    name = "".join(letter for letter in family.title.lower() if letter not in " .()")
     graph = Graph(classes, title)
     note = list(NOTE)
     height = 620
@@ -865,7 +959,8 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         note.insert(5, TRAINING_ONLY.format(repository=repository, steps=family.steps))
         height = 780
     if family.control_pictures:
-        note.insert(6, CONTROL_PICTURES.format(edit=EDITS[family.control_pictures]))
+        pairs = CLIPS if family.frame_rate else CONTROL_PICTURES
+        note.insert(6, pairs.format(edit=EDITS[family.control_pictures]))
         height = 860
     text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
     graph.note(text, (-560, 60), (500, height))
@@ -883,6 +978,8 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         resolution=family.resolution,
         repeats=1,
         control_pictures=family.control_pictures or "auto",
+        frames=family.frames,
+        frame_rate=family.frame_rate,
     )
     sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
     recipe = graph.add("GraftRecipe", (800, 60), (320, 240), steps=STEPS)
@@ -1111,6 +1208,7 @@ def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     made[DECODER] = decoder(classes)
     made[SLIDER] = slider(classes)
     made[SAMPLES] = from_graph(classes)
+    made[FOLDERS_TITLE] = several_folders(classes)
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

@@ -21,6 +21,7 @@ PREFERENCE = "Teach the demo model what you prefer"
 SLIDER = "Train a slider"
 DECODER = "Repair a VAE's decoder"
 SAMPLES = "Train on images from the graph"
+FOLDERS = "Train on several folders"
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -72,7 +73,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, SAMPLES, *REAL]
+    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, SAMPLES, FOLDERS, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
@@ -267,6 +268,31 @@ def test_images_from_the_graph_are_trained_at_the_first_click(host):
     assert (len(dataset.images), len(dataset.held_out)) == (12, 4) and state.step == 2
     drawn = {tuple(one.flatten().tolist()) for one in latent["samples"].float()}
     assert {tuple(image.latent.flatten().tolist()) for image in dataset.images + dataset.held_out} == drawn
+
+
+def test_two_folders_are_trained_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, FOLDERS))
+    first, second = sorted(
+        (node_id for node_id, node in graph.items() if node["class_type"] == "GraftDataset"),
+        key=lambda node_id: "more_images" in graph[node_id]["inputs"],
+    )
+    capture = {
+        "state": [id_of(graph, "TrainStep"), 0],
+        "dataset": [second, 0],
+        "report": [second, 2],
+        "own": [first, 0],
+    }
+    result = host.run(graph, capture)
+    assert result["success"], result["errors"]
+    dataset, own, report = (result["captured"][name] for name in ("dataset", "own", "report"))
+    assert result["captured"]["state"].step == 2 and own.images and own.held_out
+    names = {image.name for image in own.images}
+    for image in dataset.images:
+        assert image.repeats == (4 if image.name in names else 1)
+    assert len(dataset.images) > len(own.images) and len(dataset.held_out) > len(own.held_out)
+    (shown,) = result["history"][id_of(graph, "PreviewAny")]["text"]
+    assert shown == report and "graft_demo/regular" in report
 
 
 def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):

@@ -29,6 +29,7 @@ FAMILIES = {
     "Z-Image Turbo": "z-image",
     "Krea 2 Turbo": "krea2",
     "Wan": "wan",
+    "Wan (image to video)": "wan i2v",
 }
 PAIRS = {"Wan 2.2": "wan"}  # both of its models
 
@@ -212,6 +213,7 @@ def test_comfyui_names_the_missing_file(host, title):
         "See what your LoRAs do",
         "Teach the demo model what you prefer",
         "Train on images from the graph",
+        "Train on several folders",
     ],
 )
 def test_a_template_of_the_demo_model_runs_at_the_first_click(host, title):
