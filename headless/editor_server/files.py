@@ -197,7 +197,6 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
         raise
     if file is None:
         raise web.HTTPBadRequest(text="the form has no file 'image'")
-    file.seek(0)
     return texts, file, name
 
 

@@ -1,5 +1,6 @@
 """The command line in processes of its own: exit status, what is printed, what is written, interruption."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -392,3 +393,41 @@ def test_another_pack_is_loaded_from_its_folder(place):
     status, _, err = run(place, graph, "--pack", "shout")
     assert status == 1 and "--pack shout did not load; the log above says why" in err
     assert "nothing_of_this_name" in err
+
+
+RUNS = {
+    "comfyui": None,
+    "embedded": False,
+    "cpu": False,
+    "input": None,
+    "output": None,
+    "json": False,
+    "verbose": False,
+}
+KEPT = {"cache_classic": False, "cache_lru": 0, "cache_none": False, "cache_ram": False}
+ONE_BY_ONE = {"set_from": None, "watch": None, "as_ranks": None, "shard": False, "reproducible": False}
+OF_GRAPHS = {"workflow": "a.json", "assignments": [], "packs": [], "custom_nodes": False}
+DEFAULTS = {
+    "run": {**RUNS, **KEPT, **ONE_BY_ONE, **OF_GRAPHS},
+    "plan": {**RUNS, **KEPT, **ONE_BY_ONE, **OF_GRAPHS, "memory": 0},
+    "doctor": RUNS,
+}
+
+
+@pytest.mark.parametrize("words", [["run", "a.json"], ["plan", "a.json"], ["doctor"], ["editor"]], ids=" ".join)
+def test_what_the_help_calls_the_default_is_it(monkeypatch, words):
+    plain, parsed = argparse.ArgumentParser.parse_args, []
+
+    def stop(self, argv):
+        parsed.append(vars(plain(self, argv)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(KeyboardInterrupt):
+        main(words)
+    [found] = parsed
+    if words == ["editor"]:
+        assert (found["listen"], found["port"], found["no_browser"]) == ("127.0.0.1", 8188, False)
+        assert found["input"] is found["output"] is found["front_end_root"] is None
+        return
+    assert found == {"command": words[0], **DEFAULTS[words[0]]}

@@ -342,7 +342,6 @@ class OptimizerStepper:
         for piece in self._pieces:
             if id(piece) not in self._stepped:
                 self._step_piece(piece)
-        self._stepped.clear()
 
     @torch.no_grad()
     def _step_piece(self, piece: _Piece) -> None:

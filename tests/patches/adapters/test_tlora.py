@@ -137,6 +137,7 @@ def test_singular_values_are_the_last_of_normal_draws():
 def test_a_rank_that_a_layer_cannot_have_is_said():
     with pytest.raises(ValueError, match=r"rank \(dim\) is 25, and adapter type tlora can have at most 24"):
         net_and_tensors(rank=25)
+    assert net_and_tensors(rank=24)[1].rank == 24
 
 
 def test_settings():
