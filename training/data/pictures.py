@@ -26,7 +26,8 @@ def read(listing: FolderListing) -> Dataset:
     def picture(entry: ImageEntry) -> DatasetImage:
         if entry.frames:
             raise ValueError(
-                f"VAE training takes pictures, and {entry.name} is a clip. Take the clips out of the folder."
+                f"VAE training takes pictures, and {entry.name} is a clip: its losses compare single pictures and say"
+                " nothing of motion. Set frames of clips of Dataset to 0, which leaves clips out."
             )
         encoder.add(entry)
         return replace(encoder.images[entry.key], caption="", caption_template=None, framing=None)

@@ -129,6 +129,24 @@ def test_the_decoder_learns_and_the_encoder_keeps_its_bytes(host, kind):
         assert float(torch.stack(errors).mean()) == pytest.approx(measured, rel=1e-4)
 
 
+def test_pictures_leave_what_a_video_vae_does_with_other_frames(host, monkeypatch):
+    from comfy.ldm.wan.vae import WanVAE
+
+    def of_video():
+        return WanVAE(dim=16, z_dim=4, dim_mult=[1, 2], num_res_blocks=1, attn_scales=[], temperal_downsample=[True])
+
+    monkeypatch.setitem(KINDS, "wan", of_video)
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=2e-3, weight_decay=0.0, total_steps=2)
+    vae, state = _begun(host, "wan", "frames", optimizer=optimizer, part="whole", latent_bound=100.0)
+    trained, _ = host.call("GraftTrainedVAE", state=host.call("TrainStep", state=state, steps=2)[0])
+    before, after = (dict(one.first_stage_model.named_parameters()) for one in (vae, trained))
+    over_time = [name for name, weight in before.items() if weight.ndim == 5 and weight.shape[2] > 1]
+    assert any("time_conv" in name for name in over_time) and len(over_time) > 10
+    for name in over_time:
+        moved = [not torch.equal(before[name][:, :, at], after[name][:, :, at]) for at in range(3)]
+        assert moved == [False, False, "time_conv" not in name], name  # the last is the frame itself
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["decoder", "whole"])
 @pytest.mark.parametrize("looks", [False, True], ids=["pixels", "looks"])
