@@ -45,7 +45,8 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
     if settings.optimizer.precision == "auto" and has_bf16:
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
     with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
-        return memory_plan.plan(replace(state, settings=settings), denoiser, dataset)
+        on_host = patcher.load_device.type == "cpu" and not on_a_card
+        return memory_plan.plan(replace(state, settings=settings), denoiser, dataset, on_host)
 
 
 def report(state: Any, memory: int) -> str:

@@ -258,7 +258,8 @@ class StepCall:
     def opened(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
         state = self.state
-        return opened(state, state.settings.optimizer.offload == "layers" or process_group.current().shard)
+        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.int8_base
+        return opened(state, waiting or process_group.current().shard)
 
     def ended(self, result: Any) -> dict[str, Any]:
         """What the panel keeps of the call that ended with this state."""

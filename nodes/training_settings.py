@@ -9,7 +9,7 @@ from ..patches.adapters.registry import trainable_kinds, trainable_names
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.optimizers.registry import OPTIMIZERS
-from ..training.trainable.settings import TARGETS, AdapterSettings
+from ..training.trainable.settings import AS_LOADED, BASE_WEIGHTS, TARGETS, AdapterSettings
 from .refusals import refusal
 from .schema import EMA, Adapter, LoraModel, Objective, Optimizer, Words, advanced, aliases
 
@@ -173,6 +173,19 @@ class GraftAdapter(io.ComfyNode):
                         " evenly; above 1 they come later."
                     ),
                 ),
+                advanced(
+                    io.Combo,
+                    "base_weights",
+                    display_name="base weights",
+                    optional=True,
+                    options=list(BASE_WEIGHTS),
+                    default=AS_LOADED,
+                    tooltip=(
+                        "How the model computes while training. int8: its linear layers multiply in int8 (W8A8), the"
+                        " adapter in full precision. Their weights on a graphics card take half of bf16's memory."
+                        " Previews and validation use the weights as loaded. Not with adapter type full."
+                    ),
+                ),
             ],
             outputs=[Adapter.Output(display_name="GRAFT_ADAPTER")],
         )
@@ -189,6 +202,7 @@ class GraftAdapter(io.ComfyNode):
         max_norm=None,
         min_rank=None,
         rank_exponent=None,
+        base_weights=None,
     ) -> bool | str:
         return refusal(
             cls,
@@ -203,6 +217,7 @@ class GraftAdapter(io.ComfyNode):
             network_dropout=network_dropout,
             max_norm=max_norm,
             rank_exponent=rank_exponent,
+            base_weights=base_weights,
         )
 
     @classmethod
@@ -221,6 +236,7 @@ class GraftAdapter(io.ComfyNode):
         initial=None,
         min_rank=0,
         rank_exponent=1.0,
+        base_weights=AS_LOADED,
     ) -> io.NodeOutput:
         return io.NodeOutput(
             AdapterSettings(
@@ -237,6 +253,7 @@ class GraftAdapter(io.ComfyNode):
                 initial=initial,
                 min_rank=min_rank,
                 rank_exponent=rank_exponent,
+                base_weights=base_weights,
             )
         )
 

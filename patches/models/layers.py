@@ -46,6 +46,11 @@ def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> st
     return f"its type is {weight.dtype}"
 
 
+def is_changed_by_host(module: nn.Module, attribute: str) -> bool:
+    """Whether a host's function changes a parameter on the way to the layer's product."""
+    return any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
+
+
 def is_conv(module: nn.Module) -> bool:
     """A 1D, 2D or 3D convolution."""
     return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
@@ -153,8 +158,7 @@ def _is_plain(module: nn.Module, attribute: str) -> bool:
     """Whether a parameter is exactly what the forward multiplies with: plain, and not changed by any host function on
     the way.
     """
-    changed = any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
-    return why_not_plain(module, attribute, coarse=True) is None and not changed
+    return why_not_plain(module, attribute, coarse=True) is None and not is_changed_by_host(module, attribute)
 
 
 def _forward(module: nn.Module, x: Tensor) -> Tensor:

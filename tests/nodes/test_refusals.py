@@ -36,7 +36,7 @@ DATASET = {
     "clip_part",
 }
 ADAPTER = {"kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
-ADAPTER |= {"min_rank", "rank_exponent"}
+ADAPTER |= {"min_rank", "rank_exponent", "base_weights"}
 OPTIMIZER = {
     "optimizer",
     "learning_rate",

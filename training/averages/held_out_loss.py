@@ -14,6 +14,7 @@ from ..run.validation import MOST_IMAGES, validate
 from ..run.workspace import Workspace
 from ..state import TrainState
 from ..trainable.install import from_lora
+from ..trainable.settings import AS_LOADED
 
 
 def held_out_loss(
@@ -39,9 +40,9 @@ def held_out_loss(
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):
-        start_state = replace(
-            state, start=replace(state.start, ema=None), trained=trained, optimizer={}, average={}, powers={}
-        )
+        # as Train Step measures it: without an average beside it, and with the base as it was loaded
+        start = replace(state.start, ema=None, adapter=replace(state.start.adapter, base_weights=AS_LOADED))
+        start_state = replace(state, start=start, trained=trained, optimizer={}, average={}, powers={})
         work = Workspace(start_state, denoiser, dataset)
         with work.installed():
             held = validate(work, numbers)

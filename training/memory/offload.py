@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -151,20 +151,29 @@ def call_with_weights_on(
     forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
 ) -> Any:
     """Call `forward` with the weights and buffers of `parts` on `device`; the original tensors are back afterwards."""
+    with weights_on(parts, device):
+        return forward(*args, **kwargs)
+
+
+@contextmanager
+def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Container[int] = ()) -> Iterator[None]:
+    """A context in which the weights and buffers of `parts` are on `device`, except those whose ids are in `staying`;
+    the original tensors are back afterwards.
+    """
     places: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for part in parts:
             slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
             for slots in slot_tables:
                 for name, tensor in list(slots.items()):
-                    if tensor is None or not is_on_other_device(tensor, device):
+                    if tensor is None or id(tensor) in staying or not is_on_other_device(tensor, device):
                         continue
                     places.append((slots, name, tensor))
                     copied = tensor.detach().to(device, non_blocking=True)
                     if isinstance(tensor, nn.Parameter):
                         copied = nn.Parameter(copied, requires_grad=False)
                     slots[name] = copied
-        return forward(*args, **kwargs)
+        yield
     finally:
         for slots, name, tensor in places:
             slots[name] = tensor

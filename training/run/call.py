@@ -15,6 +15,7 @@ from ..data.dataset import Dataset
 from ..distributed import process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
+from ..memory import int8_base
 from ..objective.denoiser import Denoiser
 from ..optimizers.checks import schedule_remarks
 from ..state import TrainState, advance_position, state_key, with_planned_steps
@@ -247,10 +248,19 @@ class Call:
                 with self.group.raise_together():
                     saving = self._prepared()
                     denoiser = stack.enter_context(self.open_model())
+                    self._note_base(denoiser)
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
             raise Stopped(f"{error}{self._stored_in(error.state)}", error.state) from error
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
+
+    def _note_base(self, denoiser: Denoiser) -> None:
+        """Note which layers of the base are in int8, if that was asked for."""
+        if not self.at.start.adapter.int8_base:
+            return
+        remark = int8_base.remark(denoiser.module)
+        if remark not in self.notes:  # a call may train in several pieces
+            self.notes.append(remark)
 
     def _prepared(self) -> Callbacks:
         """The callbacks of training, once what comes before the first step is done."""

@@ -265,8 +265,8 @@ def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
     if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
         return
-    with work.stepper.evaluated():
+    with work.own_weights(), work.stepper.evaluated():
         callbacks.preview(work.denoiser, work.step, False, work.at_strength)
     if work.has_average:
-        with work.averaged():
+        with work.own_weights(), work.averaged():
             callbacks.preview(work.denoiser, work.step, True, work.at_strength)

@@ -38,10 +38,11 @@ class MemoryPlan:
         return sum(self.parts.values())
 
 
-def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> MemoryPlan:
+def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool = False) -> MemoryPlan:
     """The memory of a step of the largest batch, once the optimizer has its state.
 
-    The denoiser's `device` is the meta device. ValueError for what cannot be planned.
+    The denoiser's `device` is the meta device; it stands for the host's memory if `on_host`, where the model's own
+    weights are beside int8 ones. ValueError for what cannot be planned.
     """
     check(state)
     state = _with_bf16_for_fp16(state)
@@ -50,7 +51,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> MemoryPlan:
     with torch.inference_mode(False), ExitStack() as stack:
         stack.enter_context(FusedAttention())
         stack.enter_context(counter)
-        if optimizer.offload != "layers":
+        is_elsewhere = state.start.adapter.int8_base and not on_host
+        if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):
             work = stack.enter_context(
@@ -61,7 +63,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> MemoryPlan:
             for tensor in shadow.tensors.values():
                 counter.count(tensor, AVERAGE)
         stack.enter_context(_named(work, counter))
-        stack.enter_context(work.installed())
+        with counter.as_part(WEIGHTS):  # int8 ones are made here
+            stack.enter_context(work.installed())
         with counter.as_part(ACTIVATIONS):
             advance_(work)
             counter.forget_peak()

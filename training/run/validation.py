@@ -35,15 +35,16 @@ class Held(NamedTuple):
 
 def measure(work: Workspace) -> HeldOutLoss | None:
     """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
-    None without held-out images.
+    None without held-out images. The base is as it was loaded.
     """
-    weights = validate(work)
+    with work.own_weights():
+        weights = validate(work)
     if weights is None:
         return None
     autoencoder.check_latents(work)
     if not work.has_average:
         return HeldOutLoss(weights.loss, None, weights.accuracy)
-    with work.averaged():
+    with work.own_weights(), work.averaged():
         average = validate(work)
     assert average is not None
     return HeldOutLoss(weights.loss, average.loss, weights.accuracy)

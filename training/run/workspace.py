@@ -18,8 +18,10 @@ from ..data.dataset import Conditioning, Dataset
 from ..data.listing import first_names
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
+from ..memory import int8_base
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
+from ..memory.int8_base import Int8Base
 from ..memory.offload import activations_on_host, layers_on_host
 from ..objective import perceptual
 from ..objective.autoencoder import Autoencoder
@@ -31,7 +33,7 @@ from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
 from ..trainable.autoencoder import AutoencoderSettings, side_of
-from ..trainable.settings import TEXT_ENCODER, WORDS
+from ..trainable.settings import AS_LOADED, TEXT_ENCODER, WORDS
 from ..trainable.words import by_word
 from .batch_loader import BatchLoader, BatchSchedule
 from .discriminator import Discriminator
@@ -71,6 +73,8 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
             "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
             " it off."
         )
+    if state.start.adapter.int8_base:
+        _check_int8(state, denoiser, group)
     if group.shard:
         fsdp.check(state, group)
     if dataset.slider is not None:
@@ -97,6 +101,25 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         raise ValueError(
             "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
+        )
+
+
+def _check_int8(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
+    """Raise ValueError where the base cannot be in int8."""
+    if group.shard:
+        raise ValueError(
+            "Adapter Settings: base weights is int8, and --shard divides the weights as loaded: start without --shard,"
+            f" or set base weights to {AS_LOADED}."
+        )
+    if state.settings.optimizer.offload == "layers":
+        raise ValueError(
+            "Adapter Settings: base weights is int8, which stays on the device, and offload to CPU memory of Optimizer"
+            f" Settings is layers: set offload to none or activations, or base weights to {AS_LOADED}."
+        )
+    if not int8_base.chosen_layers(denoiser.module):
+        raise ValueError(
+            "Adapter Settings: base weights is int8, and no linear layer of the model can be"
+            f" ({int8_base.remark(denoiser.module)}): set base weights to {AS_LOADED}."
         )
 
 
@@ -209,6 +232,7 @@ class Workspace:
         self.base: Mapping[str, Tensor] | None = None
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
+        self.int8: Int8Base | None = None  # the model's weights while they are
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -280,9 +304,25 @@ class Workspace:
             offload = activations_on_host(module)
         elif settings.offload == "layers":
             offload = layers_on_host(module, self.denoiser.device)
-        with offload, checkpointing, torch.enable_grad(), self._sharded_base(), self.attached:
+        with offload, checkpointing, torch.enable_grad(), self._sharded_base(), self._base_in_int8(), self.attached:
             self._attach()
             yield
+
+    @contextmanager
+    def _base_in_int8(self) -> Iterator[None]:
+        """A context in which the base is in int8, if that was asked for."""
+        if not self.start_state.start.adapter.int8_base:
+            yield
+            return
+        with int8_base.in_int8(self.denoiser.module, self.denoiser.device) as self.int8:
+            yield
+        self.int8 = None
+
+    def own_weights(self) -> AbstractContextManager[None]:
+        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used."""
+        if self.int8 is None:
+            return nullcontext()
+        return self.int8.off()
 
     @contextmanager
     def _sharded_base(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from ...patches.adapters.tlora import SCHEDULE
 from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
+from ..memory.int8_base import weight_in_int8
 from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
 from .settings import TEXT_ENCODER, AdapterSettings
@@ -140,6 +141,9 @@ def _weight_values(module: nn.Module) -> Tensor:
 
     A weight with a quantization of its own is read by sending unit vectors through the module.
     """
+    in_int8 = weight_in_int8(module)
+    if in_int8 is not None:
+        return in_int8
     weight = module.weight
     assert isinstance(weight, Tensor)
     if _is_plain(weight):

@@ -17,8 +17,10 @@ from ...storage.digest import sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
+AS_LOADED, INT8 = "as loaded", "int8"
+BASE_WEIGHTS = (AS_LOADED, INT8)
 # Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset({"min_rank", "rank_exponent"})
+_LATER = frozenset({"min_rank", "rank_exponent", "base_weights"})
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
 
@@ -39,7 +41,8 @@ class AdapterSettings:
     1, full every parameter, the others every convolution too. `pattern` narrows the choice and gives single parts a
     rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
     blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
-    how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes.
+    how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
+    int8: the frozen linear layers of the model compute in int8 while training (`training.memory.int8_base`).
     """
 
     kind: str = "lora"
@@ -56,6 +59,7 @@ class AdapterSettings:
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
     min_rank: int = 0
     rank_exponent: float = 1.0
+    base_weights: str = AS_LOADED
 
     def __post_init__(self) -> None:
         errors = [*_value_errors(self)]
@@ -100,6 +104,11 @@ class AdapterSettings:
     def patterns(self) -> Patterns:
         """The parsed `pattern`."""
         return parse_patterns(self.pattern)
+
+    @property
+    def int8_base(self) -> bool:
+        """Whether the model's frozen linear layers compute in int8 while training."""
+        return self.base_weights == INT8
 
     @property
     def any_dropout(self) -> bool:
@@ -147,6 +156,8 @@ def _value_errors(settings: AdapterSettings) -> Iterator[str]:
         yield f"smallest rank is {settings.min_rank}, expected 0 (half the rank) or more"
     if not 0 < settings.rank_exponent < math.inf:
         yield f"rank exponent is {settings.rank_exponent}, expected above 0"
+    if settings.base_weights not in BASE_WEIGHTS:
+        yield f"base weights is {settings.base_weights!r}, expected one of {', '.join(BASE_WEIGHTS)}"
     if not 0 <= settings.max_norm < math.inf:
         yield f"maximum weight norm is {settings.max_norm}, expected 0 (off) or more"
 
@@ -173,6 +184,8 @@ def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator
         ):
             if value:
                 yield f"{label} needs an adapter, and adapter type {kind} trains without one: set it to 0"
+        if settings.int8_base:
+            yield f"base weights int8 needs a frozen base, and adapter type {kind} trains it: set it to {AS_LOADED}"
         if sizes:
             yield f"layer filter sets a rank or an alpha, and adapter type {kind} has neither: take them out"
         if settings.initial is not None:

@@ -12,6 +12,7 @@ from graft_nodes.training.trainable.settings import AdapterSettings
 
 FULL = AdapterSettings("full", targets="all")
 LORA = AdapterSettings(targets="all", rank=4)
+INT8 = AdapterSettings(targets="all", rank=4, base_weights="int8")
 WIDTH, SIDE, BATCH = 64, 24, 4
 
 
@@ -84,8 +85,22 @@ def test_savings_save_what_they_move_or_narrow(lab):
     assert _planned(lab, FULL, optimizer="sgd").parts["optimizer"] == plain.parts["trained"]
 
 
-def test_planning_leaves_no_trace(lab):
-    state, denoiser, dataset = _run(lab, LORA, META)
+def test_int8_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab):
+    state, denoiser, dataset = _run(lab, INT8, META)
+    network = _bytes([*denoiser.module.parameters(), *denoiser.module.buffers()])
+    layers = [part for part in denoiser.module.modules() if isinstance(part, torch.nn.Linear)]
+    floats = _bytes([layer.weight for layer in layers])
+    int8 = sum(layer.weight.numel() + 4 * layer.out_features for layer in layers)
+    assert plan(state, denoiser, dataset).parts["weights"] == network - floats + int8
+    on_host = plan(state, denoiser, dataset, on_host=True)
+    assert on_host.parts["weights"] == network + int8
+    own = on_host.peak - network
+    assert own == pytest.approx(_measured(lab, INT8), rel=0.1)
+
+
+@pytest.mark.parametrize("adapter", [LORA, INT8], ids=["lora", "int8"])
+def test_planning_leaves_no_trace(lab, adapter):
+    state, denoiser, dataset = _run(lab, adapter, META)
     before = {name: (id(p), p.detach().clone()) for name, p in denoiser.module.named_parameters()}
     drawn = torch.random.get_rng_state()
     plan(state, denoiser, dataset)

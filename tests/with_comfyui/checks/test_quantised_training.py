@@ -10,7 +10,7 @@ import torch
 from graft_nodes import host
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.memory import offload
+from graft_nodes.training.memory import int8_base, offload
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
@@ -20,12 +20,13 @@ from quantised import parts, with_quantised_layers, with_scaled_layers
 from tiny_families import EVERY
 
 
-def _trained(patcher, family, steps=2, **optimizer):
+def _trained(patcher, family, steps=2, adapter=None, layers=False, **optimizer):
     conditionings = {text: Conditioning(*families.conditions(family, n)) for n, text in enumerate(("", "a"))}
     dataset = Dataset.from_latents([families.latent(family, n) for n in range(2)], ["a"] * 2, conditionings)
     settings = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=2, **optimizer))
-    state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, AdapterSettings(rank=4)), settings)
-    with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
+    adapter = adapter or AdapterSettings(rank=4)
+    state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
+    with torch.inference_mode(), host.denoiser.denoiser(patcher, layers=layers) as denoiser:
         return train(state, denoiser, dataset, steps)
 
 
@@ -111,6 +112,26 @@ def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, close
         assert all(torch.equal(old, new) for old, new in zip(before[name], parts(p), strict=True)), name
 
 
+@pytest.mark.parametrize("family", ["sd1", "flux", "lumina2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_in_int8_trains_nearly_as_the_weights_as_loaded(family, dtype):
+    with torch.inference_mode():
+        patcher = families.build(family, dtype, torch.float32)
+    module = patcher.model.diffusion_model
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    in_int8 = len(int8_base.chosen_layers(module))
+    assert in_int8 > 8, int8_base.remark(module)
+    plain = _trained(patcher, family)
+    settings = AdapterSettings(rank=4, base_weights="int8")
+    found = _trained(patcher, family, adapter=settings, layers=True)
+    assert not _same(found, plain) and found.history.loss == pytest.approx(plain.history.loss, rel=0.03)
+    assert torch.cosine_similarity(_ups(found), _ups(plain), dim=0) > 0.9
+    assert _same(found, _trained(patcher, family, adapter=settings, layers=True, checkpointing=True))
+    assert len(int8_base.chosen_layers(module)) == in_int8
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert _same(plain, _trained(patcher, family))
+
+
 @pytest.mark.parametrize("family", ["sd1", "flux"])
 def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
     with torch.inference_mode():
@@ -126,9 +147,7 @@ def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
         "call_with_weights_on",
         lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k),
     )
-    opened = host.denoiser.denoiser
-    monkeypatch.setattr(host.denoiser, "denoiser", lambda p: opened(p, layers=True))
-    away = _trained(patcher, family, offload="layers")
+    away = _trained(patcher, family, layers=True, offload="layers")
     assert _same(plain, away) and len(fetched) > 8 and patcher.model.model_lowvram
     monkeypatch.undo()
     assert _same(plain, _trained(patcher, family, checkpointing=True))  # and the model is fit for what comes next

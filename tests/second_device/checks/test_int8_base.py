@@ -1,0 +1,49 @@
+"""A base in int8 on a device: its own weights wait in host memory, and everything else comes over for the block."""
+
+import copy
+
+import torch
+from graft_nodes.tests.second_device.device import DEVICE
+from graft_nodes.training.memory.int8_base import in_int8
+from torch import nn
+
+CPU = torch.device("cpu")
+ROWS = 40
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(32, 48), nn.Linear(48, 12)
+        self.norm = nn.LayerNorm(12)
+        self.register_buffer("shift", torch.ones(12))
+
+    def forward(self, x):
+        return self.norm(self.narrow(torch.tanh(self.wide(x)))) + self.shift
+
+
+def _with_gradient(part, x):
+    x = x.clone().requires_grad_()
+    y = part(x)
+    (gradient,) = torch.autograd.grad(y.square().sum(), [x])
+    return y.detach().cpu(), gradient.cpu()
+
+
+def test_weights_wait_on_the_host_and_the_rest_comes_over():
+    part, x = Part().requires_grad_(False), torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(0))
+    here = copy.deepcopy(part)
+    weight, bias = part.wide.weight, part.wide.bias
+    with in_int8(here, CPU):
+        expected = _with_gradient(here, x)
+    with in_int8(part, DEVICE) as base:
+        assert part.wide.weight is weight and weight.device == CPU
+        others = [part.wide.bias, part.narrow.weight, part.norm.weight, part.shift]
+        assert {tensor.device for tensor in others} == {DEVICE}
+        found = _with_gradient(part, x.to(DEVICE))
+        with torch.no_grad(), base.off():
+            own = part(x.to(DEVICE)).cpu()
+        assert part.wide.weight is weight
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(own, part(x), rtol=1e-5, atol=1e-5)
+    assert part.wide.weight is weight and part.wide.bias is bias and part.shift.device == CPU

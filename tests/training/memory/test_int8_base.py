@@ -1,0 +1,284 @@
+"""A base in int8: products and gradients by the formula in float64, near to those of the weights as loaded; every kind
+of adapter beside it; and nothing left of it afterwards.
+"""
+
+import copy
+
+import pytest
+import torch
+from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.int8_base import chosen_layers, in_int8, remark, why_not_int8
+from graft_nodes.training.run.loop import Callbacks, train
+from graft_nodes.training.run.step import advance_
+from graft_nodes.training.run.validation import validate
+from graft_nodes.training.run.workspace import Workspace
+from graft_nodes.training.trainable.settings import AdapterSettings
+from torch import nn
+
+CPU = torch.device("cpu")
+KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "tlora")
+WIDTH = 16
+
+
+def rounded(rows):
+    """(integers, scales) of rows in float64; scales and quotients are float32's, as they are rounded so."""
+    scales = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.round(rows / scales).double(), scales.double()
+
+
+def layer(rows=48, columns=32, bias=True, dtype=torch.float32):
+    draws = torch.Generator().manual_seed(1)
+    line = nn.Linear(columns, rows, bias=bias, dtype=dtype).requires_grad_(False)
+    for p in line.parameters():
+        p.copy_(torch.randn(p.shape, generator=draws))
+    return line
+
+
+def seen(*shape, dtype=torch.float32):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    return (x * torch.logspace(-3, 3, shape[-2])[:, None]).to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("tokens", [1, 23, 24, 40])
+@pytest.mark.parametrize("bias", [True, False])
+def test_product_and_gradient_are_the_formula(tokens, bias):
+    line, x = layer(bias=bias), seen(2, tokens, 32)
+    with in_int8(line, CPU):
+        y = line(x)
+        pull = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
+        y.backward(pull)
+    weight, weight_scales = rounded(line.weight)
+    inputs, scales = rounded(x.detach().flatten(0, 1))
+    expected = (inputs @ weight.T) * scales * weight_scales.T
+    if bias:
+        expected += line.bias.double()
+    torch.testing.assert_close(y.flatten(0, 1).double(), expected, rtol=1e-6, atol=1e-6)
+    pulls, scales = rounded(pull.flatten(0, 1) * weight_scales.T.float())
+    torch.testing.assert_close(x.grad.flatten(0, 1).double(), (pulls @ weight) * scales, rtol=1e-6, atol=1e-9)
+
+
+def test_it_is_near_to_the_weights_as_loaded():
+    """No number is off by more than what rounding both factors by half a step can make."""
+    line, x = layer(), seen(1, 40, 32)
+    plain = line(x)
+    with in_int8(line, CPU):
+        found = line(x)
+    assert not torch.equal(found, plain)
+    half_x = x.abs().amax(-1, keepdim=True) / 254
+    half_w = line.weight.abs().amax(1, keepdim=True) / 254
+    bound = half_x * line.weight.abs().sum(1) + x.abs().sum(-1, keepdim=True) * half_w.T + 32 * half_x * half_w.T
+    assert ((found - plain).abs() <= bound * 1.0001).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_types_are_those_of_the_layer(dtype):
+    line, x = layer(dtype=dtype), seen(2, 30, 32).detach().clamp(-2, 2).to(dtype).requires_grad_()
+    expected = line(x)
+    with in_int8(line, CPU):
+        y = line(x)
+        y.sum().backward()
+    assert y.dtype == dtype and x.grad.dtype == dtype
+    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.3)
+
+
+def test_under_autocast_it_gives_what_a_layer_gives():
+    line, x = layer(), seen(2, 30, 32)
+    with torch.autocast("cpu", torch.bfloat16), in_int8(line, CPU):
+        assert line(x).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16, enabled=False), in_int8(line, CPU):
+        assert line(x).dtype == torch.float32
+
+
+def test_rows_of_zeros_and_numbers_that_are_not_finite():
+    line = layer()
+    x = seen(1, 30, 32).detach()
+    x[0, 0], x[0, 1, 3], x[0, 2, 4] = 0, float("nan"), float("inf")
+    with in_int8(line, CPU):
+        y = line(x)[0]
+    assert torch.equal(y[0], line.bias)
+    assert y[1].isnan().all() and y[2].isnan().all() and y[3:].isfinite().all()
+
+
+def test_nothing_of_the_input_is_kept():
+    line, x = layer(), seen(2, 30, 32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None), in_int8(line, CPU):
+        line(x)
+    assert kept == []
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn1 = nn.ModuleDict({"to_q": nn.Linear(WIDTH, WIDTH), "to_out": nn.Linear(WIDTH, WIDTH, bias=False)})
+        self.ff = nn.Linear(WIDTH, 2 * WIDTH)
+        self.narrow = nn.Linear(2 * WIDTH, 12)
+        self.last = nn.Linear(12, WIDTH)
+        self.conv = nn.Conv2d(WIDTH, WIDTH, 1)
+
+    def forward(self, x):
+        rows = self.conv(x).movedim(1, -1)
+        rows = self.attn1["to_out"](torch.tanh(self.attn1["to_q"](rows)))
+        return x + self.last(torch.tanh(self.narrow(self.ff(rows)))).movedim(-1, 1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x, context):
+        for block in self.blocks:
+            x = block(x)
+        return x * (1 + context)
+
+
+def test_layers_that_cannot_be_are_left_and_counted():
+    net = Net()
+    net.quantised = nn.Linear(8, 8)
+    net.quantised.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
+    net.patched = nn.Linear(8, 8)
+    net.patched.weight_function = [lambda weight: weight]
+    net.replaced = nn.Linear(8, 8)
+    net.replaced.forward = net.replaced.forward
+    net.attention = nn.MultiheadAttention(8, 1)
+    assert {why_not_int8(layer) for layer in chosen_layers(net)} == {None} and len(chosen_layers(net)) == 6
+    assert remark(net) == (
+        "base weights: int8 in 6 of 14 linear layers; as loaded: 4 a size that is no multiple of 8, 2 patched,"
+        " 1 quantized already, 1 read by another module"
+    )
+
+
+def test_the_module_is_as_before_afterwards():
+    net = Net().requires_grad_(False)
+    before = {name: (part, dict(vars(part))) for name, part in net.named_modules()}
+    slots = {name: dict(part._parameters) for name, part in net.named_modules()}
+    numbers = copy.deepcopy(net.state_dict())
+    with pytest.raises(KeyError), in_int8(net, CPU):
+        assert "forward" in vars(net.blocks[0].ff)
+        raise KeyError
+    for name, part in net.named_modules():
+        assert part is before[name][0] and vars(part) == before[name][1] and "forward" not in vars(part)
+        assert all(part._parameters[key] is value for key, value in slots[name].items())
+    assert all(torch.equal(tensor, numbers[name]) for name, tensor in net.state_dict().items())
+
+
+def test_switched_off_it_computes_with_its_own_weights():
+    net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4)
+    plain = net(x, 0.0)
+    with in_int8(net, CPU) as base:
+        inside = net(x, 0.0)
+        with base.off():
+            assert torch.equal(net(x, 0.0), plain)
+        assert torch.equal(net(x, 0.0), inside) and not torch.equal(inside, plain)
+
+
+def test_a_block_that_runs_again_gives_the_same_gradient():
+    net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4, requires_grad=True)
+    gradients = []
+    with in_int8(net, CPU):
+        for _ in range(2):
+            gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
+        with checkpointed(net):
+            gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
+
+
+# --- in a run ---------------------------------------------------------------------------------------------------------
+
+
+def run(lab, kind="lora", base_weights="int8", held_out=(), **optimizer):
+    denoiser = lab.Flow(Net())
+    dataset = lab.pictures(shape=(WIDTH, 4, 4), held_out=held_out)
+    adapter = AdapterSettings(kind, rank=4, targets="all", base_weights=base_weights)
+    return denoiser, dataset, lab.state(denoiser, dataset, adapter, **{"precision": "float32", **optimizer})
+
+
+def same(one, other):
+    return one.trained.keys() == other.trained.keys() and all(
+        torch.equal(tensor, other.trained[name]) for name, tensor in one.trained.items()
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_beside_it(lab, kind):
+    denoiser, dataset, state = run(lab, kind)
+    before = copy.deepcopy(denoiser.module.state_dict())
+    whole = train(state, denoiser, dataset, 3)
+    assert same(train(train(state, denoiser, dataset, 1), denoiser, dataset, 2), whole)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in denoiser.module.state_dict().items())
+    _, _, plain_state = run(lab, kind, "as loaded")
+    plain = train(plain_state, denoiser, dataset, 3)
+    assert not same(whole, plain) and whole.start.digest != plain.start.digest
+    assert whole.history.loss == pytest.approx(plain.history.loss, rel=0.05)
+
+
+@pytest.mark.parametrize("setting", [{"checkpointing": True}, {"offload": "activations"}])
+def test_what_saves_memory_changes_nothing(lab, setting):
+    denoiser, dataset, state = run(lab)
+    _, _, saving = run(lab, **setting)
+    assert same(train(state, denoiser, dataset, 2), train(saving, denoiser, dataset, 2))
+
+
+def test_dora_reads_the_weight_that_the_layer_computes_with(lab):
+    """0.6 beside 127 is 1 in int8, so a column that starts with the norm of 0.6 gives 0.6."""
+    denoiser, dataset, _ = run(lab)
+    line = denoiser.module.blocks[0].ff
+    with torch.no_grad():
+        line.weight.fill_(0.6)
+        line.weight[:, 0] = 127
+    state = lab.state(denoiser, dataset, AdapterSettings("dora", rank=4, targets="all", base_weights="int8"))
+    work, x = Workspace(state, denoiser, dataset), torch.zeros(1, WIDTH)
+    x[0, 5] = 1
+    with torch.no_grad(), work.installed():
+        in_int8 = line(x)
+        with work.own_weights():
+            own = line(x)
+    work.close()
+    for found in (in_int8, own):
+        torch.testing.assert_close(found[0], 0.6 + line.bias)
+
+
+def test_validation_and_previews_see_the_weights_as_loaded(lab):
+    """At the start the LoRA changes nothing, so the held-out loss is the model's own."""
+    denoiser, dataset, state = run(lab, held_out=(0, 1))
+    _, _, plain = run(lab, base_weights="as loaded", held_out=(0, 1))
+    predicted = []
+
+    def preview(denoiser, step, average, at_strength):
+        x = torch.ones(1, WIDTH, 4, 4)
+        predicted.append(denoiser.module(x, 0.0))
+
+    seen_by = Callbacks(validate_every=1, preview_every=1, preview=preview)
+    found = train(state, denoiser, dataset, 1, seen_by)
+    work = Workspace(plain, denoiser, dataset)
+    with work.installed():
+        assert found.history.validation[0] == (0, validate(work).loss)
+        advance_(work)
+    work.close()
+    trained = Workspace(plain, denoiser, dataset)
+    with torch.no_grad():
+        for name, tensor in trained.trained.items():
+            tensor.copy_(found.trained[name])
+        with trained.installed():
+            assert torch.equal(predicted[0], denoiser.module(torch.ones(1, WIDTH, 4, 4), 0.0))
+    trained.close()
+
+
+def test_what_cannot_be_with_it_is_refused(lab):
+    with pytest.raises(ValueError, match="base weights int8 needs a frozen base, and adapter type full trains it"):
+        AdapterSettings("full", base_weights="int8")
+    with pytest.raises(ValueError, match="base weights is 'int4', expected one of as loaded, int8"):
+        AdapterSettings(base_weights="int4")
+    denoiser, dataset, state = run(lab, offload="layers")
+    with pytest.raises(ValueError, match="offload to CPU memory of Optimizer Settings is layers"):
+        train(state, denoiser, dataset, 1)
+    small = lab.Flow()
+    state = lab.state(small, lab.pictures(), AdapterSettings(rank=2, targets="all", base_weights="int8"))
+    with pytest.raises(ValueError, match=r"no linear layer of the model can be .*in 0 of 6 linear layers"):
+        train(state, small, lab.pictures(), 1)
+
+
+def test_the_default_is_no_part_of_a_runs_identity():
+    assert "base_weights" not in AdapterSettings().identity()
+    assert AdapterSettings(base_weights="int8").identity()["base_weights"] == "int8"
