@@ -69,7 +69,7 @@ class _Int8Linear(torch.autograd.Function):
         return output.to(dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         numbers, scales = quantised(gradient * ctx.weight.scales.T)
         return _product(numbers, ctx.weight.numbers).float().mul_(scales).to(ctx.dtype), None, None, None
