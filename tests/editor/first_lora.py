@@ -14,7 +14,7 @@ from test_browser_training import first_step, reached
 from test_browser_workflows import look_at
 
 TEMPLATE, BLUEPRINT = "Train your first LoRA", "Train a LoRA (Graft)"
-STEPS, PREVIEWS = 40, 8
+STEPS, PREVIEWS = 120, 12  # enough that Stop comes before the end on a busy machine
 WAIT = PATIENCE * 1000  # milliseconds
 STATUS = ".graft-training .graft-status:visible"
 INNER = "app.canvas.graph.nodes.find((node) => node.type === type)"
