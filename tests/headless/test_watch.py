@@ -50,13 +50,17 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
-def test_watching_runs_what_comes_until_ctrl_c(tmp_path):
+@pytest.mark.parametrize("wrong", [False, True])
+def test_watching_runs_what_comes_until_ctrl_c(tmp_path, wrong):
+    """A file that cannot be run is no end; the exit status says that there was one."""
     (tmp_path / "in").mkdir()
     (tmp_path / "jobs").mkdir()
     words, how = command(tmp_path, None, "run", "--watch", "jobs", "--input", "in", "--output", "out")
     process = subprocess.Popen(words, **how)
     try:
         assert process.stdout.readline().startswith("host: ")
+        if wrong:
+            (tmp_path / "jobs" / "a.json").write_text("{")
         (tmp_path / "jobs" / "one.json").write_text(json.dumps(GOOD))  # while the host opens
         while not (line := process.stdout.readline()).startswith("done in"):
             assert line, process.stderr.read()
@@ -65,5 +69,5 @@ def test_watching_runs_what_comes_until_ctrl_c(tmp_path):
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0 and "run one.json" not in out, err
+    assert process.returncode == int(wrong) and "run one.json" not in out, err
     assert (tmp_path / "out" / "out.txt").read_text() == "hello"

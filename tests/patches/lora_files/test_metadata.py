@@ -137,3 +137,11 @@ def test_describe_reads_no_tensor(tmp_path):
 def test_families(name, columns, family):
     found = recognise_lora([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
     assert (found.name if found else None) == family
+
+
+@pytest.mark.parametrize(("length", "shown"), [(79, "x" * 79), (80, "x" * 80), (81, "x" * 79 + "…")])
+def test_long_texts_are_cut_to_80_characters(length, shown):
+    text = "x" * length
+    assert metadata.about({"modelspec.title": text}) == f"title {shown}"
+    tags = json.dumps({"10_x": {text: 2}})
+    assert metadata.about({"ss_tag_frequency": tags}) == f"tags {shown} (2)"

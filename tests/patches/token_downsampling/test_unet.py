@@ -158,6 +158,12 @@ def test_phases():
     assert not active(ToDoSettings((2.0,), disable_after=0.5), training, float)
 
 
+def test_a_call_without_noise_levels_is_at_no_point_of_sampling():
+    """Whoever calls the model without telling them has them thinned all the way."""
+    settings = ToDoSettings((2.0,), start_percent=0.4, end_percent=0.6)
+    assert active(settings, {}, float) and active(settings, {"sigmas": None}, float)
+
+
 def test_a_deep_copy_is_the_patch_itself():
     patch = plan_todo(sd15(), ToDoSettings((2.0,)))
     assert copy.deepcopy({"patches": [patch]})["patches"][0] is patch
