@@ -188,7 +188,7 @@ def test_every_error_is_listed_at_once():
 
 def test_limits_are_allowed_themselves():
     for number in (0, 100):
-        assert messages(check({"1": source(number=number), "2": sink()})) == []
+        assert messages(check({"1": source(number=number), "2": sink(text=["1", 0])})) == []
 
 
 def test_what_no_output_needs_is_not_checked_but_unknown_nodes_are():

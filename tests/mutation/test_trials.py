@@ -183,6 +183,16 @@ def test_what_no_test_noticed_is_tried_again_only_from_a_file(tree, capsys):
     assert "--json" in capsys.readouterr().err
 
 
+def test_a_line_of_a_log_is_no_failing_test():
+    log, words = (
+        "ERROR    root:execution.py:899 out of memory",
+        "FAILED tests/a/test_b.py::test_c[x y] - ValueError: no",
+    )
+    assert trials.Ran(1, 0.0, f"{log}\n{words}\n1 failed").first_failure == "tests/a/test_b.py::test_c[x y]"
+    assert trials.Ran(2, 0.0, "ERROR tests/a/test_b.py\n1 error").first_failure == "tests/a/test_b.py"
+    assert trials.Ran(2, 0.0, log).first_failure == log
+
+
 def test_rows_add_to_a_file_with_its_own_tests_and_stars_to_every_file(tree):
     rows = (
         "`maths/near.py` | `tests/test_sums.py`",

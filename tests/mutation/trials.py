@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ LEAST_SECONDS, TIMES = 30.0, 4.0  # the limit of a run: this much, and so many t
 MOST_SECONDS = 3600.0  # of a run without a change
 MOST_MEMORY = 16 << 30  # bytes of a process, where the system can limit them
 NO_TESTS = 5  # pytest's exit status
+_FAILURE = re.compile(r"(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$")  # and no line of a log
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,9 @@ class Ran:
         """The failing test as pytest names it, or the last line that it printed."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         for line in lines:
-            if line.startswith(("FAILED ", "ERROR ")):
-                return line.partition(" ")[2].partition(" - ")[0]
+            named = _FAILURE.match(line)
+            if named is not None:
+                return named[1]
         return (lines or ["no output"])[-1]
 
 
