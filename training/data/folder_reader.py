@@ -457,6 +457,11 @@ class _FolderReader:
             )
         controls: list[ControlPicture] = []
         for file in self._pairs.controls.get(path, ()):
+            if self.settings.takes_clips and clips.is_clip(file):
+                raise ValueError(
+                    f"its control {file.name} is a clip, and a folder has control pictures only: connect control clips"
+                    " to Samples, through the model's own node, such as WanFunControlToVideo or WanVaceToVideo"
+                )
             sha256 = self._content_hash(file)
             try:
                 control_size, _ = self._size_and_alpha(file, sha256)

@@ -19,6 +19,7 @@ from graft_nodes.training.data.folder_report import editor_data, memory, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
 
+from .making_clips import write_clip
 from .making_pictures import write_picture
 
 SETTINGS = FolderSettings(
@@ -158,6 +159,22 @@ def test_problems_are_said_before_anything_is_encoded(tmp_path):
     glance = glance_at_folder(tmp_path, SETTINGS, 100, 60.0)
     assert len(glance.listing.problems) == 3 and glance.found == 3
     assert [row["controls"] for row in editor_data(glance.listing, "")["pictures"]] == [1]
+
+
+def test_a_control_clip_is_refused_by_name_and_says_where_it_goes(tmp_path):
+    for name in ("a.mkv", "a.control.mkv", "b.mkv", "control/b.mkv", "c.mkv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_clip(tmp_path / name, 5, (64, 64), seed=len(name) + ord(name[-5]))
+    for name in ("c.control.png", "d.png", "d.control.frames/1.png"):
+        write_picture(tmp_path / name, seed=ord(name[0]))
+    listing = read_folder(tmp_path, dataclasses.replace(SETTINGS, frames="5", frame_step=4))
+    assert [entry.name for entry in listing.entries] == ["c.mkv"]
+    controls = {"a.mkv": "a.control.mkv", "b.mkv": "b.mkv", "d.png": "d.control.frames"}
+    for problem, (name, control) in zip(listing.problems, controls.items(), strict=True):
+        assert problem == (
+            f"{name}: its control {control} is a clip, and a folder has control pictures only: connect control clips to"
+            " Samples, through the model's own node, such as WanFunControlToVideo or WanVaceToVideo"
+        )
 
 
 def test_numbers_and_shapes_are_in_the_report(tmp_path):
