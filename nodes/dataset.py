@@ -25,6 +25,7 @@ CONTROL_PICTURES = (
     "Qwen-Image-Edit Plus",
     "concatenated latents",
     "Wan image to video",
+    "inpainting mask",
     "off",
 )
 

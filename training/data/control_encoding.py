@@ -17,7 +17,7 @@ from . import images
 from .buckets import Framing
 from .cache import Cache, key_of
 from .changed_files import is_unchanged
-from .control_methods import ControlMethod, FramedControl
+from .control_methods import ControlMethod, FramedControl, unpacked_mask
 from .dataset import Conditioning, prompt_parts
 from .listing import ControlPicture, ImageEntry
 from .stored_extras import StoredExtras
@@ -66,7 +66,7 @@ class ControlEncoder:
         """
         encoded = self._extras(entry, framing, latent, flipped)
         frames = _frames(latent)
-        keys = [self._key(control, framing, frames, flipped) for control in entry.controls]
+        keys = [self._key(entry, control, framing, frames, flipped) for control in entry.controls]
         if self.cache is None or not all(self.cache.holds("latents", key) for key in keys):
             return encoded
         return StoredExtras(encoded, partial(self._extras, entry, framing, latent, flipped))
@@ -78,8 +78,16 @@ class ControlEncoder:
                 f"Dataset: {entry.name} has {len(entry.controls)} control pictures, and with control pictures set to"
                 f" {self.method.name} a model takes {self.method.most}. Remove the others, or choose another way."
             )
-        latents = [self._latent(control, framing, frames, flipped) for control in entry.controls]
-        return self.method.entries(latents)
+        if self.method.mask is not None and entry.frames:
+            raise ValueError(
+                f"Dataset: {entry.name} is a clip, and control pictures set to {self.method.name} are for pictures:"
+                " connect clips to Samples, through the model's own node."
+            )
+        encoded = [self._encoded(entry, control, framing, frames, flipped) for control in entry.controls]
+        entries = self.method.entries([one["latent"] for one in encoded])
+        if self.method.mask is not None:
+            entries["concat_mask"] = unpacked_mask(encoded[0]["mask"])
+        return entries
 
     def see(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
         """The key of what the text encoder sees with that crop of an image; "" where it sees nothing."""
@@ -101,27 +109,38 @@ class ControlEncoder:
             pictures.append(_flipped(pixels, seen.flipped))
         return self.encode_prompt(caption, pictures, self.method)
 
-    def _latent(self, control: ControlPicture, framing: Framing, frames: int, flipped: bool) -> Tensor:
-        key = self._key(control, framing, frames, flipped)
+    def _encoded(
+        self, entry: ImageEntry, control: ControlPicture, framing: Framing, frames: int, flipped: bool
+    ) -> dict[str, Tensor]:
+        """The `latent` of a control picture, and the `mask` where it is one."""
+        key = self._key(entry, control, framing, frames, flipped)
         if self.cache is not None:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
-                return cached[0]["latent"]
-        pixels = self.method.for_vae(FramedControl(self._open(control), framing, frames))
-        latent = self.encode_pixels(_flipped(pixels, flipped)).clone()
-        if not torch.isfinite(latent).all():
+                return dict(cached[0])
+        image = None
+        if self.method.mask is not None:
+            image = self._open(ControlPicture(entry.name, entry.sha256, entry.size))
+        framed = FramedControl(self._open(control), framing, frames, image)
+        encoded = {"latent": self.encode_pixels(_flipped(self.method.for_vae(framed), flipped)).clone()}
+        if not torch.isfinite(encoded["latent"]).all():
             raise ValueError(
                 f"Dataset: the VAE makes NaN or infinite latents of {control.name}, as some do in float16: start"
                 " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
             )
+        if self.method.mask is not None:
+            encoded["mask"] = _flipped(self.method.mask(framed).movedim(1, -1), flipped).movedim(-1, 1).contiguous()
         if self.cache is not None:
-            self.cache.write("latents", key, {"latent": latent})
-        return latent
+            self.cache.write("latents", key, encoded)
+        return encoded
 
-    def _key(self, control: ControlPicture, framing: Framing, frames: int, flipped: bool) -> str:
+    def _key(self, entry: ImageEntry, control: ControlPicture, framing: Framing, frames: int, flipped: bool) -> str:
         """Where the cache has the latent of a control picture."""
         place = framing.original, framing.scaled, framing.box
-        return key_of("control", self.encoder, self.method.name, control.sha256, place, frames, flipped)
+        contents = [control.sha256]
+        if self.method.mask is not None:
+            contents.append(entry.sha256)
+        return key_of("control", self.encoder, self.method.name, *contents, place, frames, flipped)
 
     def _open(self, control: ControlPicture) -> Image.Image:
         """A control picture in RGB; those of one image stay open. Raises ValueError when it has changed."""
@@ -131,7 +150,7 @@ class ControlEncoder:
                 raise ValueError(f"Dataset: {control.name} changed while the folder was read; run again.")
             with images.errors_name(control.name):
                 picture = images.open_image(path)[0]
-            while len(self._opened) >= self.method.most:
+            while len(self._opened) > self.method.most:  # and one image
                 self._opened.pop(next(iter(self._opened)))
             self._opened[control.name] = picture
         return self._opened[control.name]

@@ -55,12 +55,13 @@ _EDIT_PLUS_TEMPLATE = (
 @dataclass(frozen=True)
 class FramedControl:
     """A control picture (RGB) beside its image: `framing` is that of the image, `frames` how many frames the model
-    generates.
+    generates. `image` is the image itself, for methods that need it.
     """
 
     picture: Image.Image
     framing: Framing
     frames: int = 1
+    image: Image.Image | None = None
 
     @property
     def has_shape_of_image(self) -> bool:
@@ -92,7 +93,8 @@ class ControlMethod:
     `for_vae` gives the pixels that the VAE encodes; `entries` makes those of the conditioning of the latents of all
     pictures. With `seen` the text encoder gets pictures too: of those pixels, with the caption
     as `prompt` gives it, (text, options of the tokenizer). `tokenizers` are the classes of ComfyUI's tokenizers by
-    which `auto` knows the models.
+    which `auto` knows the models. With `mask` the control picture is a mask (8 bit, of the size of the image) of the
+    image, whose pixels `for_vae` needs, and the conditioning gets it too.
     """
 
     name: str
@@ -104,6 +106,7 @@ class ControlMethod:
     tokenizers: tuple[str, ...] = ()
     seen: Callable[[FramedControl], Tensor] | None = None
     prompt: Callable[[str, int], tuple[str, dict[str, str]]] | None = None
+    mask: Callable[[FramedControl], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,24 @@ def _start_of_video(control: FramedControl) -> Tensor:
     return pixels
 
 
+def _inpainting_mask(control: FramedControl) -> Tensor:
+    """The mask as (1, 1, H, W) in 8 bit; 255 is drawn anew."""
+    return (control.as_image().mean(-1) * 255.0).round().to(torch.uint8)[:, None]
+
+
+def _outside_mask(control: FramedControl) -> Tensor:
+    """The image, with gray where it is drawn anew."""
+    assert control.image is not None
+    pixels = images.image_tensor(images.crop_image(control.image, control.framing))
+    kept = 1.0 - unpacked_mask(_inpainting_mask(control)).round().movedim(1, -1)
+    return (pixels - 0.5) * kept + 0.5
+
+
+def unpacked_mask(mask: Tensor) -> Tensor:
+    """A mask of 8 bit in 0..1."""
+    return mask.float() / 255.0
+
+
 def _as_references(latents: Sequence[Tensor]) -> dict[str, Any]:
     return {"reference_latents": list(latents)}
 
@@ -288,6 +309,15 @@ METHODS = (
         _as_first_frame,
         most=1,
         tokenizers=("WanT5Tokenizer",),
+    ),
+    ControlMethod(
+        "inpainting mask",
+        "InpaintModelConditioning",
+        "Flux.1 Fill and other inpainting models, a mask: white is drawn anew",
+        _outside_mask,
+        _as_concatenated,
+        most=1,
+        mask=_inpainting_mask,
     ),
 )
 _BY_NAME: Mapping[str, ControlMethod] = {method.name: method for method in METHODS}

@@ -18,6 +18,7 @@ from graft_nodes.training.data.folder_reader import glance_at_folder, read_folde
 from graft_nodes.training.data.folder_report import editor_data, memory, report
 from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
+from PIL import Image
 
 from .making_clips import write_clip
 from .making_pictures import write_picture
@@ -159,6 +160,48 @@ def test_problems_are_said_before_anything_is_encoded(tmp_path):
     glance = glance_at_folder(tmp_path, SETTINGS, 100, 60.0)
     assert len(glance.listing.problems) == 3 and glance.found == 3
     assert [row["controls"] for row in editor_data(glance.listing, "")["pictures"]] == [1]
+
+
+def test_an_inpainting_mask_is_gray_in_its_image_and_goes_along(tmp_path):
+    """Written out in numpy, of a crop and its mirror image, from memory and from the cache."""
+    image = np.asarray(Image.open(write_picture(tmp_path / "a" / "a.png", (96, 64))).convert("RGB"))
+    mask = np.zeros((64, 96), dtype=np.uint8)
+    mask[10:40, 20:50], mask[0, 0], mask[1, 20] = 255, 100, 200
+    Image.fromarray(mask).save(tmp_path / "a" / "a.control.png")
+    settings = dataclasses.replace(SETTINGS, flip=0.5, bucket_step=32, buckets=False)
+    for cache in (None, Cache(tmp_path / "cache"), Cache(tmp_path / "cache")):
+        dataset = _read(tmp_path / "a", "inpainting mask", cache, settings=settings)
+        for flipped in (False, True):
+            extras = _extras(dataset, flipped=flipped)
+            left, right = 16, 80
+            pixels, part = image[:, left:right] / 255.0, mask[:, left:right] / 255.0
+            if flipped:
+                pixels, part = pixels[:, ::-1], part[:, ::-1]
+            hole = np.where(np.round(part)[..., None] == 1.0, 0.5, pixels)
+            assert extras.keys() == {"concat_latent_image", "concat_mask"}
+            assert extras["concat_mask"].shape == (1, 1, 64, 64) and extras["concat_mask"].dtype == torch.float32
+            np.testing.assert_allclose(extras["concat_mask"][0, 0], part, atol=1e-7)
+            np.testing.assert_allclose(extras["concat_latent_image"][0].movedim(0, -1), hole, atol=1e-6)
+
+
+def test_the_same_mask_of_another_image_is_another_latent_in_the_cache(tmp_path):
+    cache, found = Cache(tmp_path / "cache"), []
+    for seed in (1, 2):
+        write_picture(tmp_path / f"{seed}" / "a.png", seed=seed)
+        write_picture(tmp_path / f"{seed}" / "a.control.png", seed=9)
+        found.append(_extras(_read(tmp_path / f"{seed}", "inpainting mask", cache)))
+    assert torch.equal(found[0]["concat_mask"], found[1]["concat_mask"])
+    assert not torch.equal(found[0]["concat_latent_image"], found[1]["concat_latent_image"])
+
+
+def test_a_clip_has_no_inpainting_mask_and_goes_through_samples(tmp_path):
+    write_clip(tmp_path / "a.mkv", 5, (64, 64))
+    write_picture(tmp_path / "a.control.png")
+    settings = dataclasses.replace(SETTINGS, frames="5", frame_step=4)
+    with pytest.raises(
+        ValueError, match=r"a\.mkv is a clip, and control pictures set to inpainting mask are for pictures"
+    ):
+        _read(tmp_path, "inpainting mask", settings=settings)
 
 
 def test_a_control_clip_is_refused_by_name_and_says_where_it_goes(tmp_path):

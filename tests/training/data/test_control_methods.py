@@ -151,6 +151,7 @@ def test_entries_are_those_that_the_models_read():
         "Qwen-Image-Edit Plus": 3,
         "concatenated latents": 1,
         "Wan image to video": 1,
+        "inpainting mask": 1,
     }
 
 
@@ -217,7 +218,7 @@ def test_sizes_have_names_of_their_own_which_the_cache_tells_apart():
     ]
 
 
-@pytest.mark.parametrize("method", ["concatenated latents", "Wan image to video"])
+@pytest.mark.parametrize("method", ["concatenated latents", "Wan image to video", "inpainting mask"])
 def test_a_control_picture_that_has_the_size_of_its_image_has_no_other(method):
     for size in (ControlSize(512 * 512), ControlSize(kept=True)):
         with pytest.raises(ValueError, match="control_resolution and no_resize_control do not fit control pictures"):

@@ -27,6 +27,8 @@ from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
 
+import nodes
+
 from .test_train_clip import clip_of
 
 
@@ -182,6 +184,30 @@ def test_wan_image_to_video_is_its_node(tmp_path):
     picture = _loaded(tmp_path / "a.control.png")
     core = nodes_wan.WanImageToVideo.execute(text, text, vae, 128, 128, 1, 1, start_image=picture).args[0]
     _assert_is(image_conditioning(data, "", data.images[0].crop(0)), core)
+
+
+def test_an_inpainting_mask_is_inpaint_model_conditioning(tmp_path):
+    _save(tmp_path / "a.png", 128, 128, 0)
+    _save(tmp_path / "a.control.png", 128, 128, 1)
+    mask = Image.open(tmp_path / "a.control.png").convert("L")
+    mask.save(tmp_path / "a.control.png")
+    clip, vae = Clip(), Vae()
+    data = _read(tmp_path, clip, vae, "inpainting mask", resolution=128, **PLAIN)
+    text = clip.encode_from_tokens_scheduled("")
+    given = {"vae": vae, "pixels": _loaded(tmp_path / "a.png"), "mask": _loaded(tmp_path / "a.control.png")[..., 0]}
+    core = nodes.InpaintModelConditioning().encode(text, text, noise_mask=False, **given)[0]
+    _assert_is(image_conditioning(data, "", data.images[0].crop(0)), core)
+
+
+def test_flux_fill_learns_from_masks_of_a_folder(tmp_path):
+    losses = []
+    for seed in (10, 20, 10):
+        folder = _pairs(tmp_path / f"{seed}", seed)
+        data = _read(folder, Clip(), Vae(), "inpainting mask", resolution=64, bucket_step=16, flip=0.5, **PLAIN)
+        losses.append(_trained("flux", data, build("flux", in_channels=96)))
+    assert losses[0] == losses[2] != losses[1]
+    with pytest.raises(ValueError, match="takes no concatenated latents"):
+        _trained("flux", data)
 
 
 def _trained(name, data, patcher=None):
