@@ -612,6 +612,19 @@ class GraftOptimizer(io.ComfyNode):
                         " commas, as in betas = 0.9 0.99, eps = 1e-8. The help page lists them."
                     ),
                 ),
+                advanced(
+                    io.Combo,
+                    "compile",
+                    display_name="compile",
+                    options=list(optimizers.COMPILED),
+                    default="off",
+                    optional=True,
+                    tooltip=(
+                        "blocks: torch.compile compiles each kind of block of the model before the first step. That"
+                        " takes up to some minutes; steps are faster then. Try it for long runs. Needs Triton on a GPU,"
+                        " a C++ compiler on the CPU."
+                    ),
+                ),
             ],
             outputs=[Optimizer.Output(display_name="GRAFT_OPTIMIZER")],
         )

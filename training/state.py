@@ -16,7 +16,7 @@ from .expert_lora import of_expert
 from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
-from .optimizers.settings import SPEED_ONLY, OptimizerSettings, same_state
+from .optimizers.settings import OptimizerSettings, same_state
 from .trainable.autoencoder import DISCRIMINATOR, AutoencoderSettings
 from .trainable.install import as_lora, init_trainable
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
@@ -33,8 +33,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """Hash of all settings that change the result. It stands for the settings in a run's position."""
-        optimizer = {name: value for name, value in asdict(self.optimizer).items() if name not in SPEED_ONLY}
-        return sha256_of_json({"optimizer": optimizer, "objective": self.objective.identity()})
+        return sha256_of_json({"optimizer": self.optimizer.identity(), "objective": self.objective.identity()})
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,9 @@ def _check_run(settings: Settings, start: Start, trained: Mapping[str, Tensor]) 
         words_rate = start.words.learning_rate
     adapter = start.adapter
     is_averaged = start.ema is not None
-    facts = RunFacts(without_words(trained), adapter.kind, adapter.max_norm, is_averaged, words_rate)
+    facts = RunFacts(
+        without_words(trained), adapter.kind, adapter.max_norm, is_averaged, words_rate, adapter.any_dropout
+    )
     check_run(settings.optimizer, facts)
 
 

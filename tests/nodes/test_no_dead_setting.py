@@ -139,6 +139,7 @@ CASES: dict[str, dict[str, Case]] = {
         "block_rates": Case("input_blocks.* = 0.5"),
         "fused_backward": Case(True, {**FULL, "GraftOptimizer": {"clip_norm": 0.0}}, same=True),
         "options": Case("betas = 0.5 0.9"),
+        "compile": Case("blocks", {"GraftAdapter": {"rank_dropout": 0.5}}, refused="set compile to off"),
     },
     "GraftObjective": {
         "loss": Case("huber"),

@@ -39,6 +39,11 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
             "offload to CPU memory is layers, which moves frozen weights, and adapter type full freezes none: set it to"
             " optimizer or activations"
         )
+    if settings.compile != "off" and run.dropout:
+        errors.append(
+            "compile is blocks, and a dropout of Adapter Settings draws anew in every layer, which cannot be compiled:"
+            " set compile to off, or the dropouts to 0"
+        )
     if errors:
         raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
 

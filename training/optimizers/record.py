@@ -43,7 +43,7 @@ class RunFacts:
     """What a run trains, to check settings against it.
 
     That is its tensors (without trained words), the adapter's kind and max_norm, whether the run keeps an average of
-    the weights (GraftEMA), and the words' own learning rate (0: none).
+    the weights (GraftEMA), the words' own learning rate (0: none), and whether the adapter has a dropout.
     """
 
     trained: Mapping[str, Tensor]
@@ -51,6 +51,7 @@ class RunFacts:
     max_norm: float = 0.0
     averaged: bool = False
     words_rate: float = 0.0
+    dropout: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from . import options
@@ -15,9 +15,12 @@ from .registry import OPTIMIZERS
 SCHEDULES = ("constant", "linear", "cosine", "cosine-restarts", "polynomial")
 PRECISIONS = ("auto", "float32", "bf16", "fp16", "full-bf16")
 OFFLOADS = ("none", "activations", "optimizer", "layers")
+COMPILED = ("off", "blocks")
 
 # Settings for speed and memory that do not change the result: a run stays the same run when they change.
 SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
+
+_LATER = frozenset({"compile"})  # no part of a run's identity at their defaults, which are what runs of before had
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class OptimizerSettings:
     - `block_rates`: multiplies the rate where a pattern matches (block_rates.py); `lora_plus`: that of up matrices
       (LoRA+, 2402.12354); `scale_lr`: all rates by (batch * accumulation)^0.55.
     - `options`: options of the optimizer's library (options.py).
+    - `compile`: whether the model's blocks run under torch.compile, which rounds otherwise.
     """
 
     optimizer: str = "adamw"
@@ -51,11 +55,22 @@ class OptimizerSettings:
     block_rates: str = ""
     fused_backward: bool = False
     options: str = ""
+    compile: str = "off"
 
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_wrong_numbers(self), *_unreadable(self), *_exclusions(self)]
         if errors:
             raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that change the result, as plain values."""
+        values: dict[str, Any] = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            is_new = setting.name not in _LATER or value != setting.default
+            if setting.name not in SPEED_ONLY and is_new:
+                values[setting.name] = value
+        return values
 
     @property
     def parsed_options(self) -> Mapping[str, Any]:
@@ -91,6 +106,7 @@ def _unknown_choices(settings: OptimizerSettings) -> list[str]:
         ("learning rate schedule", settings.schedule, SCHEDULES),
         ("training precision", settings.precision, PRECISIONS),
         ("offload to CPU memory", settings.offload, OFFLOADS),
+        ("compile", settings.compile, COMPILED),
     ):
         if value not in choices:
             errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")

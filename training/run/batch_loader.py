@@ -6,7 +6,9 @@ gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,6 +48,24 @@ class BatchSchedule:
 
     def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
+
+    def sizes(self) -> dict[tuple[int, ...], DatasetImage]:
+        """The shapes (B, C, …, h, w) of batches, the largest first, each with a picture of that size.
+
+        A batch of one picture, as at the end of an epoch, has a shape of its own; other counts are as the whole batch.
+        """
+        found: dict[tuple[int, ...], DatasetImage] = {}
+        numbers: Counter[tuple[int, ...]] = Counter()
+        for source in (self.dataset, self.dataset.regularisation):
+            images: Sequence[DatasetImage] = () if source is None else source.images
+            for image in images:
+                shape = (image.batch_size or self.batch_size, *image.latent.shape)
+                found.setdefault(shape, image)
+                numbers[shape] += math.ceil(image.repeats)
+        for shape, number in numbers.items():
+            if number % shape[0] == 1:
+                found.setdefault((1, *shape[1:]), found[shape])
+        return dict(sorted(found.items(), key=lambda one: (math.prod(one[0]), one[0]), reverse=True))
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
         """The captions that the steps from `first` on need, by dataset, with the pictures that the text encoder sees.

@@ -270,6 +270,7 @@ class Call:
             for remark in self._schedule_remarks():
                 self.say(remark)
         callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
+        callbacks = replace(callbacks, note=self.notes.append)
         left = self.until - self.at.step
         if left:
             folder = None

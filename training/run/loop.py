@@ -6,8 +6,8 @@ The input state is not changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -52,7 +52,8 @@ class Callbacks:
     `at_strength(strength)` the adapter has that strength. It must not draw from a global generator.
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
-    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there. `note`
+    gets sentences for the report.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -62,6 +63,7 @@ class Callbacks:
     preview: Callable[[Denoiser, int, bool, AtStrength], None] | None = None
     should_stop: Callable[[], bool] | None = None
     on_begin: Callable[[TrainState], None] | None = None
+    note: Callable[[str], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
     snapshot_minutes: float = 0.0
@@ -94,7 +96,8 @@ def train(
                 work.loader.until = until
                 stack.enter_context(work.installed())
             try:
-                _train_until(work, until, callbacks)
+                with _compiled(work, callbacks):
+                    _train_until(work, until, callbacks)
             except Diverged as error:
                 raise _diverged(work, error, callbacks) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
@@ -104,6 +107,22 @@ def train(
                     raise stopped from error
                 raise
         return work.state()
+
+
+@contextmanager
+def _compiled(work: Workspace, callbacks: Callbacks) -> Iterator[None]:
+    """A context for the steps; before them blocks are compiled, if that was asked for."""
+    if not work.compiles:
+        yield
+        return
+    from .compiling import CompilationReport
+
+    report = CompilationReport(work)
+    report.first_pass()
+    yield
+    if callbacks.note is not None:
+        for line in report.lines():
+            callbacks.note(line)
 
 
 def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped:

@@ -45,7 +45,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     weights are beside int8 ones. ValueError for what cannot be planned.
     """
     check(state)
-    state = _with_bf16_for_fp16(state)
+    state = _uncompiled(_with_bf16_for_fp16(state))
     optimizer = state.settings.optimizer
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
@@ -87,6 +87,12 @@ def _with_bf16_for_fp16(state: TrainState) -> TrainState:
     if settings.optimizer.precision != "fp16":
         return state
     return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, precision="bf16")))
+
+
+def _uncompiled(state: TrainState) -> TrainState:
+    """The state with blocks that are not compiled: there is no code for tensors without memory."""
+    settings = state.settings
+    return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, compile="off")))
 
 
 @contextmanager

@@ -194,7 +194,7 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
     for strength, number in passes:
         if number == 0:  # every strength gets the same noise
             generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
-        batch, options = groups[number], _options(work, number)
+        batch, options = groups[number], step_options(work, number)
         is_first, is_last = (strength, number) == passes[0], (strength, number) == passes[-1]
         with work.at_strength(strength):
             per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
@@ -208,7 +208,7 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
                 _backward(work, loss)
 
 
-def _options(work: Workspace, group: int) -> dict[str, Any]:
+def step_options(work: Workspace, group: int) -> dict[str, Any]:
     """What a group's forward pass tells patches of the model: where the run is, and the seed of their own draws."""
     draws = seeded_generator(work.start_state.start.seed, work.step, f"routing {work.purpose} {group}")
     total_steps = work.start_state.settings.optimizer.total_steps

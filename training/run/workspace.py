@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from ..trainable.words import by_word
 from .batch_loader import BatchLoader, BatchSchedule
 from .discriminator import Discriminator
 from .out_of_memory import used
+
+if TYPE_CHECKING:
+    from .compiled_blocks import BlockCompiler
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         )
     if state.start.adapter.int8_base:
         _check_int8(state, denoiser, group)
+    if state.settings.optimizer.compile != "off":
+        _check_compile(state, denoiser, group)
     if group.shard:
         fsdp.check(state, group)
     if dataset.slider is not None:
@@ -123,6 +128,23 @@ def _check_int8(state: TrainState, denoiser: Denoiser, group: process_group.Sing
         )
 
 
+def _check_compile(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
+    """Raise ValueError when blocks cannot be compiled here."""
+    from .compiled_blocks import check_compiler
+
+    if group.shard:
+        raise ValueError(
+            "Optimizer Settings: compile is blocks, and --shard divides the blocks among ranks: set compile to off, or"
+            " start without --shard."
+        )
+    if state.start.adapter.int8_base:
+        raise ValueError(
+            "Optimizer Settings: compile is blocks, and base weights of Adapter Settings is int8, whose layers"
+            f" torch.compile does not look into: set compile to off, or base weights to {AS_LOADED}."
+        )
+    check_compiler(denoiser.device)
+
+
 def _check_pairs(loss: str, dataset: Dataset) -> None:
     """Raise ValueError when some images have no worse picture to compare with."""
     images = dataset.images + dataset.held_out
@@ -151,6 +173,8 @@ def _check_autoencoder(
             f"Optimizer Settings: offload to CPU memory is {state.settings.optimizer.offload}, and VAE training takes"
             " none: set it to none, and make crop size of Start VAE Training smaller to need less memory."
         )
+    if state.settings.optimizer.compile != "off":
+        raise ValueError("Optimizer Settings: compile is blocks, and VAE training takes none: set compile to off.")
     settings = state.start.autoencoder
     assert settings is not None
     if settings.discriminator and state.settings.optimizer.precision == "fp16":
@@ -304,9 +328,36 @@ class Workspace:
             offload = activations_on_host(module)
         elif settings.offload == "layers":
             offload = layers_on_host(module, self.denoiser.device)
-        with offload, checkpointing, torch.enable_grad(), self._sharded_base(), self._base_in_int8(), self.attached:
+        with (
+            self._compiled(),
+            offload,
+            checkpointing,
+            torch.enable_grad(),
+            self._sharded_base(),
+            self._base_in_int8(),
+            self.attached,
+        ):
             self._attach()
             yield
+
+    def _compiled(self) -> AbstractContextManager[None]:
+        """The context in which blocks run compiled, if that was asked for."""
+        if not self.compiles:
+            return nullcontext()
+        return self.block_compiler.installed(self.denoiser.module)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model's blocks run under torch.compile."""
+        return self.start_state.settings.optimizer.compile != "off"
+
+    @cached_property
+    def block_compiler(self) -> BlockCompiler:
+        """What is compiled for this model and the sizes of its batches."""
+        from .compiled_blocks import compiler_for
+
+        kind = type(self.denoiser.module)
+        return compiler_for(f"{kind.__module__}.{kind.__qualname__}", tuple(self.loader.schedule.sizes()))
 
     @contextmanager
     def _base_in_int8(self) -> Iterator[None]:
@@ -351,7 +402,13 @@ class Workspace:
                 assert denoiser.text_encoder is not None
                 self.attached.enter_context(as_normal_tensors(denoiser.text_encoder))
         attached = install.attached(
-            denoiser.module, adapter, self.trained, self.moment, text_encoder, strength=self.strength
+            denoiser.module,
+            adapter,
+            self.trained,
+            self.moment,
+            text_encoder,
+            strength=self.strength,
+            compiled=self.compiles,
         )
         self.before_encoding = self.attached.enter_context(attached)
 

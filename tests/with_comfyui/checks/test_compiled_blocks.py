@@ -1,0 +1,68 @@
+"""Blocks of ComfyUI's own classes under torch.compile while they train, beside the same run without."""
+
+from __future__ import annotations
+
+import families
+import pytest
+import torch
+from graft_nodes import host
+from graft_nodes.host.token_downsampling import apply_todo
+from graft_nodes.host.token_routing import apply_routing
+from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
+from graft_nodes.patches.token_routing.settings import RoutingSettings
+from graft_nodes.training.data.dataset import Conditioning, Dataset
+from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run import compiled_blocks
+from graft_nodes.training.run.loop import Callbacks, train
+from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.trainable.settings import AdapterSettings
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """The graphs that torch.compile makes, run as they are: the guards are the same for every backend."""
+    import torch._dynamo
+
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
+    compiled_blocks.compiler_for.cache_clear()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    compiled_blocks.compiler_for.cache_clear()
+    torch._dynamo.reset()
+
+
+def trained(patcher, family, compile="blocks", steps=3, **optimizer):
+    """(the state after some steps, what the report says of compiling)."""
+    conditionings = {text: Conditioning(*families.conditions(family, n)) for n, text in enumerate(("", "a"))}
+    dataset = Dataset.from_latents([families.latent(family, n) for n in range(2)], ["a"] * 2, conditionings)
+    given = OptimizerSettings(learning_rate=0.1, optimizer="sgd", batch_size=2, compile=compile, **optimizer)
+    adapter = AdapterSettings(rank=4, targets="all")
+    state = begin(patcher.model.diffusion_model, Start(str(id(patcher)), dataset.digest, adapter), Settings(given))
+    notes = []
+    with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
+        return train(state, denoiser, dataset, steps, Callbacks(note=notes.append)), notes
+
+
+def far(state, other):
+    return max(float((tensor - other.trained[name]).abs().max()) for name, tensor in state.trained.items())
+
+
+SAID = ["compiled blocks", "graph breaks, where blocks call what torch.compile does not look into"]
+WAYS = {
+    "alone": lambda patcher: patcher,
+    "todo": lambda patcher: apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0],
+    "tread": lambda patcher: apply_routing(patcher, RoutingSettings.parse(0.5, 0, -1))[0],
+}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", ["sd1", "flux"])
+def test_trains_as_without(family, way, checkpointing):
+    patcher = WAYS[way](families.build(family))
+    found, notes = trained(patcher, family, checkpointing=checkpointing)
+    assert [line.partition(":")[0] for line in notes] == SAID  # nothing was compiled later
+    expected, _ = trained(patcher, family, "off", checkpointing=checkpointing)
+    assert far(found, expected) < 1e-5
+    assert far(found, trained(patcher, family, "off", 0)[0]) > 1e-3
