@@ -3,6 +3,7 @@ CLIP, damage said.
 """
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ def test_latents_and_captions_are_the_hosts(host, demo, folder):
         "",
     }
     assert sheet.shape[0] == 1 and report.startswith("1 pictures: 1 to train on, 0 held out")
+
+
+def test_a_text_encoder_that_cannot_be_hashed_is_named_and_nothing_is_cached(host, demo, folder):
+    _picture(host, folder, "a.png", "a red circle left")
+    clip = demo[1].clone()
+    clip.patcher.set_injections(
+        "somebody's", [SimpleNamespace(inject=lambda patcher: None, eject=lambda patcher: None)]
+    )
+    dataset, _, report = _call(host, (*demo[:1], clip, *demo[2:]), folder, validation=0.0)
+    [line] = [line for line in report.splitlines() if line.startswith("nothing is cached on disk")]
+    assert "these cannot be hashed: " in line and all(name in line for name in dataset.unhashed) and dataset.unhashed
 
 
 def test_buckets_keep_the_shape(host, demo, folder):
