@@ -457,13 +457,15 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
     assert wall.previews.kept(run, stored["start"], 3) == told[:2] and wall.previews.kept(run, "0" * 64, 4) == []
 
 
-def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch):
+@pytest.mark.parametrize("base_weights", ["as loaded", "int8"])
+def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch, base_weights):
     kept = []
     real = wall.previews.decode
     monkeypatch.setattr(
         wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
     )
-    prompt = _previewed(host, pictures, run, 2, optimizer={"learning_rate": 2e-2}, start={"seed": 7})
+    adapter, optimizer = {"base_weights": base_weights}, {"learning_rate": 2e-2}
+    prompt = _previewed(host, pictures, run, 2, adapter=adapter, optimizer=optimizer, start={"seed": 7})
     prompt["20"] = _inputs(host, "EMAMerge", model=["1", 0], clip=["1", 1], state=["10", 0])
     for node, model in (("40", ["10", 1]), ("41", ["20", 0])):
         prompt[node] = _inputs(
@@ -480,8 +482,8 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
             scheduler="simple",
             denoise=1.0,
         )
-    found = _run(host, prompt, weights=["40", 0], average=["41", 0])
-    assert len(kept) == 2
+    found = _run(host, prompt, weights=["40", 0], average=["41", 0], report=["10", 5])
+    assert len(kept) == 2 and ("base weights: int8 in " in found["report"]) == (base_weights == "int8")
     for latents, name in zip(kept, ("weights", "average"), strict=True):
         expected = found[name]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name

@@ -77,11 +77,18 @@ class _Int8Linear(torch.autograd.Function):
 
 def int8_linear(x: Tensor, weight: Int8Weight, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` with an int8 weight; under autocast in its type, else in that of x."""
-    dtype = x.dtype
-    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-    output = _Int8Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, dtype)
+    output = _Int8Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias, _product_type(x))
     return output.view(*x.shape[:-1], output.shape[-1])
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    """The type of a layer's output for x."""
+    if x.is_meta:  # the autocast of a plan changes torch's functions
+        empty = x.new_empty(0, 0)
+        return torch.matmul(empty, empty).dtype
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
 
 
 class _Int8Forward:

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from graft_nodes.training.memory.allocations import META, AutocastOnMeta
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.int8_base import chosen_layers, in_int8, remark, why_not_int8
 from graft_nodes.training.run.loop import Callbacks, train
@@ -87,6 +88,11 @@ def test_under_autocast_it_gives_what_a_layer_gives():
         assert line(x).dtype == torch.bfloat16
     with torch.autocast("cpu", torch.bfloat16, enabled=False), in_int8(line, CPU):
         assert line(x).dtype == torch.float32
+    line.to(META)
+    with AutocastOnMeta(torch.bfloat16), in_int8(line, META):
+        assert line(x.detach().to(META)).dtype == torch.bfloat16
+    with in_int8(line, META):
+        assert line(x.detach().to(META)).dtype == torch.float32
 
 
 def test_rows_of_zeros_and_numbers_that_are_not_finite():

@@ -1,0 +1,145 @@
+"""What a base in int8 (base weights of Adapter Settings) gains and costs: a LoRA training step of a transformer in
+Flux' layout, and the held-out loss of the demo's concept.
+
+COMFYUI_PATH=… python benchmarks/int8_base.py [--what step|loss] [--tiny] [--rounds 5] [--threads 1]
+                                              [--clock wall|cpu] [--steps 250] [--seeds 3] [--json FILE]
+
+The transformer is that of tread.py: 12 blocks of width 512, 1,024 image tokens and 256 text tokens, a LoRA of rank 16
+on every linear layer of the blocks. Each round measures float32, bf16 and int8 once, one after the other, after one
+round that does not count; ratios are taken within a round, and medians are printed. In int8 everything else is float32.
+The loss is that of pictures of the concept that no run has seen, with the weights as loaded, after training with them
+and with int8, the same seeds for both; it runs on the embedded host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from device_timer import Timer
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
+    """Seconds of a training step, bytes of the weights and seconds to round them."""
+    import tread
+    from graft_nodes.host.denoiser import denoiser
+    from graft_nodes.training.memory.int8_base import chosen_layers, in_int8
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    timer, side = Timer(device, clock), 16 if tiny else 64
+    conditions: dict[str, tuple[int, ...]] = {"c_crossattn": (1, 256, 256), "y": (1, 64)}
+    patchers = {name: tread.build_flux(device, dtype) for name, dtype in DTYPES.items()}
+    steps = {
+        name: tread.Step(patcher, (1, 16, side, side), conditions, DTYPES[name]) for name, patcher in patchers.items()
+    }
+    options = {name: one.model_options.get("transformer_options", {}) for name, one in patchers.items()}
+    network = patchers["float32"].model.diffusion_model
+    loaded, floats = _bytes(network.parameters()), _bytes([layer.weight for layer in chosen_layers(network)])
+    int8 = sum(layer.weight.numel() + 4 * layer.out_features for layer in chosen_layers(network))
+    began = clock()
+    with in_int8(network, device):
+        rounding = clock() - began
+    found: list[dict[str, float]] = []
+    with denoiser(patchers["float32"]):  # as in training: no kernels without a backward pass
+        for number in range(rounds + 1):
+            seconds = {name: timer.seconds(lambda name=name: steps[name].run(options[name])) for name in DTYPES}
+            with in_int8(network, device):
+                seconds["int8"] = timer.seconds(lambda: steps["float32"].run(options["float32"]))
+            if number:  # the first warms up
+                found.append(seconds)
+                print("  " + "  ".join(f"{name} {value:.3f}" for name, value in seconds.items()), flush=True)
+    rows = []
+    for name in ("float32", "bf16", "int8"):
+        seconds_of = statistics.median(one[name] for one in found)
+        ratio = statistics.median(one[name] / one["float32"] for one in found)
+        rows.append({"name": f"int8_base_step_{name}", "value": seconds_of, "unit": "s", "ratio": ratio})
+        print(f"step in {name}: {seconds_of:.3f} s, {ratio:.2f} of float32's", flush=True)
+    size = loaded - floats + int8
+    rows.append({"name": "int8_base_weights", "value": size, "unit": "bytes", "ratio": size / loaded})
+    rows.append({"name": "int8_base_rounding", "value": rounding, "unit": "s", "ratio": None})
+    print(f"weights {size / 2**20:.1f} MB of {loaded / 2**20:.1f} MB: {size / loaded:.3f}; rounded in {rounding:.2f} s")
+    return rows
+
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _loss(demo: tuple[Any, Any, Any], base_weights: str, steps: int, seed: int, unseen: Any) -> float:
+    """The held-out loss of a LoRA of the demo's concept."""
+    import concept
+    from graft_nodes import host
+    from graft_nodes.training.averages.held_out_loss import held_out_loss
+    from graft_nodes.training.run.loop import train
+
+    model, clip, vae = demo
+    begun, pictures = concept.begun(model, clip, vae, steps, seed)
+    adapter = replace(begun.start.adapter, base_weights=base_weights)
+    begun = replace(begun, start=replace(begun.start, adapter=adapter))
+    with host.denoiser.denoiser(model) as denoiser:
+        state = train(begun, denoiser, pictures, steps)
+        found = held_out_loss(state, denoiser, unseen)
+    assert found is not None
+    return found
+
+
+def loss_rows(steps: int, seeds: int) -> list[dict[str, Any]]:
+    """Held-out losses with the weights as loaded and in int8."""
+    from graft_nodes.demo import draw, host_model, score
+    from graft_nodes.demo.encode_dataset import encode_dataset
+
+    demo = host_model.demo_model(str(score.BASE))
+    unseen = encode_dataset(demo[1], demo[2], draw.concept(seed=1))
+    unseen = replace(unseen, held_out=unseen.images)
+    rows = []
+    for seed in range(seeds):
+        plain, int8 = (_loss(demo, kind, steps, seed, unseen) for kind in ("as loaded", "int8"))
+        rows.append({"name": f"int8_base_loss_{seed}", "value": int8, "unit": "loss", "ratio": int8 / plain})
+        print(f"seed {seed}: as loaded {plain:.5f}, int8 {int8:.5f}, {int8 / plain - 1:+.2%}", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print, and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=("step", "loss"), default="step", help="one host in a process")
+    parser.add_argument("--tiny", action="store_true", help="to try this script: its figures say nothing")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    print(f"torch {torch.__version__}, {hardware}, {arguments.threads} threads of {os.cpu_count()}", flush=True)
+    if arguments.what == "step":
+        import todo
+
+        clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+        print(todo.open_host("pytorch", cpu=not torch.cuda.is_available()), flush=True)
+        rows = step_rows(arguments.tiny, arguments.rounds, clock)
+    else:
+        from graft_nodes import comfyui_api_stubs
+
+        comfyui_api_stubs.install()
+        rows = loss_rows(arguments.steps, arguments.seeds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
