@@ -783,7 +783,7 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
         "GraftOptimizer", (460, 230), (360, 220), learning_rate=0.003, schedule="cosine", batch_size=4, total_steps=200
     )
     start = graph.add("GraftTrainVAEStart", (880, 60), (360, 340), crop=128, run="decoder")
-    step = graph.add("TrainStep", (880, 480), (400, 560), steps=200, validate_every=50, preview_every=50)
+    step = graph.add("TrainStep", (880, 480), (400, 700), steps=200, validate_every=50, preview_every=50)
     trained = graph.add("GraftTrainedVAE", (1340, 60), (300, 100))
     prompt = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Prompt", text="a red circle left")
     negative = graph.add("CLIPTextEncode", (1340, 430), (300, 110), "Negative: nothing", text="")
@@ -823,7 +823,7 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.group("The demo model and its images", "#3f789e", demo, dataset)
     graph.group("The damaged VAE", "#b58b2a", damaged, optimizer)
     graph.group("Train", "#b58b2a", start, step)
-    graph.group("The VAE that came out, and what to draw", "#88A", trained, prompt, negative, latent)
+    graph.group("Trained VAE, and what to draw", "#88A", trained, prompt, negative, latent)
     graph.group("Latents of the demo model", "#88A", sampler)
     graph.group("Before", "#8A8", before, before_image)
     graph.group("After", "#8A8", after, after_image)

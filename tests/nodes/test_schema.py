@@ -84,5 +84,8 @@ def test_the_record_names_every_node():
 def test_what_workflows_know_of_a_node_is_as_recorded(host, identifier):
     """Old workflows hold ids, order and values of inputs, and leave defaults to the node."""
     found, recorded = write_inputs.of_node(host.node(identifier)), RECORDED[identifier]
+    for name, (kind, settings) in recorded["inputs"].items():
+        if kind == "COMBO" and "options" not in settings:  # names of files
+            found["inputs"].get(name, [kind, {}])[1].pop("options", None)
     assert found == recorded, "only what is new may differ: python -m graft_nodes.tests.nodes.write_inputs"
     assert list(found["inputs"]) == list(recorded["inputs"])
