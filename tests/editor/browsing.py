@@ -120,6 +120,7 @@ class Editor:
         """An empty graph at scale 1."""
         self.do("() => { app.canvas.setGraph(app.rootGraph ?? app.graph); app.graph.clear() }")
         self.do("() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) }")
+        self.settle()  # new nodes may get the numbers of those that go
 
     def add(self, kind: str, x: float, y: float, title: str = "", **values: Any) -> int:
         """Put a node into the graph; its id. Values go to widgets by name."""

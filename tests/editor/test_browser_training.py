@@ -53,6 +53,11 @@ def first_step(editor):
     return int(re.search(r"step (\d+)", editor.page.locator(".graft-tip:visible").inner_text())[1])
 
 
+def begins_at_the_first_step(editor):
+    """Whether the chart has the whole run; at its left edge a pixel is several steps of a long one."""
+    return first_step(editor) <= 1 + reached(editor) // 100
+
+
 def show(editor, node):
     """Bring the training panel's node to the upper left."""
     editor.do(
@@ -76,7 +81,7 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         # A reload in mid-run: nobody has touched the graph since it was queued.
         editor.open()
         show(editor, node)
-        assert reached(editor, at) >= at and first_step(editor) <= 1
+        assert reached(editor, at) >= at and begins_at_the_first_step(editor)
         assert f"of {STEPS}" in editor.page.locator(STATUS).inner_text()
         figures = editor.page.locator(".graft-training figcaption:visible")
         figures.first.wait_for()
@@ -85,16 +90,16 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         other.load(saved)
         show(other, node)
         reached(other, at)
-        assert first_step(other) <= 1
+        assert begins_at_the_first_step(other)
         other.page.locator(".graft-stop:visible").click()
         for one in (editor, other):
             one.page.locator(STATUS).get_by_text(re.compile(rf"stopped at \d+ of {STEPS}, kept; Run cont")).wait_for()
-            assert one.page.locator(".graft-stop:visible").count() == 0 and first_step(one) <= 1
+            assert one.page.locator(".graft-stop:visible").count() == 0 and begins_at_the_first_step(one)
         stopped = reached(editor)
         # Run continues from there, and the whole curve is drawn; then the power fails.
         editor.queue()
         reached(editor, stopped + 3)
-        assert first_step(editor) <= 1
+        assert begins_at_the_first_step(editor)
         other.page.close()
         server.process.kill()
         server.process.wait()
@@ -103,7 +108,7 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         show(editor, node)
         kept = reached(editor, stopped)
         assert f"stopped at {kept} of {STEPS}, kept; Run continues" in editor.page.locator(STATUS).inner_text()
-        assert first_step(editor) <= 1
+        assert begins_at_the_first_step(editor)
         figures.first.wait_for()
         editor.screenshot("training-after-a-restart")
         editor.page.close()
