@@ -621,8 +621,8 @@ class GraftOptimizer(io.ComfyNode):
                     optional=True,
                     tooltip=(
                         "blocks: torch.compile compiles each kind of block of the model before the first step. That"
-                        " takes up to some minutes; steps are faster then. Try it for long runs. Needs Triton on a GPU,"
-                        " a C++ compiler on the CPU."
+                        " takes up to some minutes; steps are somewhat faster then. Try it for long runs. Needs"
+                        " Triton on a GPU, a C++ compiler on the CPU."
                     ),
                 ),
             ],
