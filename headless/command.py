@@ -392,8 +392,8 @@ def _run_opened(
         problems += run.validate(host, graph, look_up)
     if problems:
         status = _invalid(problems, report)
-        if arguments.command == "plan" and plan.advice(problems):
-            print(plan.advice(problems), file=sys.stderr)
+        if arguments.command == "plan" and (advice := plan.advice(problems)):
+            print(advice, file=sys.stderr)
         return status
     spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None

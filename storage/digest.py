@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, BinaryIO
 
 import torch
@@ -77,3 +78,18 @@ class HashedChunks:
     def hexdigest(self) -> str:
         """sha256 of the chunks so far."""
         return self._digest.hexdigest()
+
+
+def hashed_settings(settings: Any, later: Collection[str], never: Collection[str] = ()) -> dict[str, Any]:
+    """What is hashed of a settings dataclass: its settings by name, as plain values.
+
+    Those of `later` are left out at their defaults, which are what stood before there were these settings; those of
+    `never` always.
+    """
+    values: dict[str, Any] = {}
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        is_told = setting.name not in later or value != setting.default
+        if is_told and setting.name not in never:
+            values[setting.name] = value
+    return values

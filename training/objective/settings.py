@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from ...storage.digest import hashed_settings
 from .loss_kinds import LOSSES
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
@@ -64,12 +65,7 @@ class ObjectiveSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        values: dict[str, Any] = {}
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name not in _LATER or value != setting.default:
-                values[setting.name] = value
-        return values
+        return hashed_settings(self, _LATER)
 
 
 def _unknown_choices(settings: ObjectiveSettings) -> list[str]:

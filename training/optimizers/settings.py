@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ...storage.digest import hashed_settings
 from . import options
 from .block_rates import parse_block_rates
 from .record import DEFAULT_WEIGHT_DECAY
@@ -64,13 +65,7 @@ class OptimizerSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""
-        values: dict[str, Any] = {}
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            is_new = setting.name not in _LATER or value != setting.default
-            if setting.name not in SPEED_ONLY and is_new:
-                values[setting.name] = value
-        return values
+        return hashed_settings(self, _LATER, SPEED_ONLY)
 
     @property
     def parsed_options(self) -> Mapping[str, Any]:

@@ -284,8 +284,9 @@ def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
     if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
         return
-    with work.own_weights(), work.stepper.evaluated():
-        callbacks.preview(work.denoiser, work.step, False, work.at_strength)
-    if work.has_average:
-        with work.own_weights(), work.averaged():
-            callbacks.preview(work.denoiser, work.step, True, work.at_strength)
+    with work.own_weights():
+        with work.stepper.evaluated():
+            callbacks.preview(work.denoiser, work.step, False, work.at_strength)
+        if work.has_average:
+            with work.averaged():
+                callbacks.preview(work.denoiser, work.step, True, work.at_strength)

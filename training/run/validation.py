@@ -39,13 +39,13 @@ def measure(work: Workspace) -> HeldOutLoss | None:
     """
     with work.own_weights():
         weights = validate(work)
-    if weights is None:
-        return None
-    autoencoder.check_latents(work)
-    if not work.has_average:
-        return HeldOutLoss(weights.loss, None, weights.accuracy)
-    with work.own_weights(), work.averaged():
-        average = validate(work)
+        if weights is None:
+            return None
+        autoencoder.check_latents(work)
+        if not work.has_average:
+            return HeldOutLoss(weights.loss, None, weights.accuracy)
+        with work.averaged():
+            average = validate(work)
     assert average is not None
     return HeldOutLoss(weights.loss, average.loss, weights.accuracy)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...patches.adapters import registry
 from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
-from ...storage.digest import sha256_of_tensors
+from ...storage.digest import hashed_settings, sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
@@ -77,12 +77,7 @@ class AdapterSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        values: dict[str, Any] = {}
-        for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name != "initial" and (setting.name not in _LATER or value != setting.default):
-                values[setting.name] = value
-        return values
+        return hashed_settings(self, _LATER, ("initial",))
 
     @property
     def trainable_kind(self) -> TrainableKind:

@@ -12,6 +12,7 @@ import torch
 from graft_nodes.host.autograd_inplace import AvoidInplaceOps
 from graft_nodes.patches.adapters.rank_mask import at_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
+from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
 from graft_nodes.training.memory.saved_tensors import copied_before_changes
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import compiled_blocks
@@ -29,16 +30,8 @@ ERROR = 1e-6  # of float32
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """The graphs that torch.compile makes, run as they are: the guards are the same for every backend."""
-    import torch._dynamo
-
-    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
-    compiled_blocks.compiler_for.cache_clear()
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    compiled_blocks.compiler_for.cache_clear()
-    torch._dynamo.reset()
+    with graphs_run_as_they_are(monkeypatch):
+        yield
 
 
 class Timed:

@@ -10,9 +10,9 @@ from graft_nodes.host.token_downsampling import apply_todo
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
+from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -20,16 +20,8 @@ from graft_nodes.training.trainable.settings import AdapterSettings
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """The graphs that torch.compile makes, run as they are: the guards are the same for every backend."""
-    import torch._dynamo
-
-    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
-    compiled_blocks.compiler_for.cache_clear()
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    compiled_blocks.compiler_for.cache_clear()
-    torch._dynamo.reset()
+    with graphs_run_as_they_are(monkeypatch):
+        yield
 
 
 def trained(patcher, family, compile="blocks", steps=3, **optimizer):
