@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 import uuid
@@ -17,6 +18,7 @@ SECRETS = (
     "auth_token_comfy_org",
     "api_key_comfy_org",
 )  # never stored: the embedded host calls no paid service
+BEGINNING = 0.01  # seconds between two looks at whether a workflow has begun
 
 
 class Prompts:
@@ -95,6 +97,7 @@ class Prompts:
     async def interrupt(self, request: web.Request) -> web.Response:
         """POST /interrupt: stop the running workflow; with a prompt_id, only if it is that one."""
         prompt_id = (await asked(request)).get("prompt_id")
+        await self._begun()
         if prompt_id:
             self.queue.interrupt_if_running(prompt_id)
         else:
@@ -156,17 +159,23 @@ class Prompts:
 
     async def cancel_job(self, request: web.Request) -> web.Response:
         """POST /jobs/ID/cancel: stop a workflow or remove it from the queue."""
-        return answer({"cancelled": self._cancel(request.match_info["job_id"])})
+        return answer({"cancelled": await self._cancel(request.match_info["job_id"])})
 
     async def cancel_jobs(self, request: web.Request) -> web.Response:
         """POST /jobs/cancel: cancel several workflows, {"job_ids": [ids]}."""
         ids = _ids(await asked(request), "job_ids")
-        return answer({"cancelled": any([self._cancel(job_id) for job_id in ids])})
+        return answer({"cancelled": any([await self._cancel(job_id) for job_id in ids])})
 
-    def _cancel(self, prompt_id: str) -> bool:
+    async def _cancel(self, prompt_id: str) -> bool:
+        await self._begun()
         return self.queue.interrupt_if_running(prompt_id) or self.queue.delete_queue_item(
             lambda item: item[1] == prompt_id
         )
+
+    async def _begun(self) -> None:
+        """Returns once the workflow that left the queue has begun: as it begins, it forgets what was asked before."""
+        while any(item[1] != self.server.last_prompt_id for item in self.queue.get_current_queue_volatile()[0]):
+            await asyncio.sleep(BEGINNING)
 
 
 def _ids(data: dict[str, Any], name: str) -> list[str]:

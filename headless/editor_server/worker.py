@@ -56,7 +56,6 @@ class Worker:
 
     def _execute(self, executor: Any, item: tuple, task: int) -> None:
         server, (_, prompt_id, prompt, extra_data, outputs) = self.host.server, item
-        server.last_prompt_id = prompt_id
         if self.ending.is_set():
             return
         try:
