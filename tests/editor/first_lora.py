@@ -14,7 +14,7 @@ from test_browser_training import begins_at_the_first_step, reached
 from test_browser_workflows import look_at
 
 TEMPLATE, BLUEPRINT = "Train your first LoRA", "Train a LoRA (Graft)"
-STEPS, PREVIEWS = 400, 80  # enough that Stop comes before the end, however slow the page is
+STEPS, PREVIEWS = 800, 80  # enough that Stop comes before the end, however slow the page is
 WAIT = PATIENCE * 1000  # milliseconds
 STATUS = ".graft-training .graft-status:visible"
 INNER = "app.canvas.graph.nodes.find((node) => node.type === type)"
@@ -99,9 +99,9 @@ def chooses_it(editor: Editor, folder: str) -> None:
 
 def runs_and_stops(editor: Editor) -> None:
     """Run, the curve grows, and Stop before the end: it says what is kept and how to go on."""
-    presses_run(editor)
     editor.enter(BLUEPRINT)
     shows(editor, "TrainStep")
+    presses_run(editor)
     at = reached(editor, 2)
     chart = editor.page.locator(".graft-training .graft-chart:visible").element_handle()
     before = chart.evaluate("(canvas) => canvas.toDataURL()")
