@@ -90,6 +90,19 @@ class Conditions:
         return conditions
 
 
+def empty_noise(model: Any, device: torch.device) -> torch.Tensor:
+    """Zeros in the place of small noisy latents, (1, C, 16, 16) or of one frame, (1, C, 1, 16, 16)."""
+    space = model.latent_format
+    frames = (1,) * (getattr(space, "latent_dimensions", 2) - 2)
+    return torch.zeros(1, space.latent_channels, *frames, 16, 16, device=device)
+
+
+def takes_picture(model: Any) -> bool:
+    """Whether the network takes a picture beside the noise; ComfyUI gives it an empty one where there is none."""
+    noise = empty_noise(model, torch.device("cpu"))
+    return model.concat_cond(noise=noise, latent_image=noise, device=noise.device) is not None
+
+
 def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether ComfyUI can put the conditions of two pictures into one batch."""
     if left is right:

@@ -109,10 +109,9 @@ class Denoiser:
 
     def conditions(self, conditioning: Conditioning) -> list[torch.Tensor]:
         """The tensors that the network gets for a conditioning."""
-        space = self.model.latent_format
-        x = torch.zeros(
-            1, space.latent_channels, *(1,) * (getattr(space, "latent_dimensions", 2) - 2), 16, 16, device=self.device
-        )
+        from .conditions import empty_noise
+
+        x = empty_noise(self.model, self.device)
         values = [getattr(condition, "cond", None) for condition in self._conditions.make(conditioning, x).values()]
         return [value for value in values if isinstance(value, torch.Tensor)]
 

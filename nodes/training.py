@@ -255,6 +255,7 @@ def _begun(
     words: Any,
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
+    from ..host.conditions import takes_picture
     from ..training import state as states
     from ..training.data import sliders
     from ..training.reports import text
@@ -291,7 +292,15 @@ def _begun(
     sigma = None
     if prediction == "flow":
         sigma = partial(host.model_sampling.sigma_at, sampling)
-    return state, text.beginning(state, dataset, unhashed, sigma, switched.report if switched else "")
+    report = text.beginning(
+        state,
+        dataset,
+        unhashed,
+        sigma,
+        training_only=switched.report if switched else "",
+        takes_picture=takes_picture(model.model),
+    )
+    return state, report
 
 
 def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> None:

@@ -816,3 +816,21 @@ def test_a_run_begins_with_what_a_saved_file_holds(host, pictures, run, names):
     paths = {name.removesuffix(".lora_up.weight") for name in kept if name.endswith(".lora_up.weight")}
     assert paths == {name.removesuffix(".lora_up.weight") for name in found if name.endswith(".lora_up.weight")}
     assert all(torch.allclose(delta(kept, path), delta(found, path), atol=1e-6) for path in paths)
+
+
+def test_images_without_a_picture_for_a_model_that_takes_one_are_said(host, wall, monkeypatch):
+    model, clip, _ = host.call("GraftDemo")
+    with torch.inference_mode():  # as nodes run
+        conditionings = wall.encoding.encode_captions(clip, ["", "a red circle left"])
+    data = host.module("training.data.dataset")
+    latent, picture = torch.zeros(4, 8, 8), {"concat_latent_image": torch.ones(1, 4, 8, 8)}
+    images = [data.DatasetImage(f"{number}", "", latent) for number in range(2)]
+    images.append(data.DatasetImage("with", "", latent, extras=picture))
+    given = {"model": model, "dataset": data.Dataset(tuple(images), conditionings, "said"), "run": "without pictures"}
+    says = "2 of 3 images have no control picture: this model takes one beside the noise, and trains on an empty one"
+    assert says not in host.call("GraftTrainStart", **given)[1]
+    monkeypatch.setattr(model.model, "concat_keys", ("mask", "masked_image"))  # as ComfyUI marks inpainting models
+    monkeypatch.setattr(model.model, "blank_inpaint_image_like", torch.zeros_like, raising=False)
+    assert says in host.call("GraftTrainStart", **given)[1]
+    given["dataset"] = data.Dataset((images[2],), conditionings, "with pictures")
+    assert "no control picture" not in host.call("GraftTrainStart", **given)[1]

@@ -32,9 +32,11 @@ def beginning(
     unhashed: Sequence[str],
     sigma: Callable[[Tensor], Tensor] | None = None,
     training_only: str = "",
+    takes_picture: bool = False,
 ) -> str:
     """The report of GraftTrainStart: a run before its first step. `sigma` gives the noise levels of a flow model at
-    timesteps, with its shift; `training_only` is the report on the training-only LoRA.
+    timesteps, with its shift; `training_only` is the report on the training-only LoRA; `takes_picture` whether the
+    model takes a picture beside the noise.
     """
     settings = state.settings.optimizer
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
@@ -53,6 +55,8 @@ def beginning(
         *sliders.said(dataset),
         _images(dataset, rounds),
     ]
+    if takes_picture:
+        lines += _without_picture(dataset)
     if sigma is not None:
         tokens = tokens_of(*dataset.images[0].latent.shape[-2:])
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
@@ -102,6 +106,20 @@ def _images(dataset: Dataset, rounds: float) -> str:
     if sliders.is_noise(dataset):
         count = f"{len(dataset.images)} sets of prompts on noise"
     return f"{count}, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps"
+
+
+def _without_picture(dataset: Dataset) -> list[str]:
+    """How many images bring no picture for a model that takes one beside the noise."""
+    without = 0
+    for image in dataset.images:
+        names = set(image.extras)  # no look-up, which would read them
+        without += image.brought is None and "concat_latent_image" not in names
+    if not without:
+        return []
+    return [
+        f"{without} of {len(dataset.images)} images have no control picture: this model takes one beside the noise, and"
+        " trains on an empty one with them"
+    ]
 
 
 def _batch_sizes(dataset: Dataset, batch_size: int) -> str:

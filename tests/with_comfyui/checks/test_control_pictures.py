@@ -12,6 +12,7 @@ import torch
 from comfy_extras import nodes_edit_model, nodes_flux, nodes_ip2p, nodes_qwen, nodes_wan
 from families import build
 from graft_nodes import host as wall
+from graft_nodes.host import conditions
 from graft_nodes.training.data import encoding
 from graft_nodes.training.data.batches import image_conditioning
 from graft_nodes.training.data.cache import Cache
@@ -262,6 +263,36 @@ def test_a_model_that_takes_none_is_refused_at_the_first_step(tmp_path, name, me
     data = _read(_pairs(tmp_path, 1), Clip(), Vae(frames), method, resolution=64, bucket_step=16, **PLAIN)
     with pytest.raises(ValueError, match=says):
         _trained(name, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "takes"),
+    [
+        ("wan", {}, False),
+        ("wan i2v", {}, True),
+        ("flux", {}, False),
+        ("flux kontext", {}, False),
+        ("flux", {"in_channels": 96}, True),
+        ("sd3", {}, False),
+        ("omnigen2", {}, False),
+    ],
+)
+def test_which_models_take_a_picture_beside_the_noise(name, config, takes):
+    patcher = build(name, **config)
+    x = conditions.empty_noise(patcher.model, torch.device("cpu"))
+    assert ("c_concat" in patcher.model.extra_conds(**_asked(x))) == takes
+    assert conditions.takes_picture(patcher.model) == takes
+
+
+def _asked(x):
+    """What ComfyUI's sampler says of a conditioning without a picture."""
+    return {
+        "noise": x,
+        "latent_image": x,
+        "device": x.device,
+        "cross_attn": torch.ones(1, 6, 12),
+        "pooled_output": torch.ones(1, 8),
+    }
 
 
 def test_a_text_encoder_that_sees_pictures_is_not_trained(tmp_path, monkeypatch):
