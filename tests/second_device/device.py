@@ -7,7 +7,7 @@ the CPU's memory, and:
   mixed, and copies and indexing may cross (kernels.py);
 - `Module.to` and `.data =` keep Parameter objects (torch_changes.py);
 - `meter` counts bytes that cross, waits of the host and memory, and memory can run out (meter.py);
-- pinned memory, streams and events keep their order (streams.py);
+- pinned memory, streams and events keep their order, also for memory that is freed and taken again (streams.py);
 - generators belong to a device, and `torch.autocast("second", …)` works (torch_module.py, autocast.py).
 
 It computes at once, so it says nothing about speed.

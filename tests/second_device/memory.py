@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .meter import meter
-from .streams import Uses
+from .streams import OutOfOrder, Uses, current_stream, is_uploading
 
 NAME = "second"
 CPU = torch.device("cpu")
@@ -97,7 +97,8 @@ class Block:
         self.storage = owner.untyped_storage()
         self.first = owner.storage_offset() * owner.element_size()
         self.size = self.storage.nbytes()
-        self.uses = Uses()
+        self.stream = current_stream()  # whose pool it is taken from, and goes back to
+        self.uses = Uses(self.stream.freed)
         meter.take(self.size)
 
 
@@ -108,6 +109,7 @@ def _freed(address: int, block: Block) -> None:
     """Torch has freed the storage."""
     if _block_at.get(address) is block:
         del _block_at[address]
+    block.stream.take_back(block.uses)
     meter.give_back(block.size)
 
 
@@ -159,4 +161,39 @@ def pin(tensor: Tensor) -> Tensor:
 
 def is_pinned(tensor: Tensor) -> bool:
     """Whether a CPU tensor is in pinned memory."""
-    return tensor.device == CPU and tensor.untyped_storage().data_ptr() in _pinned
+    if tensor.device != CPU:
+        return False
+    return tensor.untyped_storage().data_ptr() in _pinned or _is_registered(tensor.data_ptr())
+
+
+def _is_registered(address: int) -> bool:
+    return any(first <= address < first + size for first, size in registered.items())
+
+
+class Runtime:
+    """Memory that is pinned where it lies, as `torch.cuda.cudart()` does it; returns CUDA's error codes."""
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:
+        """Pin memory; it is refused above `registered_limit`."""
+        if any(first < address + size and address < first + length for first, length in registered.items()):
+            return 712  # cudaErrorHostMemoryAlreadyRegistered
+        if sum(registered.values()) + size > Runtime.registered_limit:
+            return 2  # cudaErrorMemoryAllocation
+        registered[address] = size
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        """No longer pin memory."""
+        if address not in registered:
+            return 713  # cudaErrorHostMemoryNotRegistered
+        size = registered.pop(address)
+        if is_uploading(address, size):
+            raise OutOfOrder("memory is pinned no longer before its copy to the device had ended")
+        return 0
+
+    registered_limit = 1 << 62
+
+
+registered: dict[int, int] = {}  # the size of what is pinned where it lies, by its address

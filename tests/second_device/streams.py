@@ -44,6 +44,15 @@ class Stream:
         self.queued = 0
         _streams.add(self)
         self.seen: dict[Stream, int] = {}
+        self.freed: dict[Stream, int] = {}  # the last uses of memory that came from this stream and is free
+
+    def take_back(self, uses: Uses) -> None:
+        """Memory is free: work of this stream may take it again, in its own order. Another stream may still use it."""
+        used = dict(uses.reads)
+        if uses.write is not None:
+            used[uses.write.stream] = max(uses.write.number, used.get(uses.write.stream, 0))
+        for stream, number in used.items():
+            self.freed[stream] = max(number, self.freed.get(stream, 0))
 
     def queue(self) -> Mark:
         """Put one piece of work into the queue."""
@@ -129,11 +138,11 @@ def stream(chosen: Stream | None) -> Iterator[None]:
 
 
 class Uses:
-    """The last write to a piece of memory, and what has read it since, by stream."""
+    """The last write to a piece of memory, and what has read it since, by stream; of new memory, what it was before."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Mapping[Stream, int]) -> None:
         self.write: Mark | None = None
-        self.reads: dict[Stream, int] = {}
+        self.reads: dict[Stream, int] = dict(before)
 
     def read(self, mark: Mark, what: object) -> None:
         """Note a read; raises OutOfOrder if the last write may not be done by then."""
@@ -211,6 +220,11 @@ def settle(pinned: Tensor) -> None:
             raise OutOfOrder("a copy uses pinned memory that a copy of another stream may still be using")
         _unfinished.remove(copy)
         copy.end()
+
+
+def is_uploading(address: int, size: int) -> bool:
+    """Whether a copy from a piece of memory to the device may not have ended."""
+    return any(address <= copy.pinned.data_ptr() < address + size for copy in _unfinished)
 
 
 def host_waits(position: Mapping[Stream, int]) -> None:

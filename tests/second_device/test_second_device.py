@@ -21,7 +21,7 @@ CHECKS = "tests/second_device/checks"
 @pytest.mark.parametrize(
     "arguments",
     [
-        (f"{CHECKS}/test_device.py", f"{CHECKS}/test_activations.py"),
+        (f"{CHECKS}/test_device.py", f"{CHECKS}/test_activations.py", f"{CHECKS}/test_layer_ring.py"),
         (f"{CHECKS}/test_synchronisations.py", "-k", "waits_once and lora"),
     ],
 )

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from . import streams
+from . import memory, streams
 from .meter import meter
 
 SIZE = 8 << 30  # what is said where no limit is set
@@ -51,6 +51,7 @@ class SecondModule:
     OutOfMemoryError = torch.OutOfMemoryError
     current_stream = staticmethod(streams.current_stream)
     stream = staticmethod(streams.stream)
+    cudart = memory.Runtime
     default_generators: tuple[torch.Generator, ...] = ()
 
     @staticmethod

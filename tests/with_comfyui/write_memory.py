@@ -34,7 +34,8 @@ Each cell says how much memory a step takes, and what saves memory in it.
 """
 LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. Slower, with the same result.
 - **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights wait in main memory,
-  which has to have room for them. Slower still, with the same result.
+  which has to have room for them; there is no second copy. On the card are the block that computes and the next one,
+  which is copied meanwhile. Slower still, with the same result.
 - **adafactor**: the optimizer, in place of adamw. This one does change the result.
 
 ## How it is computed

@@ -1,17 +1,15 @@
-"""Offloading to host memory: optimizer state between steps, activations until the backward pass, frozen layers."""
+"""Offloading to host memory: optimizer state between steps, activations until the backward pass, and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
-from .checkpointing import blocks
 from .saved_tensors import KeptTensor, storage_address
 
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
@@ -122,31 +120,6 @@ def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
     return tensor.device != device
 
 
-@contextmanager
-def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
-
-    Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
-    backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed.
-    """
-    inner = blocks(module)
-    in_blocks = {id(part) for block in inner for part in block.modules()}
-    outer = [part for part in module.modules() if id(part) not in in_blocks]
-    old_forwards: list[tuple[nn.Module, Any]] = []
-    try:
-        for owner, parts in [(module, outer), *((block, list(block.modules())) for block in inner)]:
-            old_forwards.append((owner, owner.__dict__.get("forward")))
-            owner.forward = partial(call_with_weights_on, owner.forward, parts, device)
-        yield
-    finally:
-        for owner, old_forward in reversed(old_forwards):
-            if old_forward is None:
-                owner.__dict__.pop("forward", None)
-            else:
-                owner.forward = old_forward
-
-
 def call_with_weights_on(
     forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
 ) -> Any:
@@ -160,20 +133,49 @@ def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Contai
     """A context in which the weights and buffers of `parts` are on `device`, except those whose ids are in `staying`;
     the original tensors are back afterwards.
     """
-    places: list[tuple[dict[str, Any], str, Any]] = []
+    places = places_elsewhere(parts, device, staying)
+    with holding(places, copies_on(device, places)):
+        yield
+
+
+class Place(NamedTuple):
+    """Where a module keeps a weight or buffer, and the tensor there."""
+
+    slots: dict[str, Any]
+    name: str
+    tensor: Tensor
+
+
+def places_elsewhere(parts: Iterable[nn.Module], device: torch.device, staying: Container[int] = ()) -> list[Place]:
+    """The weights and buffers of `parts` that are not on `device`, except those whose ids are in `staying`."""
+    places = []
+    for part in parts:
+        slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+        for slots in slot_tables:
+            for name, tensor in slots.items():
+                if tensor is not None and id(tensor) not in staying and is_on_other_device(tensor, device):
+                    places.append(Place(slots, name, tensor))
+    return places
+
+
+def copies_on(device: torch.device, places: Iterable[Place]) -> list[Tensor]:
+    """Frozen copies on `device` of the tensors at some places."""
+    copies = []
+    for place in places:
+        copied = place.tensor.detach().to(device, non_blocking=True)
+        if isinstance(place.tensor, nn.Parameter):
+            copied = nn.Parameter(copied, requires_grad=False)
+        copies.append(copied)
+    return copies
+
+
+@contextmanager
+def holding(places: Sequence[Place], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """A context in which modules hold other tensors at some places; the original ones are back afterwards."""
     try:
-        for part in parts:
-            slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
-            for slots in slot_tables:
-                for name, tensor in list(slots.items()):
-                    if tensor is None or id(tensor) in staying or not is_on_other_device(tensor, device):
-                        continue
-                    places.append((slots, name, tensor))
-                    copied = tensor.detach().to(device, non_blocking=True)
-                    if isinstance(tensor, nn.Parameter):
-                        copied = nn.Parameter(copied, requires_grad=False)
-                    slots[name] = copied
+        for place, tensor in zip(places, tensors, strict=True):
+            place.slots[place.name] = tensor
         yield
     finally:
-        for slots, name, tensor in places:
-            slots[name] = tensor
+        for place in places:
+            place.slots[place.name] = place.tensor

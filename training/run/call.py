@@ -258,8 +258,11 @@ class Call:
         """Note which layers of the base are in int8, if that was asked for."""
         if not self.at.start.adapter.int8_base:
             return
-        remark = int8_base.remark(denoiser.module)
-        if remark not in self.notes:  # a call may train in several pieces
+        self._note_once(int8_base.remark(denoiser.module))
+
+    def _note_once(self, remark: str) -> None:
+        """A call may train in several pieces, which have the same to say."""
+        if remark not in self.notes:
             self.notes.append(remark)
 
     def _prepared(self) -> Callbacks:
@@ -270,7 +273,7 @@ class Call:
             for remark in self._schedule_remarks():
                 self.say(remark)
         callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
-        callbacks = replace(callbacks, note=self.notes.append)
+        callbacks = replace(callbacks, note=self._note_once)
         left = self.until - self.at.step
         if left:
             folder = None

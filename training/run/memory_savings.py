@@ -89,7 +89,7 @@ _BY_NAME = {
     ),
     "optimizer": Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
     "offload to CPU memory: layers": Saving(
-        "offload to CPU memory layers", f"far slower, as weights come over twice; {_SAME_RESULT}", _layers_on_host
+        "offload to CPU memory layers", f"slower, as weights come over twice; {_SAME_RESULT}", _layers_on_host
     ),
     "training precision": Saving(
         "training precision full-bf16", f"{_OTHER_RESULT}, as trained weights are bf16", _bf16

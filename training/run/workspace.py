@@ -22,7 +22,8 @@ from ..memory import int8_base
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.int8_base import Int8Base
-from ..memory.offload import activations_on_host, layers_on_host
+from ..memory.layer_ring import layers_on_host
+from ..memory.offload import activations_on_host
 from ..objective import perceptual
 from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
@@ -257,6 +258,7 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.int8: Int8Base | None = None  # the model's weights while they are
+        self.offload_note = ""  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -323,14 +325,9 @@ class Workspace:
         checkpointing: AbstractContextManager[None] = nullcontext()
         if settings.checkpointing or settings.offload == "layers":
             checkpointing = checkpointed(module)
-        offload: AbstractContextManager[None] = nullcontext()
-        if settings.offload == "activations":
-            offload = activations_on_host(module)
-        elif settings.offload == "layers":
-            offload = layers_on_host(module, self.denoiser.device)
         with (
             self._compiled(),
-            offload,
+            self._offloaded(),
             checkpointing,
             torch.enable_grad(),
             self._sharded_base(),
@@ -338,6 +335,20 @@ class Workspace:
             self.attached,
         ):
             self._attach()
+            yield
+
+    @contextmanager
+    def _offloaded(self) -> Iterator[None]:
+        """A context in which activations or layers wait in host memory, if that was asked for."""
+        module, offload = self.denoiser.module, self.start_state.settings.optimizer.offload
+        if offload == "activations":
+            with activations_on_host(module):
+                yield
+        elif offload == "layers":
+            with layers_on_host(module, self.denoiser.device) as pins:
+                self.offload_note = pins.note
+                yield
+        else:
             yield
 
     def _compiled(self) -> AbstractContextManager[None]:

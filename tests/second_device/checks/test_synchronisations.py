@@ -90,6 +90,7 @@ def test_a_step_waits_once(steps, kind):
         {"optimizer": {"accumulation": 3}},
         {"optimizer": {"checkpointing": True}},
         {"optimizer": {"offload": "optimizer"}},
+        {"optimizer": {"offload": "layers"}},
         {"objective": {"offset_noise": 0.1, "ip_noise": 0.1, "pyramid_noise": 0.3}},
         {"ema": {"device": "host"}},
         {"todo": True},

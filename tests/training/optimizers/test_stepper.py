@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.batches import make_batches
-from graft_nodes.training.memory import offload
+from graft_nodes.training.memory import layer_ring, offload
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
@@ -324,34 +324,35 @@ def test_activations_in_host_memory_give_the_same_bytes(lab, monkeypatch, adapte
     assert copies and not base & set(copies)  # weights stay where they are
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(lab, monkeypatch, inference):
+def test_layers_in_host_memory_give_the_same_bytes_and_come_over_block_by_block(lab, monkeypatch, inference, ahead):
     with torch.inference_mode(inference):
         denoiser = lab.Flow()
     dataset = lab.pictures(held_out=[9])
     plain = train(_state(lab, denoiser, dataset, "adamw"), denoiser, dataset, 3, Callbacks(validate_every=2))
     before = {name: (id(p), p.clone()) for name, p in denoiser.module.named_parameters()}
-    fetched, here, real = [], set(), offload.call_with_weights_on
+    used, computing, real = [], [], layer_ring.LayerRing.call
 
-    def seen(forward, parts, *args, **kwargs):
-        key = tuple(id(part) for part in parts)
-        assert denoiser.module not in parts[1:] and key not in here
-        here.add(key)  # what is on the device now
-        fetched.append(len(here))
+    def seen(ring, group, *args, **kwargs):
+        assert group not in computing
+        computing.append(group)
+        used.append(len(computing))
         try:
-            return real(forward, parts, *args, **kwargs)
+            return real(ring, group, *args, **kwargs)
         finally:
-            here.discard(key)
+            computing.remove(group)
 
     monkeypatch.setattr(offload, "is_on_other_device", lambda tensor, device: True)
-    monkeypatch.setattr(offload, "call_with_weights_on", seen)
+    monkeypatch.setattr(layer_ring, "copies_ahead", lambda device: ahead)
+    monkeypatch.setattr(layer_ring.LayerRing, "call", seen)
     away = train(
         _state(lab, denoiser, dataset, "adamw", offload="layers"), denoiser, dataset, 3, Callbacks(validate_every=2)
     )
     assert _same(plain, away) and plain.key == away.key and plain.history == away.history
     # Three steps and two validations of the weights and of their average: the root and its two blocks; in each step's
     # backward pass the blocks again, one at a time.
-    assert len(fetched) == 5 * 3 + 3 * 2 * 2 and max(fetched) == 2
+    assert len(used) == 5 * 3 + 3 * 2 * 2 and max(used) == 2
     assert all(
         id(p) == before[name][0] and torch.equal(p, before[name][1]) for name, p in denoiser.module.named_parameters()
     )

@@ -10,7 +10,7 @@ import torch
 from graft_nodes import host
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning, Dataset
-from graft_nodes.training.memory import int8_base, offload
+from graft_nodes.training.memory import int8_base, layer_ring, offload
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
@@ -141,11 +141,10 @@ def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
     monkeypatch.setattr(
         offload, "is_on_other_device", lambda tensor, device: True
     )  # this machine's memory stands for the device's, too
-    real, fetched = offload.call_with_weights_on, []
+    monkeypatch.setattr(layer_ring, "copies_ahead", lambda device: True)
+    real, fetched = layer_ring.copies_on, []
     monkeypatch.setattr(
-        offload,
-        "call_with_weights_on",
-        lambda forward, parts, *a, **k: fetched.append(len(parts)) or real(forward, parts, *a, **k),
+        layer_ring, "copies_on", lambda device, places: fetched.append(len(places)) or real(device, places)
     )
     away = _trained(patcher, family, layers=True, offload="layers")
     assert _same(plain, away) and len(fetched) > 8 and patcher.model.model_lowvram

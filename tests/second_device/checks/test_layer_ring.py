@@ -1,0 +1,211 @@
+"""Layers in host memory on a device: order, bytes and memory of their copies, and the bytes of what is trained."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graft_nodes.tests.second_device import memory
+from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
+from graft_nodes.tests.training.conftest import lab  # noqa: F401
+from graft_nodes.training.memory import offload, pinning
+from graft_nodes.training.memory.allocations import META
+from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
+from graft_nodes.training.run.loop import Callbacks, Stopped, train
+from graft_nodes.training.run.memory_plan import plan
+from graft_nodes.training.trainable.settings import AdapterSettings
+from torch import nn
+
+WIDTH, BLOCKS = 160, 5  # weights above SMALL
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("shift", torch.ones(WIDTH))
+
+    def forward(self, x):
+        return x + self.outer(torch.tanh(self.inner(x))) + self.shift
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([Part() for _ in range(BLOCKS)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture
+def model():
+    made = Model().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    for p in made.parameters():
+        p.copy_(torch.randn(p.shape, generator=generator) * 0.05)
+    return made
+
+
+def _bytes(module):
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _gradient(module, device):
+    x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).to(device).requires_grad_()
+    module(x).square().sum().backward()
+    return x.grad
+
+
+def test_bytes_order_and_waits_of_a_step(model):
+    with checkpointed(model):
+        plain = _gradient(model, "cpu")
+    block, whole = _bytes(model.blocks[0]), _bytes(model)
+    with layers_on_host(model, DEVICE), checkpointed(model):
+        for _ in range(2):
+            _gradient(model, DEVICE)
+        before = meter.allocated
+        meter.clear()
+        found = _gradient(model, DEVICE)
+        x = 4 * 2 * WIDTH
+        # all of it for the forward pass, and every block but the last again for the backward pass
+        assert meter.uploaded - x == whole + (BLOCKS - 1) * block
+        assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
+        # outside, the block that computes and the next one; and a few rows
+        assert 2 * block < meter.peak - before - (whole - BLOCKS * block) < 2.1 * block
+        assert meter.downloaded == 0
+        del found
+        assert meter.allocated <= before
+        assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
+
+
+def test_host_memory_is_pinned_where_it_lies_and_only_meanwhile(model):
+    large = [p for p in model.parameters() if p.nbytes >= offload.SMALL]
+    places = [p.data_ptr() for p in model.parameters()]
+    with layers_on_host(model, DEVICE) as pins:
+        assert large and all(p.is_pinned() for p in large) and len(memory.registered) == len(large)
+        assert not pins.missing and pins.note == ""
+        _gradient(model, DEVICE)
+        assert [p.data_ptr() for p in model.parameters()] == places
+        with layers_on_host(model, DEVICE):  # what somebody has pinned stays pinned
+            assert len(memory.registered) == len(large)
+        assert len(memory.registered) == len(large)
+    assert not memory.registered and not any(p.is_pinned() for p in large)
+
+
+def test_what_cannot_be_pinned_is_said_and_the_result_is_the_same(model, monkeypatch):
+    with checkpointed(model):
+        plain = _gradient(model, "cpu")
+    size = model.first.weight.nbytes
+    monkeypatch.setattr(memory.Runtime, "registered_limit", 3 * size)
+    with layers_on_host(model, DEVICE) as pins, checkpointed(model):
+        assert pins.missing == (2 * BLOCKS + 1 - 3) * size and "GB of the layers could not be pinned" in pins.note
+        for _ in range(2):
+            assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
+    assert not memory.registered
+
+
+def test_memory_that_is_pinned_stays_until_its_copies_have_ended(model):
+    pins, weight = pinning.Pins(DEVICE), model.first.weight
+    pins.pin([weight])
+    stream = SideStream(DEVICE)
+    with stream.copying():
+        weight.to(DEVICE, non_blocking=True)
+    with pytest.raises(OutOfOrder, match="pinned no longer"):
+        pins.release()
+    stream.finish()
+
+
+def test_weights_are_not_used_before_they_have_come(model, monkeypatch):
+    monkeypatch.setattr(SideStream, "wait", lambda self, event: None)
+    with layers_on_host(model, DEVICE), pytest.raises(OutOfOrder, match="may still be writing"):
+        _gradient(model, DEVICE)
+
+
+def test_copies_do_not_take_memory_that_a_block_still_computes_with(model, monkeypatch):
+    class Hasty(SideStream):
+        def copying(self):
+            return self._streams.stream(self._side)
+
+    monkeypatch.setattr("graft_nodes.training.memory.layer_ring.SideStream", Hasty)
+    with layers_on_host(model, DEVICE), pytest.raises(OutOfOrder, match="may still be reading"):
+        _gradient(model, DEVICE)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def _denoiser(lab, device):  # noqa: F811
+    class OnDevice(lab.Flow):
+        def denoise(self, x, sigma, conditionings, options):
+            moved = [replace(one, context=one.context.to(x.device)) for one in conditionings]
+            return super().denoise(x, sigma, moved, options)
+
+    network = lab.Net(48)
+    network.blocks.append(lab.Block(48))
+    denoiser = OnDevice(network)
+    denoiser.device = device
+    return denoiser
+
+
+def _dataset(lab, **more):  # noqa: F811
+    return lab.pictures(shape=(48, 6, 6), **more)
+
+
+def _state(lab, dataset, **optimizer):  # noqa: F811
+    adapter = AdapterSettings(targets="all", rank=2)
+    return lab.state(_denoiser(lab, DEVICE), dataset, adapter, **{"precision": "float32", **optimizer})
+
+
+def _with_model_on(device, denoiser):
+    denoiser.module.to(device)
+    return denoiser
+
+
+def _same(one, other):
+    return one.key == other.key and all(
+        torch.equal(one.trained[name], other.trained[name]) and torch.equal(one.average[name], other.average[name])
+        for name in one.trained
+    )
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_training_gives_the_bytes_of_training_without_offload(lab, checkpointing):  # noqa: F811
+    dataset = _dataset(lab, held_out=[9])
+    callbacks = Callbacks(validate_every=2)
+    here = _with_model_on(DEVICE, _denoiser(lab, DEVICE))
+    plain = train(_state(lab, dataset, checkpointing=True), here, dataset, 5, callbacks)
+    start = _state(lab, dataset, offload="layers", checkpointing=checkpointing)
+    away = train(start, _denoiser(lab, DEVICE), dataset, 5, callbacks)
+    assert _same(plain, away) and plain.history == away.history
+    half = train(start, _denoiser(lab, DEVICE), dataset, 2, callbacks)
+    resumed = train(half, _denoiser(lab, DEVICE), dataset, 3, callbacks)
+    assert _same(resumed, away)
+
+
+def test_the_planned_peak_is_the_measured_one(lab):  # noqa: F811
+    dataset = _dataset(lab, count=4)
+    planned = plan(_state(lab, dataset, offload="layers"), _denoiser(lab, META), dataset)
+    denoiser, peaks = _denoiser(lab, DEVICE), []
+    before = meter.allocated
+    meter.clear()
+    train(
+        _state(lab, dataset, offload="layers"),
+        denoiser,
+        dataset,
+        3,
+        Callbacks(on_step=lambda *_: peaks.append(meter.peak)),
+    )
+    assert peaks[-1] - before == pytest.approx(planned.peak, rel=0.1)
+
+
+def test_an_interrupted_step_leaves_no_memory(lab):  # noqa: F811
+    dataset, denoiser = _dataset(lab), _denoiser(lab, DEVICE)
+    denoiser.fail_at = 3
+    with pytest.raises(Stopped):
+        train(_state(lab, dataset, offload="layers"), denoiser, dataset, 5)
+    assert not memory.registered and all(p.device.type == "cpu" for p in denoiser.module.parameters())

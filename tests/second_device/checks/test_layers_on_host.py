@@ -1,0 +1,55 @@
+"""Runs of the open host with its model's layers in host memory have the bytes of runs with the model on the device."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from graft_nodes.tests.second_device.device import meter
+from PIL import Image
+
+TREAD = {"class_type": "ApplyTREAD", "inputs": {"start_layer": 0, "end_layer": -1, "disable_after": 0.5}}
+TODO = {"class_type": "ApplyToDo", "inputs": {"phase": "both"}}
+
+
+@pytest.fixture(scope="module")
+def pictures(host):
+    """Pictures of two sizes, below the host's input folder."""
+    folder = os.path.join(host.input, "layers on host")
+    os.makedirs(folder)
+    for number in range(4):
+        pixels = np.full((64, 64 + 64 * (number % 2), 3), 60 * number, dtype=np.uint8)
+        Image.fromarray(pixels).save(os.path.join(folder, f"{number}.png"))
+        with open(os.path.join(folder, f"{number}.txt"), "w", encoding="utf-8") as file:
+            file.write("a red square left")
+    return "layers on host"
+
+
+@pytest.mark.parametrize("patch", [TREAD, TODO], ids=["TREAD", "ToDo"])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_the_same_bytes_and_less_memory(host, pictures, patch, kind):
+    def node(node_id, **given):
+        return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
+
+    def train(**optimizer):
+        shared = {"batch_size": 1, "total_steps": 4, **optimizer}
+        start = {"model": ["8", 0], "dataset": ["2", 0], "adapter": ["3", 0], "optimizer": ["4", 0]}
+        prompt = {
+            "1": node("GraftDemo"),
+            "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=64, validation=0.25),
+            "3": node("GraftAdapter", rank=2, kind=kind),
+            "4": node("GraftOptimizer", **shared),
+            "6": node("GraftTrainStart", **start, run=f"{patch['class_type']} {kind} {optimizer.get('offload')}"),
+            "7": node("TrainStep", state=["6", 0], steps=4, validate_every=2),
+            "8": node(patch["class_type"], model=["1", 0], **patch["inputs"]),
+        }
+        result = host.run(prompt, capture={"state": ["7", 0]})
+        assert result["success"], str(result["errors"])[:4000]
+        return result["captured"]["state"]
+
+    here = train(checkpointing=True)
+    meter.clear()
+    away = train(offload="layers")
+    assert meter.uploaded > 0
+    assert here.trained.keys() == away.trained.keys() and here.history == away.history
+    assert all(torch.equal(tensor, away.trained[name]) for name, tensor in here.trained.items())

@@ -1,0 +1,201 @@
+"""Frozen layers in host memory: a block's weights come to the device while the block before it computes.
+
+The copies run on a stream of their own. At most two blocks are on the device at once, and nothing is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...ema.host_offload import has_streams
+from .allocations import META
+from .checkpointing import blocks
+from .offload import Place, copies_on, holding, places_elsewhere
+from .pinning import Pins
+
+
+def copies_ahead(device: torch.device) -> bool:
+    """Whether copies to a device run beside its computations. A plan on the meta device is for one where they do."""
+    return has_streams(device) or device == META
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Modules whose weights come together: those of a block, or all that are in no block."""
+
+    modules: Sequence[nn.Module]
+    is_block: bool
+
+
+class Order:
+    """The order in which blocks are used, learned from the last time.
+
+    Which block comes next depends on the last two groups: in the backward pass blocks run again in the opposite order.
+    Passes without gradients have an order of their own.
+    """
+
+    def __init__(self) -> None:
+        self._recent: tuple[Group | None, Group | None] = (None, None)
+        self._next: dict[tuple[Any, bool], Group] = {}
+
+    def expected_after(self, group: Group) -> Group | None:
+        """Note that a group is used now; returns the block that came next the last time."""
+        has_gradients = torch.is_grad_enabled()
+        if group.is_block:
+            self._next[self._recent, has_gradients] = group
+            self._recent = self._recent[1], group
+        else:
+            self._recent = None, group  # a forward pass begins, whatever was before
+        return self._next.get((self._recent, has_gradients))
+
+
+class SideStream:
+    """A stream for copies to `device`, beside the one that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: Any = getattr(torch, device.type)
+        self._side = self._streams.Stream(device)
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """A context whose copies run on the side stream.
+
+        Their memory belongs to that stream, so what is freed is taken again here, maybe before the device has computed
+        with it. That is why the stream waits for the work that is queued now.
+        """
+        self._side.wait_stream(self._streams.current_stream(self._device))
+        with self._streams.stream(self._side):
+            yield
+
+    def copied(self) -> Any:
+        """The end of the copies so far, for `wait`."""
+        event = self._streams.Event()
+        event.record(self._side)
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Make later work on the device wait for copies. Does not block the host."""
+        self._streams.current_stream(self._device).wait_event(event)
+
+    def finish(self) -> None:
+        """Wait until every copy has ended."""
+        self._side.synchronize()
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A group's weights on the device, once the event `copied` has come."""
+
+    group: Group
+    places: Sequence[Place]
+    copies: Sequence[Tensor]
+    copied: Any = None
+
+    def is_for(self, group: Group, places: Sequence[Place]) -> bool:
+        """Whether these are copies of what a group has now."""
+        if group is not self.group or len(places) != len(self.places):
+            return False
+        return all(old.tensor is new.tensor for old, new in zip(self.places, places, strict=True))
+
+
+class LayerRing:
+    """Brings the weights of groups to a device when they compute, and those of the expected next block ahead."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._order = Order()
+        self._ahead: Fetched | None = None
+        self._stream: SideStream | None = None
+        if has_streams(device):
+            self._stream = SideStream(device)
+
+    def call(self, group: Group, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `forward` with the group's weights on the device; the original tensors are back afterwards."""
+        fetched = self._take(group)
+        with holding(fetched.places, fetched.copies):
+            self._look_ahead(fetched)
+            return forward(*args, **kwargs)
+
+    def close(self) -> None:
+        """Forget what came ahead, and wait until every copy has ended."""
+        self._ahead = None
+        if self._stream is not None:
+            self._stream.finish()
+
+    def _take(self, group: Group) -> Fetched:
+        """The group's weights, from what came ahead if that is it."""
+        fetched, self._ahead = self._ahead, None
+        places = places_elsewhere(group.modules, self._device)
+        if fetched is None or not fetched.is_for(group, places):
+            fetched = None  # its memory is free for the copies
+            fetched = self._fetch(group, places)
+        if self._stream is not None:
+            self._stream.wait(fetched.copied)
+        return fetched
+
+    def _look_ahead(self, now: Fetched) -> None:
+        """Begin to fetch the block that is expected after what computes now.
+
+        What is in no block never comes ahead: until the backward pass has ended it is on the device already.
+        """
+        expected = self._order.expected_after(now.group)
+        if expected is None or not copies_ahead(self._device):
+            return
+        if expected is now.group:  # the last block runs again first
+            self._ahead = now
+            return
+        self._ahead = self._fetch(expected, places_elsewhere(expected.modules, self._device))
+
+    def _fetch(self, group: Group, places: Sequence[Place]) -> Fetched:
+        context: AbstractContextManager[None] = nullcontext()
+        if self._stream is not None:
+            context = self._stream.copying()
+        with context:
+            copies = copies_on(self._device, places)
+        if self._stream is None:
+            return Fetched(group, places, copies)
+        return Fetched(group, places, copies, self._stream.copied())
+
+
+@contextmanager
+def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[Pins]:
+    """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
+
+    Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
+    backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
+    The tensors in host memory are not changed. They are pinned inside the block.
+    """
+    pins, ring = Pins(device), LayerRing(device)
+    old_forwards: list[tuple[nn.Module, Any]] = []
+    try:
+        pins.pin([*module.parameters(), *module.buffers()])
+        for owner, group in _groups(module):
+            old_forwards.append((owner, owner.__dict__.get("forward")))
+            owner.forward = partial(ring.call, group, owner.forward)
+        yield pins
+    finally:
+        for owner, old_forward in reversed(old_forwards):
+            if old_forward is None:
+                owner.__dict__.pop("forward", None)
+            else:
+                owner.forward = old_forward
+        ring.close()
+        pins.release()
+
+
+def _groups(module: nn.Module) -> list[tuple[nn.Module, Group]]:
+    """The whole module with what is in no block, and each block, in this order."""
+    inner = blocks(module)
+    in_blocks = {id(part) for block in inner for part in block.modules()}
+    outer = [part for part in module.modules() if id(part) not in in_blocks]
+    groups = [(module, Group(outer, False))]
+    groups.extend((block, Group(list(block.modules()), True)) for block in inner)
+    return groups
