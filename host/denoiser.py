@@ -25,6 +25,13 @@ from .model_sampling import (
 )
 
 
+def _pins_memory() -> bool:
+    """Whether ComfyUI may pin memory: not with --disable-pinned-memory, which older versions do not have."""
+    from comfy.cli_args import args
+
+    return not getattr(args, "disable_pinned_memory", False)
+
+
 class Denoiser:
     """A loaded ModelPatcher as a `training.objective.denoiser.Denoiser`.
 
@@ -40,6 +47,7 @@ class Denoiser:
         if encode is not None:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
+        self.pins_memory = _pins_memory()
         self.patcher, self.model = patcher, patcher.model
         self.training_only: Any = None  # the LoRA that previews switch off
         self.module: torch.nn.Module = patcher.model.diffusion_model

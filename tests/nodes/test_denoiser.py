@@ -153,6 +153,16 @@ def test_captions_of_any_length_share_a_batch(wall):
     assert torch.allclose(together, alone, atol=1e-4)
 
 
+def test_memory_is_pinned_unless_the_host_was_told_not_to(wall, monkeypatch):
+    from comfy.cli_args import args
+
+    model = _model("EPS")
+    for refused in (False, True):
+        monkeypatch.setattr(args, "disable_pinned_memory", refused, raising=False)
+        with wall.denoiser.denoiser(model) as denoiser:
+            assert denoiser.pins_memory != refused
+
+
 def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):
     """A module beside the network embeds its sizes: nothing trains that one."""
     patcher, made = _model("EPS", sdxl=True), []

@@ -48,6 +48,7 @@ class Flow:
 
     prediction = "flow"
     device = torch.device("cpu")
+    pins_memory = True
 
     def __init__(self, module=None):
         generator = torch.Generator().manual_seed(1)

@@ -166,17 +166,18 @@ class LayerRing:
 
 
 @contextmanager
-def layers_on_host(module: nn.Module, device: torch.device) -> Iterator[Pins]:
+def layers_on_host(module: nn.Module, device: torch.device, pins_memory: bool = True) -> Iterator[Pins]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
     backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed. They are pinned inside the block.
+    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block.
     """
     pins, ring = Pins(device), LayerRing(device)
     old_forwards: list[tuple[nn.Module, Any]] = []
     try:
-        pins.pin([*module.parameters(), *module.buffers()])
+        if pins_memory:
+            pins.pin([*module.parameters(), *module.buffers()])
         for owner, group in _groups(module):
             old_forwards.append((owner, owner.__dict__.get("forward")))
             owner.forward = partial(ring.call, group, owner.forward)

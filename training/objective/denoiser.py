@@ -25,6 +25,8 @@ class Denoiser(Protocol):
     """What the network predicts: "eps", "v" or "flow"."""
     device: torch.device
     """Where latents and noise are to be."""
+    pins_memory: bool
+    """Whether host memory may be pinned. Asked for when layers wait there."""
     text_encoder: nn.Module | None
     """The text encoder when it or words are trained; its trained names are `text_encoders.` and paths inside it."""
     text_encoder_device: torch.device

@@ -345,7 +345,7 @@ class Workspace:
             with activations_on_host(module):
                 yield
         elif offload == "layers":
-            with layers_on_host(module, self.denoiser.device) as pins:
+            with layers_on_host(module, self.denoiser.device, self.denoiser.pins_memory) as pins:
                 self.offload_note = pins.note
                 yield
         else:

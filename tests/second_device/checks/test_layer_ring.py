@@ -109,6 +109,18 @@ def test_what_cannot_be_pinned_is_said_and_the_result_is_the_same(model, monkeyp
     assert not memory.registered
 
 
+def test_nothing_is_pinned_where_the_host_says_so(lab):  # noqa: F811
+    dataset, seen, plain = _dataset(lab), [], None
+    for pins_memory in (True, False):
+        denoiser, found = _denoiser(lab, DEVICE), []
+        denoiser.pins_memory = pins_memory
+        watching = Callbacks(on_step=lambda *_, found=found: found.append(len(memory.registered)), note=seen.append)
+        state = train(_state(lab, dataset, offload="layers"), denoiser, dataset, 2, watching)
+        assert bool(found[-1]) == pins_memory and not seen
+        assert plain is None or _same(plain, state)
+        plain = state
+
+
 def test_memory_that_is_pinned_stays_until_its_copies_have_ended(model):
     pins, weight = pinning.Pins(DEVICE), model.first.weight
     pins.pin([weight])
