@@ -483,6 +483,11 @@ def test_kohyas_dataset_config_is_read_in_place_of_a_folder(host, demo, folder):
     assert node.fingerprint_inputs(folder=name) != before
     with pytest.raises(ValueError, match="has regularization images"):
         _call(host, demo, name, regularisation=whole.regularisation)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(CONFIG.replace("resolution = 64\n", "resolution = [64, 128]\n"))
+    wide, _, said = _call(host, demo, name, validation=0.0, resolution=512, regularisation_share=0.5)
+    assert f"{folder}/low (resolution 64 x 128, batch size 2):" in said
+    assert {image.resolution for image in wide.images} == {90, 128}  # the side of a square of 64 x 128 pixels
     with open(path, "a", encoding="utf-8") as file:
         file.write("  color_aug = true\n")
     with pytest.raises(ValueError, match=r"\[\[datasets\]\] 2 subset 2: color_aug is True, expected false"):

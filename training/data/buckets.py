@@ -1,5 +1,5 @@
 """Aspect ratio buckets: an image size for every aspect ratio, none larger than the base resolution's area; how an image
-is scaled and cropped to its bucket.
+is scaled and cropped to its bucket. A resolution is a width and a height, of which buckets take the area.
 
 Buckets between a least and a greatest side, and buckets that never enlarge an image, are kohya's (sd-scripts,
 `make_bucket_resolutions` and `BucketManager`).
@@ -14,8 +14,16 @@ MAX_ASPECT_RATIO = 4
 LONGEST_SIDE = 16_384  # of a bucket
 
 
-def bucket_sizes(resolution: int, step: int, least: int = 0, most: int = 0) -> list[tuple[int, int]]:
-    """(width, height) of every bucket: multiples of `step`, area at most resolution^2, each as large as it can be,
+def name_of(resolution: tuple[int, int]) -> str:
+    """ "512", or "960 x 544" where it is no square."""
+    width, height = resolution
+    if width == height:
+        return str(width)
+    return f"{width} x {height}"
+
+
+def bucket_sizes(resolution: tuple[int, int], step: int, least: int = 0, most: int = 0) -> list[tuple[int, int]]:
+    """(width, height) of every bucket: multiples of `step`, area at most the resolution's, each as large as it can be,
     sides up to 4:1.
 
     The largest square is always among them, so that square images stay whole where `step` does not divide the
@@ -23,14 +31,16 @@ def bucket_sizes(resolution: int, step: int, least: int = 0, most: int = 0) -> l
     """
     if step < 8 or step % 8:
         raise ValueError(f"bucket step is {step}, expected a multiple of 8 pixels.")
-    if resolution < step:
-        raise ValueError(f"resolution is {resolution}, expected at least bucket step ({step}).")
-    area, square = resolution * resolution, resolution // step * step
+    area = resolution[0] * resolution[1]
+    side = math.isqrt(area)
+    if side < step:
+        raise ValueError(f"resolution is {name_of(resolution)}, expected at least bucket step ({step}).")
+    square = side // step * step
     if least or most:
         _check_sides(square, step, least, most)
         return _sizes_between(square, area, step, least or step, most)
     sizes = {(square, square)}
-    for width in range(step, 2 * resolution, step):
+    for width in range(step, 2 * side, step):
         height = area // width // step * step
         if height >= step and max(width, height) <= MAX_ASPECT_RATIO * min(width, height):
             sizes |= {(width, height), (height, width)}
@@ -63,13 +73,15 @@ def _sizes_between(square: int, area: int, step: int, least: int, most: int) -> 
     return sorted(sizes)
 
 
-def shrunk_bucket(size: tuple[int, int], resolution: int, step: int) -> tuple[tuple[int, int], tuple[int, int]]:
+def shrunk_bucket(
+    size: tuple[int, int], resolution: tuple[int, int], step: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """(bucket, scaled size) of an image that is never enlarged: kohya's `bucket_no_upscale`.
 
-    An image of no larger area than resolution^2 keeps its size, a larger one shrinks to it; the bucket is what is left
-    when each side is cut to a multiple of `step`. Raises ValueError where a side is shorter than that.
+    An image of no larger area than the resolution's keeps its size, a larger one shrinks to it; the bucket is what is
+    left when each side is cut to a multiple of `step`. Raises ValueError where a side is shorter than that.
     """
-    area, aspect = resolution * resolution, size[0] / size[1]
+    area, aspect = resolution[0] * resolution[1], size[0] / size[1]
     scaled = size
     if size[0] * size[1] > area:
         scaled = _shrunk(area, aspect, step)

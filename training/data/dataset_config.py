@@ -9,6 +9,7 @@ not do are refused; what only kohya's own caches need is named in the report.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -48,24 +49,20 @@ class _Key:
     tables: tuple[str, ...]
 
 
-def _read_resolution(value: Any) -> int:
-    """A whole number, or twice the same one in a list."""
-    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
-        value = value[0]
-    if isinstance(value, list):
-        raise ValueError("one number, or a list of two equal ones: with buckets only the area counts")
-    return read_whole_number(64, 8192)(value)
-
-
-def _read_area(value: Any) -> int:
-    """A side of a square, or width and height, as pixels."""
+def _read_resolution(value: Any) -> tuple[int, int]:
+    """(width, height): a side of a square, or both in a list."""
     sides = value
     if not isinstance(value, list):
         sides = [value, value]
     if len(sides) != 2:
         raise ValueError("one number, or width and height in a list")
     width, height = (read_whole_number(64, 8192)(side) for side in sides)
-    return width * height
+    return width, height
+
+
+def _read_area(value: Any) -> int:
+    """The same as pixels."""
+    return math.prod(_read_resolution(value))
 
 
 def _read_extension(value: Any) -> str:
@@ -344,6 +341,10 @@ class _Config:
     def _settings(self, values: Mapping[str, Any], subset: ConfigSubset, place: str) -> FolderSettings:
         base = self.base.settings
         settings = {name: values[key] for key, name in _SETTINGS.items() if key in values}
+        if "resolution" in values:
+            settings["resolution"] = math.isqrt(math.prod(values["resolution"]))
+            if len(set(values["resolution"])) == 2:
+                subset = replace(subset, resolution=values["resolution"])
         if "flip_aug" in values:
             settings["flip"] = 0.5 * values["flip_aug"]
         self._keep_what_has_an_effect(settings, place)
@@ -424,7 +425,6 @@ _MUSUBIS_SOURCES = ("image_directory", "video_directory", *PATH_KEYS)
 _EXISTS = {"folder": os.path.isdir, "file": os.path.isfile, "picture or clip": os.path.exists}
 _REMEDY = "copy or link it there, and give its path beside the file or below the input folder"
 _SETTINGS = {
-    "resolution": "resolution",
     "enable_bucket": "buckets",
     "bucket_reso_steps": "bucket_step",
     "min_bucket_reso": "min_side",

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...storage.problem_list import problem_lines
+from .buckets import name_of
 from .combine import repeated_names, unmeasured
 from .control_methods import ControlMethod
 from .dataset import Dataset
@@ -100,7 +101,7 @@ class ReadFolders:
 
 def _how(source: FolderSource) -> str:
     """What a folder of several is for, and its own settings."""
-    words = [f"resolution {source.settings.resolution}"]
+    words = [f"resolution {name_of(source.settings.own_resolution)}"]
     if source.batch_size:
         words.append(f"batch size {source.batch_size}")
     if source.is_regularisation:
@@ -155,7 +156,7 @@ def _count_lines(listing: FolderListing) -> list[str]:
     lines = [f"{_counted(listing, count)}: {train} to train on, {held_out} held out for validation"]
     lines += _part_lines(listing)
     if listing.settings.filters.resolutions:
-        sides = ", ".join(map(str, listing.settings.resolutions))
+        sides = ", ".join(map(name_of, listing.settings.resolutions))
         lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
     if listing.settings.validation and not listing.held_out:
         lines.append(f"{_too_few(count)} cannot be held out too, so there is no validation")

@@ -24,7 +24,8 @@ class ConfigSubset:
     """What only a subset of kohya's `dataset_config.toml` says: the caption of images that have none, the ending of the
     caption files, the path of its metadata JSON, and the folders and size of its control pictures; "" or none where it
     does not.
-    `listed` are the pictures of musubi-tuner's JSONL file `listed_in`.
+    `listed` are the pictures of musubi-tuner's JSONL file `listed_in`; `resolution` is (width, height) where they
+    differ.
 
     Its images lie directly in the folder, but for listed ones, and the names of folders mean nothing.
     """
@@ -36,6 +37,7 @@ class ConfigSubset:
     listed: tuple[ListedPicture, ...] = ()
     listed_in: str = ""
     control_size: ControlSize = NODES_SIZE
+    resolution: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ class FolderSettings:
         methods = control_methods.options()
         if self.control_pictures not in methods:
             errors.append(f"control pictures is {shorten(self.control_pictures)}, expected one of {', '.join(methods)}")
-        for side in self.resolutions:
-            if not self.buckets and side % 8:
-                errors.append(f"resolution is {side}, expected a multiple of 8")
+        for width, height in self.resolutions:
+            if not self.buckets and (width % 8 or height % 8):
+                errors.append(f"resolution is {buckets.name_of((width, height))}, expected a multiple of 8")
         return errors
 
     def _bucket_errors(self) -> list[str]:
@@ -158,19 +160,27 @@ class FolderSettings:
         return sorted({clip_parts.rounded(count, max(1, self.frame_step)) for count in read_frames(self.frames)})
 
     @property
-    def resolutions(self) -> tuple[int, ...]:
-        """Every base resolution that images are trained at."""
-        return tuple(dict.fromkeys((self.resolution, *self.filters.resolutions)))
+    def own_resolution(self) -> tuple[int, int]:
+        """(width, height) of the resolution; `resolution` is a side of the square with its area."""
+        if self.subset is not None and self.subset.resolution is not None:
+            return self.subset.resolution
+        return self.resolution, self.resolution
+
+    @property
+    def resolutions(self) -> tuple[tuple[int, int], ...]:
+        """(width, height) of every base resolution that images are trained at."""
+        squares = ((side, side) for side in self.filters.resolutions)
+        return tuple(dict.fromkeys((self.own_resolution, *squares)))
 
     def bucket_choices(self) -> list[list[tuple[int, int]]]:
-        """(width, height) of the buckets of each resolution; one square without buckets. Raises ValueError where the
+        """(width, height) of the buckets of each resolution; its own size without buckets. Raises ValueError where the
         resolution and bucket_step do not fit.
         """
         choices: list[list[tuple[int, int]]] = []
-        for side in self.resolutions:
-            sizes = buckets.bucket_sizes(side, self.bucket_step, self.min_side, self.max_side)
+        for resolution in self.resolutions:
+            sizes = buckets.bucket_sizes(resolution, self.bucket_step, self.min_side, self.max_side)
             if not self.buckets:
-                sizes = [(side, side)]
+                sizes = [resolution]
             choices.append(sizes)
         return choices
 

@@ -69,7 +69,7 @@ def _settings(listing: FolderListing, clip_skip: int) -> dict[str, Any]:
         for size in choices:
             sides += size
     values = {
-        "ss_resolution": str((settings.resolution, settings.resolution)),
+        "ss_resolution": str(settings.own_resolution),
         "ss_enable_bucket": settings.buckets,
         "ss_bucket_no_upscale": settings.no_upscale,
         "ss_min_bucket_reso": min(sides),

@@ -15,30 +15,33 @@ def test_buckets_are_the_largest_multiples_of_the_step_within_the_area(resolutio
         heights = [height for height in range(step, 4 * resolution + 1, step) if width * height <= resolution**2]
         if heights and max(width, heights[-1]) <= 4 * min(width, heights[-1]):
             expected |= {(width, heights[-1]), (heights[-1], width)}
-    sizes = buckets.bucket_sizes(resolution, step)
+    sizes = buckets.bucket_sizes((resolution, resolution), step)
     assert sizes == sorted(expected) and {type(side) for size in sizes for side in size} == {int}
     assert buckets.nearest_bucket(700, 700, sorted(expected)) == (square, square)
 
 
 def test_sides_are_up_to_four_to_one():
-    assert {(256, 64), (64, 256)} <= set(buckets.bucket_sizes(128, 64))
-    assert (320, 40) not in buckets.bucket_sizes(128, 8) and max(buckets.bucket_sizes(128, 8)) == (256, 64)
+    assert {(256, 64), (64, 256)} <= set(buckets.bucket_sizes((128, 128), 64))
+    assert (320, 40) not in buckets.bucket_sizes((128, 128), 8) and max(buckets.bucket_sizes((128, 128), 8)) == (
+        256,
+        64,
+    )
 
 
 @pytest.mark.parametrize("step", [0, -8, 4, 12])
 def test_a_step_is_a_multiple_of_8(step):
     with pytest.raises(ValueError, match=f"bucket step is {step}, expected a multiple of 8"):
-        buckets.bucket_sizes(512, step)
+        buckets.bucket_sizes((512, 512), step)
 
 
 def test_a_resolution_is_at_least_the_step():
-    assert buckets.bucket_sizes(8, 8) == [(8, 8)]
+    assert buckets.bucket_sizes((8, 8), 8) == [(8, 8)]
     with pytest.raises(ValueError, match=r"resolution is 63, expected at least bucket step \(64\)"):
-        buckets.bucket_sizes(63, 64)
+        buckets.bucket_sizes((63, 63), 64)
 
 
 def test_the_bucket_is_the_nearest_in_log_ratio():
-    choices = buckets.bucket_sizes(512, 64)
+    choices = buckets.bucket_sizes((512, 512), 64)
     for w, h in [(512, 512), (1000, 500), (500, 1000), (3000, 400), (640, 480), (7, 9)]:
         best = min(abs(np.log(a / b) - np.log(w / h)) for a, b in choices)
         a, b = buckets.nearest_bucket(w, h, choices)
@@ -47,7 +50,7 @@ def test_the_bucket_is_the_nearest_in_log_ratio():
 
 
 def test_fine_buckets_are_near_every_shape():
-    choices = buckets.bucket_sizes(333, 8)
+    choices = buckets.bucket_sizes((333, 333), 8)
     for size in ((1600, 1000), (900, 1600), (1234, 567)):
         width, height = buckets.nearest_bucket(*size, choices)
         assert abs(np.log(width / height / (size[0] / size[1]))) < 0.03
@@ -78,7 +81,7 @@ def _kohyas_sizes(resolution, least, most, step):
     """sd-scripts' make_bucket_resolutions, written out: every width between the sides, with the height that the area
     and the sides leave.
     """
-    area = resolution * resolution
+    area = resolution[0] * resolution[1]
     square = int(area**0.5 // step) * step
     sizes = {(square, square)}
     width = least
@@ -96,16 +99,29 @@ def _kohyas_sizes(resolution, least, most, step):
     [(1024, 64, 256, 2048), (512, 64, 256, 1024), (768, 32, 96, 4096), (1024, 64, 1024, 1024), (1000, 64, 128, 960)],
 )
 def test_buckets_between_two_sides_are_kohyas(resolution, step, least, most):
-    found = buckets.bucket_sizes(resolution, step, least, most)
-    assert found == _kohyas_sizes(resolution, least, most, step)
+    found = buckets.bucket_sizes((resolution, resolution), step, least, most)
+    assert found == _kohyas_sizes((resolution, resolution), least, most, step)
     assert all(least <= side <= most for size in found for side in size)
 
 
+@pytest.mark.parametrize(
+    ("resolution", "step"), [((512, 768), 64), ((768, 512), 64), ((960, 544), 16), ((640, 360), 8)]
+)
+def test_of_a_width_and_a_height_the_area_counts(resolution, step):
+    assert buckets.bucket_sizes(resolution, step, 256, 1024) == _kohyas_sizes(resolution, 256, 1024, step)
+    sizes = buckets.bucket_sizes(resolution, step)
+    area = resolution[0] * resolution[1]
+    assert all(width * height <= area < width * (height + step) for width, height in sizes if width > height)
+    assert {resolution, resolution[::-1]} <= set(sizes) and max(width for width, _ in sizes) <= 2 * area**0.5
+    with pytest.raises(ValueError, match=r"resolution is 64 x 128, expected at least bucket step \(128\)"):
+        buckets.bucket_sizes((64, 128), 128)
+
+
 def test_one_side_alone_leaves_the_other_to_the_area():
-    assert buckets.bucket_sizes(1024, 64, 256) == _kohyas_sizes(1024, 256, 4096, 64)
-    assert (4096, 256) in buckets.bucket_sizes(1024, 64, 256)  # 16:1, beyond 4:1
-    assert buckets.bucket_sizes(1024, 64, 0, 2048) == _kohyas_sizes(1024, 64, 2048, 64)
-    assert max(max(size) for size in buckets.bucket_sizes(8192, 8, 16)) == buckets.LONGEST_SIDE
+    assert buckets.bucket_sizes((1024, 1024), 64, 256) == _kohyas_sizes((1024, 1024), 256, 4096, 64)
+    assert (4096, 256) in buckets.bucket_sizes((1024, 1024), 64, 256)  # 16:1, beyond 4:1
+    assert buckets.bucket_sizes((1024, 1024), 64, 0, 2048) == _kohyas_sizes((1024, 1024), 64, 2048, 64)
+    assert max(max(size) for size in buckets.bucket_sizes((8192, 8192), 8, 16)) == buckets.LONGEST_SIDE
 
 
 @pytest.mark.parametrize(
@@ -119,7 +135,7 @@ def test_one_side_alone_leaves_the_other_to_the_area():
 )
 def test_sides_that_fit_no_square_or_no_step_are_refused(least, most, message):
     with pytest.raises(ValueError, match=message):
-        buckets.bucket_sizes(512, 64, least, most)
+        buckets.bucket_sizes((512, 512), 64, least, most)
 
 
 def _kohyas_bucket(width, height, resolution, step):
@@ -129,7 +145,7 @@ def _kohyas_bucket(width, height, resolution, step):
         x = int(x + 0.5)
         return x - x % step
 
-    most, aspect = resolution * resolution, width / height
+    most, aspect = resolution[0] * resolution[1], width / height
     size = (width, height)
     if width * height > most:
         wide = float(np.sqrt(np.float64(most) * aspect))
@@ -145,10 +161,13 @@ def _kohyas_bucket(width, height, resolution, step):
     return (size[0] - size[0] % step, size[1] - size[1] % step), size
 
 
-@pytest.mark.parametrize(("resolution", "step"), [(512, 64), (1024, 64), (768, 32), (1000, 8)])
+@pytest.mark.parametrize(
+    ("resolution", "step"),
+    [((512, 512), 64), ((1024, 1024), 64), ((768, 768), 32), ((1000, 1000), 8), ((960, 544), 16)],
+)
 def test_buckets_without_upscale_are_kohyas(resolution, step):
-    rng = np.random.default_rng(resolution + step)
-    for width, height in rng.integers(step * 2, 3 * resolution, (400, 2)).tolist():
+    rng = np.random.default_rng(resolution[0] + step)
+    for width, height in rng.integers(step * 2, 3 * resolution[0], (400, 2)).tolist():
         bucket, scaled = buckets.shrunk_bucket((width, height), resolution, step)
         assert (bucket, scaled) == _kohyas_bucket(width, height, resolution, step), (width, height)
         framing = buckets.frame((width, height), bucket, (0.5, 0.5), scaled)
@@ -160,4 +179,4 @@ def test_buckets_without_upscale_are_kohyas(resolution, step):
 @pytest.mark.parametrize("size", [(63, 400), (40_000, 63), (100_000, 70)])
 def test_an_image_too_narrow_for_a_bucket_is_refused(size):
     with pytest.raises(ValueError, match=rf"it is {size[0]} x {size[1]} pixels, .* lower bucket step"):
-        buckets.shrunk_bucket(size, 512, 64)
+        buckets.shrunk_bucket(size, (512, 512), 64)

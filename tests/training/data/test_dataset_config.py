@@ -12,6 +12,7 @@ from graft_nodes.training.data.dataset_config import paths_in, read_config
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
+from graft_nodes.training.data.kohya_metadata import folder_metadata
 from PIL import Image
 
 from .making_clips import write_clip
@@ -182,7 +183,15 @@ def test_no_path_leaves_the_input_folder(root, value):
             r"resolution is 10+, expected a whole number from 64 to 8192",
         ),
         (_one(dataset="max_bucket_reso = 99999999"), r"expected a whole number from 1 to 16384"),
-        (_one(dataset="resolution = [512, 768]"), r"resolution is \[512, 768\], expected one number, or a list of two"),
+        (
+            _one(dataset="resolution = [512]"),
+            r"resolution is \[512\], expected one number, or width and height in a list",
+        ),
+        (_one(dataset="resolution = [512, 9999]"), r"resolution is \[512, 9999\], expected a whole number from 64"),
+        (
+            _one(dataset="resolution = [512, 764]\nenable_bucket = false"),
+            "subset 1: resolution is 512 x 764, expected a multiple of 8",
+        ),
         (
             _one(dataset="resolution = 72\nenable_bucket = false\nbucket_reso_steps = 12"),
             "bucket_reso_steps is 12, expec",
@@ -309,6 +318,111 @@ def test_a_dataset_has_one_folder_or_subsets(root):
     file.write_text("[[datasets]]\nimage_directory = 'hoge'\n[[datasets.subsets]]\nimage_dir = 'hoge'\n")
     with pytest.raises(ValueError, match=r"has image_directory and \[\[datasets.subsets\]\]; write one of them"):
         read_config(file, root, FolderSource(root, FolderSettings()))
+
+
+MUSUBIS_GENERAL = """
+[general]
+resolution = [960, 544]
+caption_extension = ".txt"
+batch_size = 1
+enable_bucket = true
+bucket_no_upscale = false
+"""
+MUSUBIS_SAMPLES = {  # of docs/dataset_config.md of musubi-tuner, with paths that lie in the input folder
+    "pictures": """
+[[datasets]]
+image_directory = "sets/hoge"
+cache_directory = "cache_directory"
+num_repeats = 1 # optional, default is 1. Number of times to repeat the dataset.
+""",
+    "listed pictures": """
+[[datasets]]
+image_jsonl_file = "pictures.jsonl"
+cache_directory = "cache_directory" # required for metadata jsonl file
+num_repeats = 1 # optional, default is 1. Same as above.
+""",
+    "clips": """
+[[datasets]]
+video_directory = "clips"
+cache_directory = "cache_directory" # recommended to set cache directory
+target_frames = [1, 25, 45]
+frame_extraction = "head"
+source_fps = 30.0 # optional, source fps for videos in the directory, decimal number
+
+[[datasets]]
+video_directory = "clips"
+cache_directory = "cache_directory2" # recommended to set cache directory
+frame_extraction = "full"
+max_frames = 45
+""",
+    "listed clips": """
+[[datasets]]
+video_jsonl_file = "clips.jsonl"
+target_frames = [1, 25, 45]
+frame_extraction = "head"
+cache_directory = "cache_directory_head"
+source_fps = 30.0 # optional, source fps for videos in the jsonl file
+# same metadata jsonl file can be used for multiple datasets
+[[datasets]]
+video_jsonl_file = "clips.jsonl"
+target_frames = [1]
+frame_stride = 10
+cache_directory = "cache_directory_stride"
+""",
+}
+# Buckets of bucket step 32, of at most 960 x 544 pixels: the nearest of a square, a wide and a tall picture.
+MUSUBIS_BUCKETS = {(64, 64): (704, 704), (96, 54): (960, 544), (54, 96): (544, 960)}
+
+
+@pytest.mark.parametrize("name", MUSUBIS_SAMPLES)
+def test_musubis_own_samples(root, name):
+    for size in MUSUBIS_BUCKETS:
+        Image.new("RGB", size, (size[0], 90, 9)).save(root / "sets" / "hoge" / f"{size[0]}.png")
+    write_clip(root / "clips" / "walk.mkv", 48, (96, 54))
+    _lines(root / "pictures.jsonl", *({"image_path": f"sets/hoge/{w}.png", "caption": "a"} for w, _ in MUSUBIS_BUCKETS))
+    _lines(root / "clips.jsonl", {"video_path": "clips/walk.mkv", "caption": "a"})
+    sources, notes = _clip_sources(root, MUSUBIS_GENERAL + MUSUBIS_SAMPLES[name], frame_step=4)
+    assert {source.settings.own_resolution for source in sources} == {(960, 544)}
+    assert any("cache_directory does nothing" in note for note in notes)
+    listings = [read_folder(source.folder, source.settings) for source in sources]
+    found = {(entry.size, entry.bucket) for listing in listings for entry in listing.entries}
+    if "clips" not in name:
+        assert MUSUBIS_BUCKETS.items() <= found
+        return
+    lengths = [sorted(len(entry.frames) for entry in listing.entries) for listing in listings]
+    assert lengths == [[1, 25, 45], {"clips": [45], "listed clips": [1]}[name]]
+    assert found == {((96, 54), (960, 544))}
+
+
+def test_without_buckets_a_resolution_is_the_size_of_all_images(root):
+    Image.new("RGB", (100, 50)).save(root / "sets" / "hoge" / "wide.png")
+    lines = "resolution = [64, 96]\nenable_bucket = false"
+    (source,), _ = _read(root, _one(dataset=lines))
+    assert source.settings.own_resolution == (64, 96) and source.settings.bucket_choices() == [[(64, 96)]]
+    listing = read_folder(source.folder, source.settings)
+    framings = {entry.size: entry.framings[0] for entry in listing.entries}
+    assert {framing.target for framing in framings.values()} == {(64, 96)}
+    assert framings[(100, 50)].scaled == (192, 96) and framings[(100, 50)].left == 64
+    assert framings[(64, 64)].scaled == (96, 96) and framings[(64, 64)].left == 16
+    assert folder_metadata(listing)["settings"]["ss_resolution"] == "(64, 96)"
+
+
+def test_no_upscale_shrinks_to_the_area_of_the_resolution(root):
+    for number, size in enumerate(((400, 300), (96, 64))):
+        Image.new("RGB", size, (number, 0, 0)).save(root / "sets" / "hoge" / f"x{number}.png")
+    lines = "resolution = [192, 128]\nbucket_no_upscale = true\nbucket_reso_steps = 8\n"
+    (source,), _ = _read(root, _one(dataset=lines), filters=Filters(resolutions=(64,)))
+    assert source.settings.resolutions == ((192, 128), (64, 64))
+    listing = read_folder(source.folder, source.settings)
+    found = {(entry.size, entry.bucket) for entry in listing.entries}
+    # 192 x 128 pixels in the shape of 4:3 are 181 x 136; of 64 x 64 pixels 64 x 48 keeps 4:3 best, and 72 x 48 3:2
+    assert found == {
+        ((400, 300), (176, 136)),
+        ((400, 300), (64, 48)),
+        ((96, 64), (96, 64)),
+        ((96, 64), (72, 48)),
+        ((64, 64), (64, 64)),
+    }
 
 
 MUSUBI = """

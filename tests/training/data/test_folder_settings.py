@@ -25,7 +25,7 @@ def test_bounds(name, label, within, beyond):
 
 def test_resolutions_fit_the_buckets():
     filters = Filters(resolutions=(64, 96, 64))
-    assert FolderSettings(resolution=96, filters=filters).resolutions == (96, 64)
+    assert FolderSettings(resolution=96, filters=filters).resolutions == ((96, 96), (64, 64))
     assert FolderSettings(resolution=72, buckets=False, bucket_step=8).bucket_choices() == [[(72, 72)]]
     assert len(FolderSettings(resolution=256, filters=filters, bucket_step=32).bucket_choices()) == 3
     with pytest.raises(ValueError, match="resolution is 68, expected a multiple of 8"):
