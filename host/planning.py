@@ -60,7 +60,8 @@ def report(state: Any, memory: int) -> str:
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
         return plan(subject.model, changed, subject.dataset, on_a_card)
 
-    text = memory_savings.report(state, planned, memory)
+    savings = memory_savings.savings_of(subject.model.model.diffusion_model)
+    text = memory_savings.report(state, planned, memory, savings)
     if on_a_card:
         text += "\nplanned for a graphics card with bf16, as this machine has none"
     return text

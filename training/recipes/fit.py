@@ -18,6 +18,7 @@ ORDER = (  # of the savings, those that cost least first; here and in `run.memor
     "store average on",
     "offload to CPU memory: optimizer",
     "optimizer",
+    "base weights",
     "offload to CPU memory: layers",
     "training precision",
     "rank (dim)",

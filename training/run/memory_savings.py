@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import nn
+
+from ..memory import int8_base
 from ..recipes.fit import GB, ORDER, USABLE, WORTH
 from ..state import TrainState
+from ..trainable.settings import INT8
 from .memory_plan import MemoryPlan
 
 Planner = Callable[[TrainState], MemoryPlan]
@@ -16,11 +20,15 @@ _OTHER_RESULT, _SAME_RESULT = "another result", "the same result"
 
 @dataclass(frozen=True)
 class Saving:
-    """A change of settings, what it costs, and how it is made; None if the state has it already or cannot."""
+    """A change of settings, what it costs, and how it is made: None if the state has it already or cannot.
+
+    `replaces` names the saving that it takes the place of, as both are values of one setting.
+    """
 
     words: str
     cost: str
     apply: Callable[[TrainState], TrainState | None]
+    replaces: str = ""
 
 
 def _optimizer(state: TrainState, **changes: Any) -> TrainState | None:
@@ -64,8 +72,16 @@ def _adafactor(state: TrainState) -> TrainState | None:
     return _optimizer(state, optimizer="adafactor", options="scale_parameter = false")
 
 
+def _int8_base(state: TrainState) -> TrainState | None:
+    adapter, optimizer = state.start.adapter, state.settings.optimizer
+    if adapter.int8_base or adapter.full_weights or optimizer.offload == "layers" or optimizer.compile != "off":
+        return None
+    return replace(state, start=replace(state.start, adapter=replace(adapter, base_weights=INT8)))
+
+
 def _layers_on_host(state: TrainState) -> TrainState | None:
-    if state.settings.optimizer.offload == "layers" or state.start.adapter.full_weights:
+    adapter = state.start.adapter
+    if state.settings.optimizer.offload == "layers" or adapter.full_weights or adapter.int8_base:
         return None
     return _optimizer(state, offload="layers")
 
@@ -88,36 +104,101 @@ _BY_NAME = {
         "offload to CPU memory optimizer", f"slower steps of the optimizer; {_SAME_RESULT}", _optimizer_on_host
     ),
     "optimizer": Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
+    "base weights": Saving("base weights int8", f"{_OTHER_RESULT}, hardly", _int8_base),
     "offload to CPU memory: layers": Saving(
-        "offload to CPU memory layers", f"slower, as weights come over twice; {_SAME_RESULT}", _layers_on_host
+        "offload to CPU memory layers",
+        f"slower, as weights come over twice; {_SAME_RESULT}",
+        _layers_on_host,
+        replaces="offload to CPU memory: optimizer",
     ),
     "training precision": Saving(
         "training precision full-bf16", f"{_OTHER_RESULT}, as trained weights are bf16", _bf16
     ),
 }
 SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
+_INT8 = _BY_NAME["base weights"]
 
 
-def fitting(state: TrainState, plan: Planner, memory: int) -> Iterator[tuple[Saving, MemoryPlan]]:
-    """The savings until a step fits into `memory` bytes, one after the other, each with the plan that it leads to.
+def savings_of(module: nn.Module) -> list[Saving]:
+    """The savings that a model can have."""
+    if int8_base.chosen_layers(module):
+        return SAVINGS
+    return [saving for saving in SAVINGS if saving is not _INT8]
 
-    What saves less than a hundredth is left out.
+
+@dataclass(frozen=True)
+class Step:
+    """A saving that was taken, and the plan with it and those before it."""
+
+    saving: Saving
+    plan: MemoryPlan
+
+
+def fitting(
+    state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS
+) -> tuple[list[Step], TrainState]:
+    """The savings until a step fits into `memory` bytes, one after the other, and the state with all of them.
+
+    What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
     """
+    steps, saved = _each_setting_once(state, plan, memory, savings)
+    if _peak(steps) > USABLE * memory and any(step.saving is _INT8 for step in steps):
+        # int8 keeps all layers on the device; without it they can lie in host memory
+        without_int8 = [saving for saving in savings if saving is not _INT8]
+        others, other = _each_setting_once(state, plan, memory, without_int8)
+        if _peak(others) < _peak(steps):
+            return others, other
+    return steps, saved
+
+
+def _each_setting_once(
+    state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]
+) -> tuple[list[Step], TrainState]:
+    """What `_taken` gives without savings that a later one takes the place of."""
+    steps, saved = _taken(state, plan, memory, savings)
+    replaced = [_BY_NAME[step.saving.replaces] for step in steps if step.saving.replaces]
+    if any(step.saving in replaced for step in steps):
+        return _taken(state, plan, memory, [saving for saving in savings if saving not in replaced])
+    return steps, saved
+
+
+def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> tuple[list[Step], TrainState]:
+    """Every saving that saves something, until a step fits; the state with them."""
+    steps: list[Step] = []
     now = plan(state).peak
-    for saving in SAVINGS:
+    for saving in savings:
         if now <= USABLE * memory:
-            return
+            break
         changed = saving.apply(state)
         if changed is None:
             continue
         planned = plan(changed)
         if now - planned.peak >= WORTH * now:
             state, now = changed, planned.peak
-            yield saving, planned
+            steps.append(Step(saving, planned))
+    return steps, state
 
 
-def report(state: TrainState, plan: Planner, memory: int = 0) -> str:
-    """The text: the peak by part and, with `memory` in bytes, whether it fits and what to change."""
+def _remembered(plan: Planner) -> Planner:
+    """The planner, which plans no state twice; states differ in what savings change."""
+    plans: dict[Any, MemoryPlan] = {}
+
+    def remembered(state: TrainState) -> MemoryPlan:
+        changed = (state.settings.optimizer, state.start.ema, state.start.adapter.base_weights)
+        if changed not in plans:
+            plans[changed] = plan(state)
+        return plans[changed]
+
+    return remembered
+
+
+def _peak(steps: Sequence[Step]) -> float:
+    return steps[-1].plan.peak if steps else float("inf")
+
+
+def report(state: TrainState, plan: Planner, memory: int = 0, savings: Sequence[Saving] = SAVINGS) -> str:
+    """The text: the peak by part and, with `memory` in bytes, whether it fits and which of the savings to choose."""
+    plan = _remembered(plan)
     first = plan(state)
     parts = ", ".join(f"{part} {_size(size)}" for part, size in first.parts.items())
     lines = [f"run {state.run}: a step is planned to take {_size(first.peak)} ({parts})"]
@@ -127,9 +208,9 @@ def report(state: TrainState, plan: Planner, memory: int = 0) -> str:
         return "\n".join([*lines, f"it fits into {_size(memory)}, of which {USABLE:.0%} may be used"])
     lines.append(f"it does not fit into {_size(memory)}, of which {USABLE:.0%} may be used; what saves memory:")
     now = first.peak
-    for saving, planned in fitting(state, plan, memory):
-        now = planned.peak
-        lines.append(f"- {saving.words}: {_size(now)}; {saving.cost}")
+    for step in fitting(state, plan, memory, savings)[0]:
+        now = step.plan.peak
+        lines.append(f"- {step.saving.words}: {_size(now)}; {step.saving.cost}")
     if now <= USABLE * memory:
         lines.append("with these it fits")
     else:

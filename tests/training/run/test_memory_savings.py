@@ -4,14 +4,19 @@ from dataclasses import replace
 
 from graft_nodes.training.recipes.fit import GB, ORDER
 from graft_nodes.training.run.memory_plan import PARTS, MemoryPlan
-from graft_nodes.training.run.memory_savings import SAVINGS, fitting, report
+from graft_nodes.training.run.memory_savings import SAVINGS, fitting, report, savings_of
 from graft_nodes.training.trainable.settings import AdapterSettings
+from torch import nn
 
 
 def _plan(state):
     """A made-up model: 10 GB of weights, 8 of activations an image, 4 of optimizer, 2 of average."""
     optimizer, ema = state.settings.optimizer, state.start.ema
-    weights = 1 if optimizer.offload == "layers" else 10
+    weights = 10
+    if state.start.adapter.int8_base:
+        weights = 9.95  # of a model with few linear layers
+    if optimizer.offload == "layers":
+        weights = 1
     activations = 8 * optimizer.batch_size * (0.25 if optimizer.checkpointing else 1)
     moments = 0 if optimizer.offload == "optimizer" or optimizer.optimizer == "adafactor" else 4
     average = 2 if ema is not None and ema.device == "same" else 0
@@ -25,7 +30,8 @@ def _state(lab, **optimizer):
 
 
 def _words(state, memory):
-    return [(saving.words.split(",")[0], planned.peak / GB) for saving, planned in fitting(state, _plan, memory * GB)]
+    steps, _ = fitting(state, _plan, memory * GB)
+    return [(step.saving.words.split(",")[0], step.plan.peak / GB) for step in steps]
 
 
 def test_the_cheapest_come_first_and_no_more_than_needed(lab):
@@ -45,6 +51,67 @@ def test_the_order_is_that_of_training_recipe():
 def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
     state = _state(lab, checkpointing=True, batch_size=1, offload="optimizer")
     assert [words for words, _ in _words(state, 4)] == ["store average on host", "offload to CPU memory layers"]
+
+
+def test_offload_is_proposed_once_as_it_is_one_setting(lab):
+    state = _state(lab)
+    assert "offload to CPU memory optimizer" in [words for words, _ in _words(state, 14)]
+    steps, saved = fitting(state, _plan, 4 * GB)
+    assert [step.saving.words.split(",")[0] for step in steps] == [
+        "gradient checkpointing on",
+        "batch size 1",
+        "store average on host",
+        "optimizer adafactor with scale_parameter = false",
+        "offload to CPU memory layers",
+    ]
+    assert saved.settings.optimizer.offload == "layers"
+    assert steps[-1].plan == _plan(saved)
+
+
+def _linear_plan(state):
+    """The made-up model when int8 halves its weights."""
+    plan = _plan(state)
+    if state.start.adapter.int8_base:
+        plan.parts["weights"] = int(5 * GB)
+    return plan
+
+
+def test_int8_comes_before_layers_where_it_is_enough(lab):
+    steps, saved = fitting(_state(lab), _linear_plan, 9 * GB)
+    assert steps[-1].saving.words == "base weights int8" and saved.start.adapter.int8_base
+    assert steps[-1].plan.peak <= 0.9 * 9 * GB
+
+
+def test_layers_take_the_place_of_int8_where_that_is_not_enough(lab):
+    steps, saved = fitting(_state(lab), _linear_plan, 4 * GB)
+    assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.int8_base
+    assert steps[-1].plan == _linear_plan(saved)
+
+
+def test_nothing_is_proposed_that_the_settings_exclude(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    int8 = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2, base_weights="int8"))
+    assert "layers" not in report(int8, _plan, GB)
+    assert "int8" not in report(_state(lab, compile="blocks"), _linear_plan, GB)
+    assert "int8" not in report(_state(lab, offload="layers"), _linear_plan, GB)
+
+
+def test_a_model_without_linear_layers_is_proposed_no_int8(lab):
+    convolutions = nn.Sequential(nn.Conv2d(4, 4, 3))
+    assert [saving.words for saving in SAVINGS if saving not in savings_of(convolutions)] == ["base weights int8"]
+    assert savings_of(nn.Linear(64, 64)) == SAVINGS
+    assert "int8" not in report(_state(lab), _linear_plan, 9 * GB, savings_of(convolutions))
+
+
+def test_no_state_is_planned_twice(lab):
+    planned = []
+
+    def plan(state):
+        planned.append((state.settings.optimizer, state.start.ema, state.start.adapter.base_weights))
+        return _linear_plan(state)
+
+    report(_state(lab), plan, 4 * GB)
+    assert len(planned) == len(set(planned))
 
 
 def test_weights_in_bf16_are_proposed_once_and_leave_all_else(lab):
