@@ -724,7 +724,7 @@ class GraftObjective(io.ComfyNode):
                     default="none",
                     tooltip=(
                         "How much each noise level counts. Try min-snr for faster, steadier training of SD1.x"
-                        " and SDXL. Not for flow models."
+                        " and SDXL. Not for flow models, which ai-toolkit weighted is for."
                     ),
                 ),
                 advanced(
@@ -797,8 +797,8 @@ class GraftObjective(io.ComfyNode):
                     tooltip=(
                         "Which noise levels are trained more often. uniform: all alike. logit-normal, mode: the middle"
                         " ones. shifted: see timestep shift. All on top of a flow model's own shift, which already"
-                        " favors noise: half of uniform is above 0.75 on SD 3. sigmoid, shift, flux_shift: kohya's"
-                        " and AI-Toolkit's, without it."
+                        " favors noise: half of uniform is above 0.75 on SD 3. sigmoid, shift, flux_shift: kohya's,"
+                        " without it; AI-Toolkit's shifts have its name."
                     ),
                 ),
                 io.Float.Input(
@@ -809,8 +809,8 @@ class GraftObjective(io.ComfyNode):
                     max=100.0,
                     step=0.1,
                     tooltip=(
-                        "For timestep sampling shifted and shift (kohya's discrete_flow_shift). Above 1 trains high"
-                        " noise (layout) more, below 1 low noise (detail)."
+                        "For timestep sampling shifted, shift (kohya's discrete_flow_shift) and ai-toolkit shift. Above"
+                        " 1 trains high noise (layout) more, below 1 low noise (detail)."
                     ),
                 ),
                 io.Float.Input(

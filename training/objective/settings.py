@@ -168,6 +168,11 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
             f"Objective Settings: loss weighting {settings.weighting} needs a signal-to-noise ratio, which flow models"
             " lack; set it to none."
         )
+    if prediction != "flow" and WEIGHTINGS.get(settings.weighting).only_flow:
+        raise ValueError(
+            f"Objective Settings: loss weighting {settings.weighting} is for flow models, and this model predicts"
+            f" {prediction}: use min-snr or debiased."
+        )
     if prediction != "flow" and TIMESTEPS.get(settings.timesteps).gives_levels:
         raise ValueError(
             f"Objective Settings: timestep sampling {settings.timesteps} draws the noise levels of flow models, and"

@@ -1,7 +1,7 @@
 """The distributions that timesteps are drawn from, by name. To add one, list its record here.
 
-Sources: logit-normal and mode of Stable Diffusion 3 (2403.03206); sigmoid, shift and flux_shift as kohya's scripts and
-AI-Toolkit have them.
+Sources: logit-normal and mode of Stable Diffusion 3 (2403.03206); sigmoid, shift and flux_shift of kohya's scripts.
+What AI-Toolkit calls shift and flux_shift is another distribution, and has its name in front.
 """
 
 from __future__ import annotations
@@ -103,10 +103,17 @@ def _shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tens
     return shifted(_sigmoid(count, generator, request), request.settings.shift)
 
 
-def _flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+def _shift_of_flux(tokens: int) -> float:
     """Flux's own: the logarithm of the shift rises linearly from 0.5 at 256 tokens to 1.15 at 4096."""
-    mu = 0.5 + (1.15 - 0.5) * (request.tokens - 256) / (4096 - 256)
-    return shifted(_sigmoid(count, generator, request), math.exp(mu))
+    return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))
+
+
+def _flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return shifted(_sigmoid(count, generator, request), _shift_of_flux(request.tokens))
+
+
+def _even_flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return shifted(torch.rand(count, generator=generator), _shift_of_flux(request.tokens))
 
 
 TIMESTEPS: Registry[TimestepSampling] = Registry(
@@ -119,6 +126,8 @@ TIMESTEPS: Registry[TimestepSampling] = Registry(
         TimestepSampling(name="sigmoid", draw=_sigmoid, gives_levels=True),
         TimestepSampling(name="shift", draw=_shift, gives_levels=True),
         TimestepSampling(name="flux_shift", draw=_flux_shift, gives_levels=True),
+        TimestepSampling(name="ai-toolkit shift", draw=_shifted, gives_levels=True),
+        TimestepSampling(name="ai-toolkit flux_shift", draw=_even_flux_shift, gives_levels=True),
     ),
 )
 

@@ -44,8 +44,10 @@ def levels_of_one_model(name, shift, model_shift, generator):
         "sigmoid": normal.sigmoid(),
         "shift": shifted(normal.sigmoid(), 3.0),
         "flux_shift": shifted(normal.sigmoid(), float(torch.tensor(flux).exp())),
+        "ai-toolkit shift": shifted(uniform, 3.0),
+        "ai-toolkit flux_shift": shifted(uniform, float(torch.tensor(flux).exp())),
     }[name]
-    if name in ("sigmoid", "shift", "flux_shift") or not model_shift:
+    if name.endswith("shift") or name == "sigmoid" or not model_shift:
         return drawn
     return shifted(drawn, shift)
 

@@ -93,6 +93,44 @@ def test_debiased_is_kohyas(prediction):
     assert torch.allclose(step_weights(ObjectiveSettings(weighting="debiased"), prediction, sigma), expected)
 
 
+# Some of the thousand weights that AI-Toolkit measured, by their place: 0 is timestep 1000, pure noise, 999 is 1.
+AI_TOOLKITS = {
+    3: 0.939913,
+    35: 1.297278,
+    110: 1.511606,
+    160: 1.497992,
+    260: 1.337487,
+    360: 1.153855,
+    410: 1.065447,
+    510: 0.911384,
+    610: 0.795454,
+    660: 0.754654,
+    760: 0.714136,
+    860: 0.73143,
+    910: 0.700794,
+    970: 0.509819,
+}
+
+
+def test_weighted_is_ai_toolkits():
+    settings = ObjectiveSettings(weighting="ai-toolkit weighted")
+    sigma = torch.tensor([(1000 - place) / 1000 for place in AI_TOOLKITS], dtype=torch.float64)
+    expected = torch.tensor(list(AI_TOOLKITS.values()), dtype=torch.float64)
+    assert torch.allclose(step_weights(settings, "flow", sigma), expected, rtol=0.0055, atol=0)
+    all_levels = torch.linspace(0.001, 1.0, 1000, dtype=torch.float64)
+    assert float(step_weights(settings, "flow", all_levels).mean()) == pytest.approx(1.0, abs=1e-3)
+    ends = step_weights(settings, "flow", torch.tensor([0.0, 1.0]))
+    assert torch.allclose(ends, torch.tensor([0.44726, 0.905707]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("prediction", ["eps", "v"])
+def test_weighted_is_for_flow_models(prediction):
+    settings = ObjectiveSettings(weighting="ai-toolkit weighted")
+    check_for(settings, "flow")
+    with pytest.raises(ValueError, match="loss weighting ai-toolkit weighted is for flow models, and this model"):
+        check_for(settings, prediction)
+
+
 def test_timesteps_have_their_distributions():
     def draw(**settings):
         return draw_timesteps(ObjectiveSettings(**settings), 20000, generator(0, 0, "test"))

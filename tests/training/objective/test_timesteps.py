@@ -1,11 +1,12 @@
-"""Timestep samplings against kohya's scripts, written out, on the same draws; noise levels with and without the model's
-own shift.
+"""Timestep samplings against kohya's scripts and AI-Toolkit, written out, on the same draws; noise levels with and
+without the model's own shift.
 """
 
 import math
 
 import pytest
 import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
 from graft_nodes.training.objective.timesteps import describe_levels, draw_timesteps, tokens_of
 from graft_nodes.training.run.loop import train
@@ -57,6 +58,62 @@ KOHYAS = {
 def test_what_is_drawn_is_kohyas_on_the_same_numbers(name):
     settings, expected = KOHYAS[name]
     assert torch.allclose(_drawn(timesteps=name, **settings), expected().clamp(0, 1), atol=2e-6)
+
+
+def _ai_toolkits_table(shift=None):
+    """The thousand timesteps that CustomFlowMatchEulerDiscreteScheduler.set_train_timesteps draws from, as sigmas: even
+    ones, moved by a shift that its configuration has or by the size of the image (TOKENS).
+    """
+    sigma_min = 0.001
+    if shift is not None:  # without dynamic shifting diffusers' own constructor has moved the last one already
+        sigma_min = shift * sigma_min / (1 + (shift - 1) * sigma_min)
+    even = torch.linspace(1.0, sigma_min, 1000, dtype=torch.float64)
+    if shift is not None:
+        return even, shift * even / (1 + (shift - 1) * even)
+    slope = (1.15 - 0.5) / (4096 - 256)
+    return even, _time_shift(TOKENS * slope + 0.5 - slope * 256, even)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("uniform", {"model_shift": False}),  # linear
+        ("ai-toolkit shift", {"shift": 3.0}),
+        ("ai-toolkit shift", {"shift": 6.0}),  # lumina2_shift
+        ("ai-toolkit flux_shift", {}),
+    ],
+    ids=["linear", "shift", "lumina2_shift", "flux_shift"],
+)
+def test_what_is_drawn_lies_where_ai_toolkits_timesteps_do_on_the_same_numbers(name, settings):
+    """AI-Toolkit takes one of a thousand: the neighbours of each number in its table bound what is drawn here."""
+    found, u = _drawn(timesteps=name, **settings), _uniform()
+    even, table = (
+        _ai_toolkits_table() if name.endswith("flux_shift") else _ai_toolkits_table(settings.get("shift", 1.0))
+    )
+    above = 1000 - torch.searchsorted(even.flip(0), u)  # the first one that is below
+    at_end = above == 1000
+    assert at_end.sum() < 40 and (found[at_end] <= table[-1] + 1e-6).all()
+    after = above[~at_end]
+    assert (found[~at_end] >= table[after] - 1e-6).all() and (found[~at_end] <= table[after - 1] + 1e-6).all()
+    assert float((table[after - 1] - table[after]).max()) < 0.006
+
+
+@pytest.mark.parametrize("shift", [None, 3.0, 6.0])
+def test_the_table_is_the_one_of_diffusers_from_which_ai_toolkit_takes_it(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift or 1.0, use_dynamic_shifting=shift is None)
+    mu = 0.5 + (scheduler.config.max_shift - 0.5) * (TOKENS - 256) / (4096 - 256)
+    scheduler.set_timesteps(1000, mu=mu if shift is None else None)
+    _, table = _ai_toolkits_table(shift)
+    assert torch.allclose(scheduler.sigmas[:-1].double(), table, atol=2e-7)
+
+
+def test_ai_toolkits_sigmoid_is_kohyas_on_the_other_sign():
+    assert torch.allclose(_drawn(timesteps="sigmoid"), 1 - torch.sigmoid(-_normal()), atol=2e-6)
+
+
+def test_kohyas_and_ai_toolkits_flux_shift_differ():
+    kohyas, ai_toolkits = (_drawn(timesteps=name) for name in ("flux_shift", "ai-toolkit flux_shift"))
+    assert kohyas.std() < 0.8 * ai_toolkits.std() and (ai_toolkits < 0.1).sum() > 5 * (kohyas < 0.1).sum()
 
 
 def test_logit_normal_without_settings_is_what_stored_runs_drew():
@@ -119,7 +176,7 @@ def test_the_report_says_which_noise_levels_a_flow_model_is_trained_at():
 
 
 @pytest.mark.parametrize("prediction", ["eps", "v"])
-@pytest.mark.parametrize("name", ["sigmoid", "shift", "flux_shift"])
+@pytest.mark.parametrize("name", ["sigmoid", "shift", "flux_shift", "ai-toolkit shift", "ai-toolkit flux_shift"])
 def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
     check_for(ObjectiveSettings(timesteps=name), "flow")
     with pytest.raises(ValueError, match=f"timestep sampling {name} draws the noise levels of flow models"):

@@ -516,9 +516,13 @@ def test_the_boundary_is_the_models_own_and_other_models_have_none(host):
             experts.with_own_boundary(objective, build(name).model.diffusion_model)
 
 
+SAMPLINGS = ["uniform", "logit-normal", "shifted", "mode", "sigmoid", "shift", "flux_shift"]
+SAMPLINGS += ["ai-toolkit shift", "ai-toolkit flux_shift"]
+
+
 @pytest.mark.parametrize("shift", [5.0, 8.0])
 @pytest.mark.parametrize("expert", ["high noise", "low noise"])
-@pytest.mark.parametrize("timesteps", ["uniform", "logit-normal", "shifted", "mode", "sigmoid", "shift", "flux_shift"])
+@pytest.mark.parametrize("timesteps", SAMPLINGS)
 def test_ten_thousand_draws_are_all_on_the_experts_side_of_comfyuis_own_sigmas(host, timesteps, expert, shift):
     """In float64, with the model sampling that ModelSamplingSD3 puts on."""
     model = host.call("ModelSamplingSD3", model=build("wan"), shift=shift)[0]
