@@ -36,11 +36,11 @@ def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
         work = Workspace(state, denoiser, pictures)
         try:
             with work.installed():
-                loss = validate(work)
+                held = validate(work)
         finally:
             work.close()
-    assert loss is not None
-    return loss
+    assert held is not None
+    return held.loss
 
 
 def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unseen: Any) -> dict[str, float]:

@@ -99,6 +99,8 @@ def _reads_body(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]
     async def handle(request: Any) -> Any:
         body = b""
         if not _from_another_site(request.headers):
+            if request.headers.get("Content-Encoding", "identity") != "identity":  # its size shows when it is unpacked
+                return await _handler(lambda _: (415, {"error": "send the body as it is, not compressed"}))(request)
             if request.content_length is None or request.content_length > MOST_BYTES:
                 return await _handler(lambda _: (413, {"error": f"expected at most {MOST_BYTES:,} bytes"}))(request)
             body = await request.read()

@@ -9,7 +9,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
-from ..storage.digest import sha256
+from ..storage.digest import sha256, sha256_of_file
 from ..storage.file_list import files_below
 from .refusals import refusal
 from .schema import Dataset, advanced, aliases
@@ -424,7 +424,7 @@ class GraftDataset(io.ComfyNode):
             return digest.hexdigest()
         for root in roots:
             if root.is_file():
-                digest.update(sha256(root.read_bytes()).digest())
+                digest.update(sha256_of_file(root).encode())
             for path, stat in files_below(root):
                 digest.update(repr((path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)).encode())
         return digest.hexdigest()
@@ -549,7 +549,7 @@ def _folders_of(folder: str, digest: Any) -> list[Path]:
     from ..training.data.dataset_config import paths_in
 
     file = Path(host.folders.input_file(folder))
-    digest.update(file.read_bytes())
+    digest.update(sha256_of_file(file).encode())
     return paths_in(file, Path(host.folders.input_root()))
 
 

@@ -1,5 +1,5 @@
 """Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded
-host. With GRAFT_TEST_DEVICE=second models compute on the second device (tests/second_device).
+host. With GRAFT_TEST_DEVICE=second models compute on the second device (tests/second_device), with =cuda on CUDA.
 """
 
 import importlib.util
@@ -17,7 +17,8 @@ if "GRAFT_TEST_COMFYUI" in os.environ:
     sys.path.insert(0, os.path.join(HERE, "with_comfyui"))
     import open_comfyui
 
-    open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"])
+    on_cuda = os.environ.get("GRAFT_TEST_DEVICE") == "cuda"
+    open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"], cpu=not on_cuda)
 else:
     from graft_nodes import comfyui_api_stubs
 

@@ -3,6 +3,7 @@ CLIP, damage said.
 """
 
 import os
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -545,3 +546,20 @@ def test_a_changed_control_picture_runs_the_node_again(host, pairs):
     assert node.fingerprint_inputs(folder=pairs) == before
     _picture(host, pairs, "0.control.png", size=(128, 128), seed=99)
     assert node.fingerprint_inputs(folder=pairs) != before
+
+
+def test_a_huge_dataset_config_is_not_read_whole_to_see_whether_it_changed(host, folder):
+    path = os.path.join(host.input, folder, "dataset_config.toml")
+    with open(path, "wb") as file:
+        file.truncate(200 << 20)
+    node = host.node("GraftDataset")
+    tracemalloc.start()
+    try:
+        before = node.fingerprint_inputs(folder=f"{folder}/dataset_config.toml")
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 40 << 20
+    with open(path, "ab") as file:
+        file.write(b"#")
+    assert node.fingerprint_inputs(folder=f"{folder}/dataset_config.toml") != before

@@ -1,5 +1,7 @@
 """The embedded host's server against the real one: the same requests, and answers of the same shape."""
 
+import gzip
+import json
 import os
 import sys
 import uuid
@@ -236,6 +238,17 @@ def test_graft_routes_are_on_both(real, ours):
             assert server.ask(f"{prefix}/graft/lora_info").status == 400
             assert server.ask(f"{prefix}/graft/stop?run=none", "POST").status == 409
             assert server.ask(f"{prefix}/graft/stop", "POST").status == 400
+
+
+def test_no_route_of_graft_takes_what_another_site_sends_or_what_is_compressed(real, ours):
+    body = gzip.compress(json.dumps({"folder": "none"}).encode())
+    for server in (real, ours):
+        for prefix in ("", "/api"):
+            for headers in ({"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+                assert server.ask(f"{prefix}/graft/stop?run=none", "POST", headers=headers).status == 403
+            answer = server.ask(f"{prefix}/graft/dataset/glance", "POST", body, {"Content-Encoding": "gzip"})
+            assert answer.status == 415
+            assert server.ask(f"{prefix}/graft/dataset/glance", "POST", {"folder": "none"}).status != 415
 
 
 def test_a_marked_pair_of_previews_is_told_on_both(real, ours):
