@@ -14,6 +14,7 @@ from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
+from .device_memory import unload_others
 from .encoding import LiveEncoder
 from .model_sampling import (
     as_comfyui_counts,
@@ -212,7 +213,8 @@ def denoiser(
     clip_skip: int = 0,
     weighted_captions: bool = False,
 ) -> Iterator[Denoiser]:
-    """Loads a MODEL and yields its Denoiser. At the end ComfyUI is told that training is over.
+    """Loads a MODEL, as the only one on its device, and yields its Denoiser. At the end ComfyUI is told that training
+    is over.
 
     `terminal` rescales the noise levels of a v model to zero terminal SNR. With `layers` the weights stay in host
     memory, for `training.memory.offload.layers_on_host` to bring over. With a `clip` its text encoder is loaded too, to
@@ -225,7 +227,11 @@ def denoiser(
     patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
     if clip is not None:
         clip = without_paging(clip, clip.patcher)
-    management.load_models_gpu([patcher, *([] if clip is None else [clip.patcher])], force_full_load=not layers)
+    patchers = [patcher]
+    if clip is not None:
+        patchers.append(clip.patcher)
+    unload_others(patchers)
+    management.load_models_gpu(patchers, force_full_load=not layers)
     if layers:
         to_host_memory(patcher)
     patcher.pre_run()

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import comfy.model_management
 import torch
 
 from ..training.recipes.facts import Device
+
+EVERYTHING = 1e30  # bytes: more than any device has
+
+
+def unload_others(patchers: Sequence[Any]) -> None:
+    """Take every other model off the devices of these, such as the text encoder and VAE that Dataset has used: ComfyUI
+    counts what a model's inference needs when it makes room, and training needs more.
+    """
+    management = comfy.model_management
+    networks = {id(patcher.model) for patcher in patchers}
+    for device in {patcher.load_device for patcher in patchers}:
+        if device.type == "cpu":
+            continue  # a model on the CPU takes the same memory when it is unloaded
+        kept = [loaded for loaded in management.current_loaded_models if id(loaded.real_model()) in networks]
+        management.free_memory(EVERYTHING, device, kept)
 
 
 def training_device(patcher: Any) -> Device:

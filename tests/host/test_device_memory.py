@@ -5,7 +5,7 @@ import types
 import comfy.model_management
 import pytest
 import torch
-from graft_nodes.host.device_memory import training_device
+from graft_nodes.host.device_memory import training_device, unload_others
 
 MODEL = types.SimpleNamespace(loaded_size=lambda: 300)
 GONE = types.SimpleNamespace(device=torch.device("mps"), model=None)
@@ -33,3 +33,29 @@ def test_models_on_the_same_device_count_as_free(management):
 def test_on_the_cpu_the_models_own_weights_count_as_free(management):
     device = training_device(patcher("cpu"))
     assert (device.kind, device.free) == ("cpu", 1070)
+
+
+def _loaded(network):
+    return types.SimpleNamespace(device=torch.device("mps"), model=MODEL, real_model=lambda: network)
+
+
+def test_all_but_the_models_that_train_leave_the_device(monkeypatch):
+    network, text_encoder, vae = object(), object(), object()
+    loaded = {name: _loaded(item) for name, item in zip("ntv", (network, text_encoder, vae), strict=True)}
+    calls = []
+    monkeypatch.setattr(comfy.model_management, "current_loaded_models", list(loaded.values()))
+    monkeypatch.setattr(comfy.model_management, "free_memory", lambda *given: calls.append(given))
+
+    def trained(item, kind="mps"):
+        return types.SimpleNamespace(load_device=torch.device(kind), model=item)
+
+    unload_others([trained(network)])
+    unload_others([trained(network), trained(text_encoder)])
+    unload_others([trained(network), trained(text_encoder, "cpu")])
+    unload_others([trained(network, "cpu")])
+    mps = torch.device("mps")
+    assert [(memory > 1e15, device, kept) for memory, device, kept in calls] == [
+        (True, mps, [loaded["n"]]),
+        (True, mps, [loaded["n"], loaded["t"]]),
+        (True, mps, [loaded["n"], loaded["t"]]),
+    ]

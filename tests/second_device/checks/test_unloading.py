@@ -1,0 +1,25 @@
+"""While a model trains, no other model is on its device."""
+
+import comfy.model_management as management
+import comfy.model_patcher
+import torch
+from graft_nodes import host as wall
+from graft_nodes.tests.second_device.device import DEVICE
+
+
+def loaded():
+    return [entry.real_model() for entry in management.current_loaded_models]
+
+
+def test_another_model_leaves_the_device_and_comes_back_as_it_was(host):
+    model = host.call("GraftDemo")[0]
+    layer = torch.nn.Linear(4, 4)
+    weight = layer.weight.detach().clone()
+    other = comfy.model_patcher.ModelPatcher(layer, load_device=DEVICE, offload_device=torch.device("cpu"))
+    management.load_models_gpu([other])
+    assert layer in loaded() and layer.weight.device.type == DEVICE.type
+    with wall.denoiser.denoiser(model):
+        assert loaded() == [model.model]
+        assert layer.weight.device.type == "cpu" and layer.weight.equal(weight)
+    management.load_models_gpu([other])
+    assert layer.weight.device.type == DEVICE.type and layer.weight.cpu().equal(weight)
