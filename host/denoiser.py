@@ -14,7 +14,6 @@ from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
-from .device_memory import unload_others
 from .encoding import LiveEncoder
 from .model_sampling import (
     as_comfyui_counts,
@@ -222,6 +221,7 @@ def denoiser(
     """
     import comfy.model_management as management
 
+    from .device_memory import unload_others
     from .network_state import evaluating, kept_attributes
 
     patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
