@@ -169,7 +169,9 @@ class _Placement:
             overrides = self._promoted(host)
         for node in graph.nodes:
             item = self._placed(node, graph, host, path)
-            item.values.update(overrides.get(str(node.get("id")), {}))
+            for name, value in overrides.get(str(node.get("id")), {}).items():
+                if name in item.values or item.inside is not None:
+                    item.values[name] = value
             self.all[item.id] = item
             if item.inside is not None and (item.runs or item.is_group or host is not None):
                 if len(path) > 100 or item.inside is graph:
@@ -194,8 +196,13 @@ class _Placement:
         if target is None:
             return
         slot = _slot_of(target, link)
-        if slot is not None and slot.widget is not None:
+        if slot is None or slot.widget is None:
+            return
+        if target.inside is not None:
             target.values[slot.widget] = value
+        elif target.schema is not None:
+            self._of_class(target.type, target.schema).choose(target.values, slot.widget, value)
+            target.inputs = _there(target.schema, target.inputs, target.values)
 
     def export(self, item: PlacedNode) -> dict[str, Any]:
         """The node in the API format."""
@@ -228,12 +235,13 @@ class _Placement:
         elif kind not in EDITOR_ONLY:
             schema = self.look_up(kind)
             if schema is None:
+                item.values = widgets.of_unknown(node.get("widgets_values"))
                 return item
             shown = self._of_class(kind, schema)
             item.values = shown.values(node.get("widgets_values"))
             item.schema, item.inputs = schema, _configured(shown, slots, item.values)
             if item.runs:
-                self.problems += _unusable(item, shown)
+                self.problems += _unreadable(item, shown)
         return item
 
     def _of_class(self, kind: str, schema: Schema) -> widgets.EditorNode:
@@ -485,10 +493,10 @@ class _Placement:
         return self._output(inner, link.origin_slot, wanted, walk)
 
 
-def _unusable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:
-    """What keeps a node from being sent: inputs that only a browser can fill, or that its ComfyUI cannot have."""
+def _unreadable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:
+    """What keeps a node from being sent: inputs whose values this reader cannot know."""
     problems = []
-    for name, message in shown.unusable(item.values):
+    for name, message in shown.unreadable(item.values):
         problems.append(replace(_at(item, message), input=name))
     return problems
 
@@ -565,7 +573,12 @@ def _configured(shown: widgets.EditorNode, saved: Sequence[Slot], values: Mappin
     for slot in saved:
         if slot.name not in names and (slot.widget is None or slot.widget in values):
             declared.append(slot)
-    return declared
+    return _there(shown.schema, declared, values)
+
+
+def _there(schema: Schema, slots: Sequence[Slot], values: Mapping[str, Any]) -> list[Slot]:
+    """The slots without those of other choices than the node's."""
+    return [slot for slot in slots if widgets.has_slot(schema, values, slot.name)]
 
 
 def _subgraph_slots(inside: EditorGraph, saved: Sequence[Slot]) -> list[Slot]:

@@ -75,7 +75,7 @@ class Input:
     def default(self) -> Any:
         """The first value of the widget."""
         if self.type == DYNAMIC_COMBO:
-            return next((option["key"] for option in self.settings.get("options") or ()), None)
+            return next(iter(self.choices), None)
         if "default" in self.settings:
             return self.settings["default"]
         if self.type == COMBO:
@@ -86,6 +86,11 @@ class Input:
         if self.type == IMAGE_COMPARE:
             return ["", ""]  # no picture on either side
         return firsts.get(self.type)
+
+    @property
+    def choices(self) -> list[Any]:
+        """The choices of a dynamic combo."""
+        return [option["key"] for option in self.settings.get("options") or ()]
 
     def inputs_of(self, choice: Any) -> list[Input]:
         """The inputs that a dynamic combo has with this choice, required ones first; none for one that it lacks."""

@@ -4,14 +4,16 @@ end saves.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .schema import AUTOGROW, COMBO, DYNAMIC_COMBO, IMAGE_COMPARE, Input, Schema
+from .schema import AUTOGROW, COMBO, DYNAMIC_COMBO, IMAGE_COMPARE, VIEWPORT, Input, Schema
 
 CUSTOM_COMBO = "CustomCombo"  # a choice between texts that its user enters: option1, option2 …
 VIEWS = ("Load3D", "Load3DAnimation")  # they need pictures of what the browser shows of a 3D model
+VIEW_BUTTONS = ("upload 3d model", "upload extra resources", "clear")  # beside the file of a 3D view
 UPLOADS = ("image_upload", "animated_image_upload", "video_upload")
 
 
@@ -53,14 +55,20 @@ class EditorNode:
             values.update(_own_options(saved[2:]))
         return values
 
-    def unusable(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """(input, why) for each input of a node with these values that cannot be known without a browser."""
-        found: list[tuple[str, str]] = []
-        for item in self.schema.inputs:
-            found += _unusable(item, values)
-        if self.schema.id in VIEWS:
-            found.append(("image", _VIEW))
-        return found
+    def unreadable(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """(input, why) for each input of a node with these values that cannot be read from the editor's format."""
+        return [found for item in present(self.schema, values) for found in _unreadable(item)]
+
+    def choose(self, values: dict[str, Any], name: str, choice: Any) -> None:
+        """Change a widget's value as its user would: what a dynamic combo chose goes, and the new inputs have their
+        defaults.
+        """
+        item = next((item for item in present(self.schema, values) if item.name == name), None)
+        if item is not None and item.type == DYNAMIC_COMBO and choice != values[name]:
+            for old in [key for key in values if key.startswith(f"{name}.")]:
+                del values[old]
+            _fill(values, _widgets_of(item.inputs_of(choice)), lambda widget: widget.default)
+        values[name] = choice
 
     def _without_sockets(self, saved: Sequence[Any]) -> Sequence[Any]:
         """Drop the values of inputs that are now sockets (forceInput): old files still hold them, which the number of
@@ -78,27 +86,60 @@ _VIEW = (
 )
 
 
-def _unusable(item: Input, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if item.type == DYNAMIC_COMBO:
-        yield from _unusable_choice(item, values)
-    elif item.dynamic and item.type != AUTOGROW:
+def present(schema: Schema, values: Mapping[str, Any]) -> Iterator[Input]:
+    """The inputs of a node with these values: its own, each followed by those that it chooses."""
+    left = list(reversed(schema.inputs))
+    while left:
+        item = left.pop()
+        yield item
+        if item.type == DYNAMIC_COMBO:
+            left += reversed(item.inputs_of(values.get(item.name)))
+
+
+def has_slot(schema: Schema, values: Mapping[str, Any], name: str) -> bool:
+    """Whether a slot of a file is there: one behind a dynamic combo is if the choice brings it, or an input that grows
+    into it.
+    """
+    owner = schema.input(name)
+    if owner is None or owner.name == name or owner.type != DYNAMIC_COMBO:
+        return True
+    behind = [item for item in present(schema, values) if item.name.startswith(f"{owner.name}.")]
+    return any(item.name == name or (item.dynamic and name.startswith(f"{item.name}.")) for item in behind)
+
+
+def _unreadable(item: Input) -> Iterator[tuple[str, str]]:
+    if item.dynamic and item.type not in (AUTOGROW, DYNAMIC_COMBO):
         yield item.name, f"inputs of type {item.type} cannot be read from the editor's format; {_EXPORT}"
     elif item.type == AUTOGROW and any(one.widget for one in item.grown()):
         yield item.name, f"its inputs grow and hold values, which cannot be read from the editor's format; {_EXPORT}"
 
 
-def _unusable_choice(item: Input, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a dynamic combo's choice and with what it chooses."""
-    choice = values.get(item.name)
-    keys = [option["key"] for option in item.settings.get("options") or ()]
-    if choice not in keys:
-        yield (
-            item.name,
-            f"{choice!r} is not a choice of this ComfyUI, which has {', '.join(map(str, keys))}; choose one of them in"
-            " the editor, or update ComfyUI",
-        )
-    for one in item.inputs_of(choice):
-        yield from _unusable(one, values)
+def cannot_run(schema: Schema, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(input, why) for what a node of the API format sends and no run can have: choices that its ComfyUI lacks, and
+    pictures that only a browser draws.
+    """
+    for item in present(schema, inputs):
+        choice = inputs.get(item.name)
+        if item.type != DYNAMIC_COMBO or item.name not in inputs or isinstance(choice, list):
+            continue  # a linked choice is known when it runs
+        if choice not in item.choices:
+            names = ", ".join(map(str, item.choices))
+            message = (
+                f"{choice!r} is not a choice of this ComfyUI, which has {names}; choose one of them in the editor,"
+            )
+            yield item.name, f"{message} or update ComfyUI"
+    if schema.id in VIEWS and not isinstance(inputs.get("image"), (dict, list)):
+        yield "image", _VIEW
+
+
+def of_unknown(saved: Any) -> dict[str, Any]:
+    """The values of a node that its ComfyUI lacks: the editor keeps them without their names."""
+    names = ["UNKNOWN", *(f"UNKNOWN_{number}" for number in range(1, len(saved)))] if isinstance(saved, list) else []
+    plain = (str, int, float, bool)
+    return {
+        name: value if isinstance(value, plain) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        for name, value in zip(names, saved or (), strict=False)
+    }
 
 
 def _own_options(saved: Sequence[Any]) -> dict[str, Any]:
@@ -146,6 +187,8 @@ def _fill(values: dict[str, Any], shown: Sequence[Widget], take: _Take) -> None:
 def _widgets_of(items: Sequence[Input]) -> list[Widget]:
     result: list[Widget] = []
     for item in items:
+        if item.type == VIEWPORT and any(widget.name == "model_file" for widget in result):
+            result += [Widget(name, None) for name in VIEW_BUTTONS]
         if item.widget:
             result.append(Widget(item.name, item, item.default))
             result += [Widget(name, None) for name in _controls(item)]

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from ..storage.bounded_read import MB, read_bounded
-from . import editor_json
+from . import editor_json, widgets
 from .problem import Problem, WorkflowError
-from .schema import COMBO, NUMBERS, Input, Schema
+from .schema import COMBO, DYNAMIC_COMBO, NUMBERS, Input, Schema
 
 MOST_BYTES = 100 * MB  # of a workflow file
 Graph = dict[str, dict[str, Any]]
@@ -160,7 +160,9 @@ def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> 
     for assignment in assignments:
         try:
             node_id, item, text = _target(result, assignment, look_up)
-            result[node_id]["inputs"][item[0]] = _value(text, item[1], f"--set {assignment}")
+            inputs = result[node_id]["inputs"]
+            _keep_unknown_choice(inputs, item[1], f"--set {assignment}")
+            inputs[item[0]] = _value(text, item[1], f"--set {assignment}")
         except WorkflowError as error:
             problems += error.problems
     return result, problems
@@ -170,9 +172,8 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
     """All problems of the graph: unknown classes and cycles anywhere; bad links, bad values and missing inputs in the
     nodes that would run.
     """
-    unknown = {node_id: None for node_id, node in graph.items() if look_up(str(node.get("class_type") or "")) is None}
-    problems = [problem(graph, node_id, _unknown(graph[node_id])) for node_id in unknown]
-    roots = [node_id for node_id, node in graph.items() if node_id in unknown or _schema(node, look_up).output_node]
+    problems = cannot_run(graph, look_up)
+    roots = _roots(graph, look_up)
     if not roots:
         problems.append(
             Problem(
@@ -182,9 +183,37 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
         )
     needed = reachable(graph, roots or list(graph))
     for node_id in graph:
-        if node_id in needed and node_id not in unknown:
+        if node_id in needed and not _is_unknown(graph[node_id], look_up):
             problems += _check_node(graph, node_id, look_up)
     return problems + [_cycle(graph, cycle) for cycle in cycles(graph)]
+
+
+def cannot_run(graph: Graph, look_up: Catalogue) -> list[Problem]:
+    """What the graph needs and this host cannot have: nodes and choices that it lacks, and in the nodes that would run
+    pictures that only a browser draws.
+    """
+    problems = []
+    needed = reachable(graph, _roots(graph, look_up) or list(graph))
+    for node_id, node in graph.items():
+        if _is_unknown(node, look_up):
+            problems.append(problem(graph, node_id, _unknown(node)))
+        elif node_id in needed:
+            for name, message in widgets.cannot_run(_schema(node, look_up), node["inputs"]):
+                problems.append(problem(graph, node_id, message, name))
+    return problems
+
+
+def _roots(graph: Graph, look_up: Catalogue) -> list[str]:
+    """The nodes that make the graph run: output nodes, and unknown ones, which may be some."""
+    roots = []
+    for node_id, node in graph.items():
+        if _is_unknown(node, look_up) or _schema(node, look_up).output_node:
+            roots.append(node_id)
+    return roots
+
+
+def _is_unknown(node: Mapping[str, Any], look_up: Catalogue) -> bool:
+    return look_up(str(node.get("class_type") or "")) is None
 
 
 def reachable(graph: Graph, roots: Sequence[str]) -> set[str]:
@@ -386,6 +415,17 @@ def _check_limits(value: Any, item: Input) -> str | None:
         if missing:
             return f"{', '.join(repr(entry) for entry in missing)} is not in the list {_choices(item.options)}"
     return None
+
+
+def _keep_unknown_choice(inputs: Mapping[str, Any], item: Input, what: str) -> None:
+    """Raise if the choice to set is none of this host: the file's other values were read without knowing its inputs."""
+    choice = inputs.get(item.name, item.default)
+    if item.type == DYNAMIC_COMBO and not isinstance(choice, list) and choice not in item.choices:
+        message = (
+            f"{what}: the workflow was saved with {choice!r}, which is not a choice of this ComfyUI, so the values"
+            " beside it are not those of another choice; choose in the editor, or update ComfyUI"
+        )
+        raise WorkflowError([Problem(message)])
 
 
 def _choices(options: Sequence[Any]) -> str:

@@ -122,39 +122,93 @@ def test_a_choice_brings_its_own_inputs_right_behind_it():
         assert workflow.parse({"nodes": [node]}).graph(look_up)["1"]["inputs"] == expected
 
 
+GROWING = {"template": {"input": {"required": {"a": ("STRING", {})}}}}
+
+
 @pytest.mark.parametrize(
     ("kind", "inputs", "expected"),
     [
-        (
-            "Resize",
-            RESIZE,
-            "input 'how': 'by hand' is not a choice of this ComfyUI, which has by sizes, by factor; choose",
-        ),
-        (
-            "Growing",
-            {
-                "required": {
-                    "texts": ("COMFY_AUTOGROW_V3", {"template": {"input": {"required": {"a": ("STRING", {})}}}})
-                }
-            },
-            "input 'texts': its inputs grow and hold values",
-        ),
-        (
-            "Slots",
-            {"required": {"slot": ("COMFY_DYNAMICSLOT_V3", {})}},
-            "input 'slot': inputs of type COMFY_DYNAMICSLOT_V3",
-        ),
-        ("Load3D", {"required": {"image": ("LOAD_3D", {})}}, "input 'image': it sends pictures of the 3D view"),
+        ("Growing", {"texts": ("COMFY_AUTOGROW_V3", GROWING)}, "input 'texts': its inputs grow and hold values"),
+        ("Slots", {"slot": ("COMFY_DYNAMICSLOT_V3", {})}, "input 'slot': inputs of type COMFY_DYNAMICSLOT_V3"),
     ],
 )
-def test_what_only_a_browser_knows_is_refused_with_node_input_and_remedy(kind, inputs, expected):
+def test_values_that_cannot_be_read_are_refused_with_node_input_and_remedy(kind, inputs, expected):
     node = {"id": 7, "type": kind, "title": "odd", "widgets_values": ["by hand"]}
+    look_up = of_classes(**{kind: {"required": inputs}})
     with pytest.raises(WorkflowError) as error:
-        workflow.parse({"nodes": [node]}).graph(of_classes(**{kind: inputs}))
+        workflow.parse({"nodes": [node]}).graph(look_up)
     text = str(error.value)
-    assert f'node 7 "odd" ({kind}), {expected}' in text and ("Export (API)" in text or "update ComfyUI" in text)
+    assert f'node 7 "odd" ({kind}), {expected}' in text and "save the workflow with 'Export (API)'" in text
     node["mode"] = 4  # a bypassed node is not sent
-    assert workflow.parse({"nodes": [node]}).graph(of_classes(**{kind: inputs})) == {}
+    assert workflow.parse({"nodes": [node]}).graph(look_up) == {}
+
+
+BY_HAND = (
+    "'by hand' is not a choice of this ComfyUI, which has by sizes, by factor; choose one of them in the editor, or"
+)
+BY_HAND += " update ComfyUI"
+
+
+def test_what_no_run_can_have_is_converted_and_said_together():
+    """As the front ends convert it: an unknown choice brings no inputs, and the values behind it move up."""
+    view = {"model_file": (["a.glb"], {}), "image": ("LOAD_3D", {}), "width": NUMBER}
+    nodes = [
+        {"id": 1, "type": "Resize", "widgets_values": ["by hand", 24, "yes"]},
+        {"id": 2, "type": "Lost", "widgets_values": [3]},
+        {"id": 3, "type": "Load3D", "widgets_values": ["a.glb", "u", "v", "clear", "", 64]},
+    ]
+    look_up = of_classes(Resize=RESIZE, Load3D={"required": view})
+    graph = workflow.parse({"nodes": nodes}).graph(look_up)
+    assert graph["1"]["inputs"] == {"how": "by hand", "method": 24}
+    assert (graph["2"]["class_type"], graph["2"]["inputs"]) == ("Lost", {"UNKNOWN": 3})
+    assert graph["3"]["inputs"] == {"model_file": "a.glb", "image": "", "width": 64}  # behind the view's three buttons
+    graph["9"] = {"class_type": "Lost", "inputs": {"a": ["1", 0], "b": ["3", 0]}}  # so that all of them would run
+    said = {(one.node, one.input): one.message for one in workflow.check(graph, look_up)}
+    assert said["1", "how"] == BY_HAND
+    assert "this host has no node 'Lost'; load the pack" in said["2", ""]
+    assert "it sends pictures of the 3D view" in said["3", "image"] and "'Export (API)'" in said["3", "image"]
+    graph["3"]["inputs"]["image"] = {"image": "threed/scene.png [temp]"}  # as an Export (API) has it
+    graph["1"]["inputs"]["how"] = ["2", 0]  # a linked choice is known when it runs
+    assert {one.node for one in workflow.cannot_run(graph, look_up)} == {"2", "9"}
+
+
+def test_an_unknown_choice_cannot_be_set_to_another():
+    """The values behind it were read without knowing its inputs."""
+    look_up = of_classes(Resize=RESIZE)
+    node = {"id": 1, "type": "Resize", "widgets_values": ["by hand", 24, "area"]}
+    graph = workflow.parse({"nodes": [node]}).graph(look_up)
+    _, problems = workflow.set_values(graph, ["1.how=by factor"], look_up)
+    assert "was saved with 'by hand', which is not a choice of this ComfyUI" in str(problems[0])
+    graph["1"]["inputs"]["how"] = "by sizes"
+    changed, problems = workflow.set_values(graph, ["1.how=by factor"], look_up)
+    assert not problems and changed["1"]["inputs"]["how"] == "by factor"
+
+
+CHOICES = FOLDER.with_name("choices")
+# 1.49.6 puts a choice's inputs back to their defaults when a Primitive gives the choice that the node has already, and
+# keeps a Primitive's link to an input that the saved choice does not bring
+OF_1_49_6 = {
+    ("302", "resize_type.width"): 512,
+    ("302", "resize_type.height"): 512,
+    ("402", "resize_type.height"): 512,
+    ("502", "resize_type.multiplier"): 4,
+}
+
+
+@pytest.mark.parametrize("front_end", ["1.49.6", "1.58.1"])
+def test_choices_by_primitives_and_promoted_unknown_ones_and_unknown_nodes_equal_the_front_ends_export(front_end):
+    expected = json.loads((CHOICES / f"choices.{front_end}.json").read_text(encoding="utf-8"))
+    graph = workflow.read(str(CHOICES / "choices.editor.json")).graph(LOOK_UP)
+    ours, theirs = {}, {}
+    for made, nodes in ((ours, graph), (theirs, expected)):
+        for node_id, node in nodes.items():
+            made |= {(node_id, "class_type"): node["class_type"]}
+            made |= {(node_id, name): value for name, value in node["inputs"].items()}
+    assert (ours.pop(("1402", "class_type")), theirs.pop(("1402", "class_type"))) == ("Gone", None)
+    if front_end == "1.49.6":
+        assert {key: theirs[key] for key in OF_1_49_6} == OF_1_49_6
+        theirs |= {key: ours[key] for key in OF_1_49_6}
+    assert ours == theirs
 
 
 def test_a_promoted_choice_has_its_own_place_among_the_options():

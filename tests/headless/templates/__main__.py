@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ FRONT_ENDS = ("1.49.6", "1.58.1")
 def main(arguments: list[str] | None = None) -> int:
     """Export what is not exported yet, compare, print the table; 1 if a value differs that may not."""
     options = _parser().parse_args(arguments)
-    checkout = str(Path(options.comfyui).expanduser().resolve())
+    checkout = newest(options.comfyui)
     paths = [path for path in packages.templates() if not options.names or path.stem in options.names]
     results = {}
     version = "?"
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "--comfyui",
         default=os.environ.get("COMFYUI_PATH", "~/ComfyUI"),
         metavar="DIR",
-        help="the ComfyUI checkout whose nodes count (default: COMFYUI_PATH or ~/ComfyUI)",
+        help="the ComfyUI checkout whose nodes count; of several, the newest (default: COMFYUI_PATH or ~/ComfyUI)",
     )
     parser.add_argument(
         "--front-end",
@@ -60,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="export again what was exported before")
     parser.add_argument("--write", action="store_true", help=f"write the table into docs/{DOCS.name}")
     return parser
+
+
+def newest(named: str) -> str:
+    """The checkout of a path, or the newest one of several, which are named as in PATH."""
+    checkouts = [str(Path(one).expanduser().resolve()) for one in named.split(os.pathsep) if one]
+    return max(checkouts, key=lambda one: [int(part) for part in re.findall(r"\d+", _version(one))])
 
 
 def _exported(checkout: str, front_end: str, paths: list[Path], again: bool) -> Path:

@@ -11,10 +11,10 @@ from typing import Any
 
 from ....headless import workflow
 from ....headless.problem import Problem, WorkflowError
-from ....headless.schema import Schema, catalogue
+from ....headless.schema import catalogue
 
 ABSENT = "absent"
-EQUAL, BROWSER, REFUSED = "equal", "equal but for browser-only fields", "refused by name"
+EQUAL, BROWSER, REFUSED = "equal", "equal but for named fields", "not converted"
 DISPUTED, WRONG, FAILED = "as the other front end sends it", "differs otherwise", "not exported by the front end"
 NO_WORKFLOW = "no workflow"
 NO_NODE, NO_CHOICE, NO_BROWSER = (
@@ -28,19 +28,23 @@ KINDS = (EQUAL, BROWSER, DISPUTED, REFUSED, NO_WORKFLOW, WRONG, FAILED)
 
 @dataclass(frozen=True)
 class BrowserOnly:
-    """A field that only a browser sends: the classes that have it (none: every class), its names, and why it may
-    differ.
+    """A field that may differ: the classes that have it (none: every class), its names, and why. With `unknown` it is
+    one of nodes that this ComfyUI lacks.
     """
 
     classes: tuple[str, ...]
     names: tuple[str, ...]
     reason: str
+    unknown: bool = False
 
-    def holds(self, kind: str, name: str) -> bool:
-        return name in self.names and (not self.classes or kind in self.classes)
+    def holds(self, difference: Difference) -> bool:
+        of_class = not self.classes or difference.kind in self.classes
+        return difference.name in self.names and of_class and (difference.unknown or not self.unknown)
 
     def __str__(self) -> str:
         names = ", ".join(f"`{name}`" for name in self.names)
+        if self.unknown:
+            return f"{names} of a node that this ComfyUI lacks"
         if self.classes:
             return f"{names} of {', '.join(self.classes)}"
         return names
@@ -56,7 +60,7 @@ BROWSER_ONLY = (
         (),
         ("_meta.title",),
         "The title of a node that has none of its own: the front end takes it from its translations, Graft from the"
-        " host. No host reads it.",
+        " host, and of an unknown one its class. No host reads it.",
     ),
     BrowserOnly(
         ("SaveGLB", "Preview3D"),
@@ -67,6 +71,22 @@ BROWSER_ONLY = (
         (),
         ("viewport_state",),
         "Where the camera of the 3D viewer stands. Without a viewer it is empty, and the node takes its own default.",
+    ),
+    BrowserOnly(
+        ("Load3D",),
+        ("image",),
+        "Pictures of what the browser shows of the 3D model. Graft sends none, and refuses to run the node.",
+    ),
+    BrowserOnly(
+        ("Load3D",),
+        ("upload 3d model", "upload extra resources", "clear"),
+        "Buttons that the editor puts on the node. The node has no such inputs.",
+    ),
+    BrowserOnly(
+        (),
+        ("class_type",),
+        "The front ends put a placeholder there, which has no class. Graft keeps the class, and refuses to run it.",
+        unknown=True,
     ),
 )
 
@@ -106,6 +126,29 @@ DISAGREEMENTS = (
         ("model.images.image_4",),
         "1.58.1 loses the last of four links when it loads the file; 1.49.6 sends it.",
     ),
+    Disagreement(
+        "1.58.1",
+        (
+            "api_bytedance_seedream_5_0_flash_image_edit",
+            "api_nano_banana_2_1_image_edit",
+            "api_openai_gpt_image_25_flare_image_edit",
+            "api_openai_gpt_image_25_sunburst_image_edit",
+        ),
+        ("prompt",),
+        "The file links an input that the unknown choice does not bring; 1.58.1 puts the link into `prompt`, 1.49.6"
+        " drops it.",
+    ),
+    Disagreement(
+        "1.49.6",
+        (
+            "api_anthropic_claude_fable5_1",
+            "api_anthropic_claude_opus_5_5",
+            "api_nano_banana_2_1_image_edit",
+            "api_nano_banana_2_1_t2i",
+        ),
+        ("system_prompt",),
+        "Behind an unknown choice the text box holds a number; 1.49.6 sends it as a number, 1.58.1 as a text.",
+    ),
 )
 
 
@@ -118,6 +161,7 @@ class Difference:
     name: str
     ours: Any
     theirs: Any
+    unknown: bool = False  # whether this ComfyUI lacks the node
 
     def __str__(self) -> str:
         ours, theirs = json.dumps(self.ours)[:80], json.dumps(self.theirs)[:80]
@@ -125,24 +169,27 @@ class Difference:
 
     @property
     def browser_only(self) -> BrowserOnly | None:
-        return next((entry for entry in BROWSER_ONLY if entry.holds(self.kind, self.name)), None)
+        return next((entry for entry in BROWSER_ONLY if entry.holds(self)), None)
 
 
 @dataclass
 class Outcome:
-    """What came of one template: refused, or the differences; equal without either."""
+    """What came of one template: not converted, or the differences; equal without either. `not_run` is why a run of it
+    is refused.
+    """
 
     name: str
     front_end: str
     no_workflow: bool = False
     refused: list[Problem] = field(default_factory=list)
+    not_run: list[Problem] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     failed: str = ""  # why the front end exported nothing
 
     @property
     def reason(self) -> str:
-        """Why it is refused."""
-        messages = [problem.message for problem in self.refused]
+        """Why a run of it is refused."""
+        messages = [problem.message for problem in self.not_run]
         if any("this host has no node" in message for message in messages):
             return NO_NODE
         if any("is not a choice of this ComfyUI" in message for message in messages):
@@ -202,43 +249,35 @@ def compare(path: Path, exported: Mapping[str, Any], look_up: Any, front_end: st
         outcome.failed = str(exported["error"])
         return outcome
     try:
-        document = workflow.read(str(path))
-        graph = document.graph(look_up)
+        graph = workflow.read(str(path)).graph(look_up)
     except WorkflowError as error:
         outcome.refused = error.problems
         return outcome
-    outcome.refused = unknown(graph, look_up)
+    outcome.not_run = workflow.cannot_run(graph, look_up)
     outcome.differences = differences(json.loads(json.dumps(graph)), exported["prompt"], look_up)
     return outcome
 
 
-def unknown(graph: workflow.Graph, look_up: Any) -> list[Problem]:
-    """What `run` says of the nodes that this ComfyUI lacks."""
-    lacking = {node_id for node_id, node in graph.items() if look_up(str(node["class_type"])) is None}
-    return [one for one in workflow.check(graph, look_up) if one.node in lacking] if lacking else []
-
-
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], look_up: Any) -> list[Difference]:
-    """The values of nodes that this ComfyUI has which differ."""
+    """The values that differ, those of nodes that this ComfyUI lacks too."""
     found = []
     for node_id in sorted({*ours, *theirs}):
         mine, other = _flat(ours.get(node_id)), _flat(theirs.get(node_id))
         kind = str(mine.get("class_type") or other.get("class_type"))
-        schema: Schema | None = look_up(kind)
-        if schema is None:
-            continue
+        unknown = look_up(kind) is None
         for name in sorted({*mine, *other}):
-            if mine.get(name, ABSENT) != other.get(name, ABSENT):
-                found.append(Difference(node_id, kind, name, mine.get(name, ABSENT), other.get(name, ABSENT)))
+            values = (mine.get(name, ABSENT), other.get(name, ABSENT))
+            if values[0] != values[1]:
+                found.append(Difference(node_id, kind, name, *values, unknown))
     return found
 
 
 def _flat(node: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A node's class, inputs and notes by name."""
+    """A node's class, inputs and notes by name, and whether it is there."""
     if node is None:
-        return {}
+        return {"the node": ABSENT}
     notes = {f"_meta.{name}": value for name, value in node["_meta"].items()}
-    return {"class_type": node["class_type"], **notes, **node["inputs"]}
+    return {"the node": "there", "class_type": node.get("class_type"), **notes, **node["inputs"]}
 
 
 def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
@@ -252,7 +291,7 @@ def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
     lines.append("| **templates** | " + " | ".join(map(str, totals)) + " |")
     lines += [
         "",
-        "## Fields that only a browser sends",
+        "## Fields that may differ",
         "",
         "| field | why it may differ | templates |",
         "|---|---|---|",
@@ -265,12 +304,12 @@ def table(results: Mapping[str, Sequence[Outcome]], comfyui: str) -> str:
     for entry in DISAGREEMENTS:
         names = ", ".join(f"`{name}`" for name in entry.names)
         lines.append(f"| {entry.front_end} | {', '.join(entry.templates)} | {names} | {entry.reason} |")
-    lines += ["", *_wrong(results), f"## Refused by name on ComfyUI {comfyui}", "", *_reasons(results), ""]
+    lines += ["", *_wrong(results), f"## Converted, and not run on ComfyUI {comfyui}", "", *_reasons(results), ""]
     lines += ["| node and input | what Graft says | templates |", "|---|---|---|"]
     refused: dict[tuple[str, str], set[str]] = {}
     for outcomes in results.values():
         for one in outcomes:
-            for problem in one.refused:
+            for problem in [*one.refused, *one.not_run]:
                 where = f"{problem.class_type}, `{problem.input}`" if problem.input else problem.class_type
                 refused.setdefault((where, problem.message), set()).add(one.name)
     for (where, message), names in sorted(refused.items()):
@@ -283,7 +322,7 @@ def _reasons(results: Mapping[str, Sequence[Outcome]]) -> list[str]:
     lines = ["| why | " + " | ".join(f"front end {version}" for version in results) + " |"]
     lines.append("|---|" + "---:|" * len(results))
     for reason in REASONS:
-        counts = [sum(one.kind == REFUSED and one.reason == reason for one in found) for found in results.values()]
+        counts = [sum(bool(one.not_run) and one.reason == reason for one in found) for found in results.values()]
         lines.append(f"| {reason} | " + " | ".join(map(str, counts)) + " |")
     return lines
 
