@@ -914,9 +914,9 @@ NOTE = (
     "{files}",
     "Another file of the same family works too: choose it in the loader. If one is missing, ComfyUI says its name and"
     " runs nothing.",
-    "**Your images**: put them with captions (`photo.png`, `photo.txt`) into a folder under ComfyUI's `input` folder,"
-    " and give its name to *Dataset*. Until then it trains on the demo's 16 images. Write what you train into *Prompt*,"
-    " for the previews.",
+    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*, or choose"
+    " one in ComfyUI's `input` folder from its list. Until then it trains on the demo's 16 images. Write what you train"
+    " into *Prompt*, for the previews.",
     "**Training Recipe** chooses the settings for this model and your memory, and says why. Set *steps* there and in"
     " *Train Step* to the same number.",
     "The LoRA is saved under `output/loras`. You can stop at any time: queued again, the run continues.",
@@ -1011,6 +1011,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
             graph.link(*outputs[wanted], target, wanted)
     graph.link(dataset, 0, start, "dataset")
     graph.link(dataset, 1, sheet, "images")
+    graph.link(dataset, 0, recipe, "dataset")
     for number, wanted in enumerate(("adapter", "optimizer", "objective", "ema")):
         graph.link(recipe, number, start, wanted)
     graph.link(recipe, 4, why, "source")
@@ -1048,9 +1049,9 @@ PAIR = (
     "**Files that it expects**",
     "{files}",
     "If one is missing, ComfyUI says its name and runs nothing.",
-    "**Your images**: put them with captions (`photo.png`, `photo.txt`) into a folder under ComfyUI's `input` folder,"
-    " and give its name to *Dataset*. Until then it trains on the demo's 16 images. Write what you train into"
-    " *Prompt*, for the previews, which both models draw together.",
+    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*, or choose"
+    " one in ComfyUI's `input` folder from its list. Until then it trains on the demo's 16 images. Write what you train"
+    " into *Prompt*, for the previews, which both models draw together.",
     "**Training Recipe** chooses adapter and optimizer for this model and your memory, and says why. Set *steps* there"
     " and in *Train Step* to the same number: each model is trained for that many. The noise levels are AI-Toolkit's"
     " for Wan 2.2, every one alike.",

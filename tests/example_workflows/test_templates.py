@@ -177,6 +177,25 @@ def test_a_family_s_template_runs_with_other_models_in_place_of_its_loaders(host
         assert len(previews) == 2, "one with the weights and one with their average"
 
 
+@pytest.mark.parametrize("title", REAL)
+def test_the_recipe_counts_memory_for_the_templates_own_images(host, title):
+    graph = graph_of(host, title)
+    (recipe,) = nodes_of(graph, "GraftRecipe")
+    assert recipe["dataset"] == [id_of(graph, "GraftDataset"), 0]
+
+
+def test_the_recipes_note_on_wan_says_what_its_template_does(host):
+    from graft_nodes.training.recipes.published import PUBLISHED
+
+    graph = graph_of(host, "Train a LoRA for Wan 2.2")
+    (start,), (objective,) = nodes_of(graph, "GraftTrainStart"), nodes_of(graph, "GraftObjective")
+    assert "low_noise_model" in start and start["objective"] == [id_of(graph, "GraftObjective"), 0]
+    assert (objective["timesteps"], objective["model_shift"]) == ("uniform", False)
+    note = PUBLISHED.get("wan").note
+    assert "trains both in one run" in note and "low noise model of Start Training" in note
+    assert "timestep sampling uniform and model's own shift off" in note
+
+
 class OtherDemo:
     """A node that gives the demo model with other weights: the second one of a pair."""
 
