@@ -42,7 +42,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from . import events, folders, previews
+from . import events, folders
 from .browser_json import named, text_of
 
 Answer = tuple[int, Any]
@@ -186,6 +186,7 @@ def _run(request: Any) -> Answer:
 
 def _state(request: Any) -> Answer:
     from ..training.store import listing
+    from . import previews
 
     run, key = request.match_info["run"], request.match_info["key"]
     if key == "live":

@@ -7,9 +7,6 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.models import registry
-from ..patches.models.token_layout import TokenLayout, UNetLayout
-from ..patches.token_downsampling import report
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
 from .refusals import refusal
 from .schema import advanced, aliases
@@ -34,8 +31,8 @@ class ApplyToDo(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        f"The model to speed up: a UNet ({', '.join(registry.titles_of(UNetLayout))}) or a transformer"
-                        f" ({', '.join(registry.titles_of(TokenLayout))})."
+                        "The model to speed up: a UNet (SD1.x, SD2.x, SDXL, SDXL's refiner) or a transformer (Chroma,"
+                        " Flux 2, Flux, SD3, Qwen-Image, Cosmos or Anima, Wan, Lumina 2, Z-Image)."
                     ),
                 ),
                 io.Float.Input(
@@ -169,6 +166,8 @@ class ApplyToDo(io.ComfyNode):
         disable_after=0.0,
         latent=None,
     ) -> io.NodeOutput:
+        from ..patches.token_downsampling.report import report_data
+
         settings = ToDoSettings.parse(
             factor, max_depth, depth_factors, method, start_percent, end_percent, phase, disable_after
         )
@@ -177,7 +176,7 @@ class ApplyToDo(io.ComfyNode):
             shape = None
         else:
             shape = tuple(host.latents.sampled(model, latent).shape)
-        data = report.report_data(todo, shape, notes)
+        data = report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
 
@@ -200,8 +199,8 @@ class ApplyTREAD(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        f"The model to train: a UNet ({', '.join(registry.titles_of(UNetLayout))}) or a transformer"
-                        f" ({', '.join(registry.routed_titles())})."
+                        "The model to train: a UNet (SD1.x, SD2.x, SDXL, SDXL's refiner) or a transformer (Chroma,"
+                        " Flux 2, Flux, SD3, Qwen-Image, Wan, Lumina 2, Z-Image)."
                     ),
                 ),
                 io.Float.Input(

@@ -11,8 +11,6 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files import open_file
-from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
@@ -102,6 +100,8 @@ class GraftSnapshots(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file changes, or the run's snapshots change."""
+        from ..patches.lora_files.open_file import version
+
         lines, digest = _lines(source), sha256(source.encode())
         run = None
         if len(lines) == 1:
@@ -112,7 +112,7 @@ class GraftSnapshots(io.ComfyNode):
                     digest.update(repr((str(snapshot), status.st_size, status.st_mtime_ns)).encode())
             return digest.hexdigest()
         for _, path in _paths(lines, host.folders.weights_path):
-            digest.update(repr((path, open_file.version(path))).encode())
+            digest.update(repr((path, version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -322,6 +322,7 @@ class EMAMerge(io.ComfyNode):
         search_tries=60,
         search_seed=0,
     ) -> io.NodeOutput:
+        from ..patches.lora_files.entry import LoraEntry
         from ..training.expert_lora import of_expert
         from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data

@@ -10,22 +10,23 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from comfy_api.latest import io
-from torch import Tensor
 
 from .. import host
-from ..patches.lora_files import metadata, open_file, save
-from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
+from ..patches.lora_files.key_formats.key_format import DTYPES
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
-from ..storage.atomic import make_folders
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
-from ..storage.safetensors import write_safetensors
 from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..patches.lora_files.entry import LoraEntry
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,17 @@ def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str
     """(tensors, metadata) of each row's file. Raises one ValueError that lists every row whose file is missing or
     cannot be read.
     """
-    return _of_each(listed, lambda name: open_file.load_once(host.folders.lora_path(name)))
+    from ..patches.lora_files.open_file import load_once
+
+    return _of_each(listed, lambda name: load_once(host.folders.lora_path(name)))
 
 
 def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
     """Reads the files of rows and returns the entries of a stack. Raises one ValueError that lists every unreadable
     row.
     """
+    from ..patches.lora_files.entry import LoraEntry
+
     entries = []
     for row, (tensors, file_metadata) in zip(listed, read_files(listed), strict=True):
         name, strength_model, strength_clip = row
@@ -76,6 +81,8 @@ def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
 
 def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
     """A row's line in the report: strengths, and what the file's metadata say."""
+    from ..patches.lora_files import metadata
+
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
     about_file = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
@@ -113,9 +120,11 @@ def _rows_problem(rows: str) -> bool | str:
 
 def _rows_fingerprint(rows: str) -> str:
     """Changes when the rows or a listed file change."""
+    from ..patches.lora_files.open_file import version
+
     digest = sha256(rows.encode())
     for path in found_files(parse(rows)):
-        digest.update(repr((path, open_file.version(path))).encode())
+        digest.update(repr((path, version(path))).encode())
     return digest.hexdigest()
 
 
@@ -244,6 +253,8 @@ class LoRAStackPatch(io.ComfyNode):
     def execute(
         cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
     ) -> io.NodeOutput:
+        from ..patches.lora_files.entry import LoraEntry
+
         entries = used_entries(rows_of(lora_stack or []), clip)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
@@ -340,7 +351,7 @@ class GraftSaveLoRA(io.ComfyNode):
                     io.Combo,
                     "dtype",
                     display_name="data type",
-                    options=list(save.DTYPES),
+                    options=list(DTYPES),
                     default="bf16",
                     tooltip=(
                         "The data type of the saved tensors. bf16 and fp16 halve the file; choose float32 to"
@@ -369,7 +380,7 @@ class GraftSaveLoRA(io.ComfyNode):
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
         _check_saved([name for name, value in inputs.items() if value is not None], prefix)
-        saved = [_save_lora(*lora, names, save.DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
+        saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
         shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
         notes = [note for _, _, note in saved if note]
         if notes:
@@ -399,6 +410,9 @@ def _save_lora(
     lora: Any, training_metadata: dict[str, str], prefix: str, names: str, dtype: Any
 ) -> tuple[str, Any, str]:
     """Writes a file: its path, what the editor is told of it, and a note where ComfyUI's loaders ignore some of it."""
+    from ..patches.lora_files import save
+    from ..storage.safetensors import write_safetensors
+
     file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
     tensors = save.to_key_format(lora, names, dtype)
     file_metadata |= save.hashes(tensors, file_metadata)
@@ -437,7 +451,8 @@ class GraftSaveWords(io.ComfyNode):
     def execute(cls, lora_model) -> io.NodeOutput:
         from ..host.words import file_of
         from ..patches.lora_files import embeddings
-        from ..storage.safetensors import read_header
+        from ..storage.atomic import make_folders
+        from ..storage.safetensors import read_header, write_safetensors
 
         _, words = embeddings.split(lora_model)
         if not words:

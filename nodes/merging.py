@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.low_rank import RANK_RULES
 from ..patches.lora_files.merge_methods import METHODS, MergeSettings
 from ..patches.lora_files.stack_rows import rows_of
-from ..patches.patching.plan import scheduled_weights
 from .lora import lora_entries
 from .refusals import refusal
 from .schema import LoraModel, LoraStack, advanced, aliases
+
+if TYPE_CHECKING:
+    from ..patches.lora_files.entry import LoraEntry
 
 
 def _report(merged: Any, source: str) -> str:
@@ -269,6 +270,7 @@ class GraftExtractLoRA(io.ComfyNode):
     @classmethod
     def execute(cls, model, base, rank=16) -> io.NodeOutput:
         from ..patches.lora_files import merge
+        from ..patches.patching.plan import scheduled_weights
 
         changes = host.model_difference.model_difference(model, base)
         merged = merge.extract_lora(changes, rank, host.events.advancing(len(changes)))

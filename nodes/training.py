@@ -10,7 +10,6 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.stack_rows import rows_of
-from ..training.distributed import process_group
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.store.names import KEEPS, check_run_name
@@ -165,12 +164,13 @@ class GraftTrainStart(io.ComfyNode):
         low_noise_adapter=None,
         low_noise_training_only=None,
     ) -> io.NodeOutput:
+        from ..training.distributed.process_group import current
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
 
         _check_words(words, adapter, clip, low_noise_model)
         adapter = adapter or AdapterSettings()
-        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), process_group.current().as_ranks)
+        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), current().as_ranks)
         objective = objective or objectives.ObjectiveSettings()
 
         def begun(model: Any, adapter: Any, objective: Any, training_only: Any, run: str) -> tuple[Any, str]:
@@ -213,10 +213,12 @@ def _check_pair(
     adapter: AdapterSettings, low_noise_adapter: Any, training_only: Any, low_noise_training_only: Any
 ) -> None:
     """Raises ValueError for what one expert at a time can be trained with only, and for what only one of them has."""
+    from ..training.distributed.process_group import current
+
     alone, missing = [], []
     if adapter.text_encoder or (low_noise_adapter is not None and low_noise_adapter.text_encoder):
         alone.append("train text encoder is on: both experts read the one text encoder, so switch it off")
-    if process_group.current().size > 1:
+    if current().size > 1:
         alone.append("there are several ranks, and a pair is trained on one")
     if adapter.initial is not None and low_noise_adapter is None:
         missing.append(
@@ -538,6 +540,7 @@ class TrainStep(io.ComfyNode):
         prompts="",
         switch_every=50,
     ) -> io.NodeOutput:
+        from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
         from ..training.run.loop import Callbacks

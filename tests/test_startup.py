@@ -21,19 +21,47 @@ assert asyncio.new_event_loop().run_until_complete(nodes.load_custom_node(sys.ar
 assert "TrainStep" in nodes.NODE_CLASS_MAPPINGS
 print("NEW", json.dumps(sorted(set(sys.modules) - before)))
 """
-MOST_MODULES = 192  # of Graft; each costs about a millisecond
+MOST_MODULES = 121  # of Graft; each costs about a millisecond
 HEAVY = re.compile(
     r"(yaml|numpy\.testing|PIL\.\w+ImagePlugin|PIL\.Image|safetensors\.torch|aiohttp|tensorboard|bitsandbytes"
     r"|torch\.(distributed\.(fsdp|tensor)|utils\.tensorboard|_dynamo|_inductor|onnx|testing))(\.|$)"
 )
+FOR_CHOICES = ("patches.models.convolution", "patches.token_downsampling.tokens")  # what nodes list comes with them
 NOT_YET = (  # Graft's own that only a running node needs
+    "demo",
+    "ema.shadow",
+    "host.autograd_inplace",
+    "host.base_weights",
+    "host.denoiser",
+    "host.encoding",
+    "host.fingerprint",
+    "host.latents",
+    "host.lora",
+    "host.model_",
+    "host.previews",
+    "host.token_",
+    "patches.analysis",
+    "patches.lora_files.block_weights",
+    "patches.lora_files.entry",
+    "patches.lora_files.open_file",
+    "patches.lora_files.parse",
+    "patches.lora_files.read_stack",
+    "patches.lora_files.save",
+    "patches.models.",
+    "patches.patching",
+    "patches.token_downsampling.",
+    "patches.token_routing",
+    "storage.atomic",
+    "storage.pictures",
+    "storage.safetensors",
+    "training.data.dataset",
     "training.run",
     "training.store.store",
     "training.state",
     "training.trainable.install",
     "training.averages",
     "training.reports",
-    "training.distributed.fsdp",
+    "training.distributed",
     "headless",
 )
 
@@ -63,5 +91,5 @@ def test_loading_the_pack_imports_nothing_heavy(new_modules):
 def test_loading_the_pack_imports_few_modules_of_graft(new_modules):
     modules = own(new_modules)
     assert 100 < len(modules) <= MOST_MODULES, len(modules)
-    early = [name for name in modules if name.startswith(NOT_YET)]
+    early = [name for name in modules if name.startswith(NOT_YET) and name not in FOR_CHOICES]
     assert not early, "import it where it is needed, inside the function"

@@ -19,8 +19,6 @@ from .key_formats.kohya import is_inner_parameter
 from .parse import grouped
 from .trainer import MIN_RANK, RANK_EXPONENT
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
-
 
 def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Convert a LORA_MODEL (ComfyUI's generic names) to a key format: factors and differences as `dtype`, alpha as

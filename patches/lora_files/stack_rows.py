@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...storage.problem_list import problem_lines
-from ..patching.strength_schedule import Schedule
-from . import block_weights
+
+if TYPE_CHECKING:
+    from ..patching.strength_schedule import Schedule
 
 VERSION = 1
 LIMIT = 100.0  # of strengths, as on ComfyUI's own loaders and on the widget
@@ -121,8 +122,10 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
         elif name in ("model", "clip") and not abs(row[name]) <= LIMIT:  # NaN fails this too
             yield f"{name}: expected a strength from {-LIMIT:g} to {LIMIT:g}, got {value}"
         elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
+            from .block_weights import parse as parse_blocks
+
             try:
-                (block_weights.parse if name == "blocks" else schedule_of)(value)
+                (parse_blocks if name == "blocks" else schedule_of)(value)
             except ValueError as error:
                 yield str(error)
 
@@ -135,6 +138,8 @@ def schedule_of(text: str) -> Schedule | None:
     """
     if not text.strip():
         return None
+    from ..patching.strength_schedule import Schedule
+
     span = _RANGE.fullmatch(text.strip())
     if span is not None:
         start, end = _share(span[1]), _share(span[2])

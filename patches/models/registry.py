@@ -33,7 +33,7 @@ from . import (
 from .block_names import BlockNames
 from .family import ModelFamily
 from .layer_names import LayerNames
-from .token_layout import TokenLayout, TransformerClass, UNetLayout
+from .token_layout import TokenLayout, TransformerClass
 
 # In the order in which a LoRA file is compared with them: those with names that nobody else has first.
 FAMILIES: Registry[ModelFamily] = Registry(
@@ -75,21 +75,6 @@ def transformer_classes() -> dict[str, TransformerClass]:
         if isinstance(family.token_layout, TokenLayout):
             classes.update(family.token_layout.classes)
     return classes
-
-
-def titles_of(kind: type[TokenLayout] | type[UNetLayout]) -> list[str]:
-    """Titles of the families with this token layout."""
-    return [family.title for family in FAMILIES if isinstance(family.token_layout, kind)]
-
-
-def routed_titles() -> list[str]:
-    """Titles of the families with a transformer whose tokens can skip blocks."""
-    titles = []
-    for family in FAMILIES:
-        layout = family.token_layout
-        if isinstance(layout, TokenLayout) and any(one.routed for one in layout.classes.values()):
-            titles.append(family.title)
-    return titles
 
 
 def takes_masked_text_alone(model: nn.Module) -> bool:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.token_layout import Grid
+if TYPE_CHECKING:
+    from ..models.token_layout import Grid
 
 METHODS = ("nearest-exact", "nearest", "area", "blend")
 PHASES = ("both", "training", "sampling")

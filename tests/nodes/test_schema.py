@@ -1,9 +1,12 @@
 """Few settings stand open on a node: the editor folds the advanced ones away, on every host."""
 
 import json
+import re
 
 import pytest
 from graft_nodes.nodes import NODES
+from graft_nodes.patches.models.registry import FAMILIES
+from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
 from graft_nodes.tests.nodes import write_inputs
 
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
@@ -89,3 +92,27 @@ def test_what_workflows_know_of_a_node_is_as_recorded(host, identifier):
             found["inputs"].get(name, [kind, {}])[1].pop("options", None)
     assert found == recorded, "only what is new may differ: python -m graft_nodes.tests.nodes.write_inputs"
     assert list(found["inputs"]) == list(recorded["inputs"])
+
+
+def named_models(identifier):
+    """The UNets and the transformers that the tooltip of a node's model names."""
+    node = next(node for node in NODES if node.define_schema().node_id == identifier)
+    tooltip = node.define_schema().inputs[0].tooltip
+    return [
+        names.split(", ") for names in re.fullmatch(r".*UNet \((.+)\) or a transformer \((.+)\)\.", tooltip).groups()
+    ]
+
+
+def titles(layout, wanted=lambda layout: True):
+    return [one.title for one in FAMILIES if isinstance(one.token_layout, layout) and wanted(one.token_layout)]
+
+
+def test_the_tooltips_name_the_models_whose_tokens_graft_can_reduce():
+    assert named_models("ApplyToDo") == [titles(UNetLayout), titles(TokenLayout)]
+
+
+def test_the_tooltips_name_the_models_whose_tokens_can_skip_blocks():
+    def routed(layout):
+        return any(one.routed for one in layout.classes.values())
+
+    assert named_models("ApplyTREAD") == [titles(UNetLayout), titles(TokenLayout, routed)]

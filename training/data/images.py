@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ...storage.file_list import files_below
-from ...storage.pictures import open_picture, picture_errors
 from .buckets import Framing
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ def pillow_errors(path: Path) -> Iterator[None]:
     """Turns Pillow's errors inside the block into ValueError that says what is wrong."""
     from PIL import Image, UnidentifiedImageError
 
+    from ...storage.pictures import picture_errors
+
     try:
         yield
     except UnidentifiedImageError as error:
@@ -134,6 +135,8 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
     """
     from PIL import ImageOps
 
+    from ...storage.pictures import open_picture
+
     with pillow_errors(path):
         with open_picture(path) as file:
             file.load()
@@ -161,6 +164,8 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
     """
     from PIL import Image
 
+    from ...storage.pictures import open_picture
+
     with pillow_errors(path), open_picture(path) as file:
         width, height = file.size
         # A PNG's own `getexif` reads all pixels first.
@@ -172,6 +177,8 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
 def thumbnail(path: Path, side: int) -> bytes:
     """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
     from PIL import Image, ImageOps
+
+    from ...storage.pictures import open_picture
 
     with pillow_errors(path), open_picture(path) as file:
         file.draft("RGB", (side, side))  # a JPEG is read at a fraction of its size
@@ -203,6 +210,8 @@ def _has_transparency(image: Image.Image) -> bool:
 def open_mask(path: Path) -> Image.Image:
     """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
     from PIL import ImageOps
+
+    from ...storage.pictures import open_picture
 
     with pillow_errors(path):
         with open_picture(path) as file:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from ...models.family import ModelFamily
 from . import diffusers
 from .key_format import GENERIC_PREFIX, Groups, KeyFormat
 from .layer_tensors import layer_tensors
+
+if TYPE_CHECKING:
+    from ...models.family import ModelFamily
 
 
 class ComfyUIWriter:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from ...models.family import ModelFamily
+if TYPE_CHECKING:
+    from ...models.family import ModelFamily
 
 Group = dict[str, tuple[str, Tensor]]  # the tensors of one layer: role -> (key in the file, tensor)
 Groups = Mapping[str, Group]  # by layer name
 GENERIC_PREFIX = "diffusion_model."
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}  # that files are saved in
 
 
 class KeyWriter(Protocol):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...models.family import Kohya, ModelFamily
-from ...models.unet import diffusers_name
 from .diffusers import kohya_name_from_diffusers
 from .key_format import GENERIC_PREFIX, Groups, KeyFormat
 from .layer_tensors import layer_tensors
+
+if TYPE_CHECKING:
+    from ...models.family import ModelFamily
 
 GENERIC_ENCODER = re.compile(r"text_encoders\.(clip_l|clip_g|clip_h|t5xxl)\.transformer\.(.+)")
 _PARAMETER = re.compile(  # last words of parameters that belong to the model itself, not to one of its modules
@@ -57,9 +59,17 @@ def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
         return kohya_name_from_diffusers(base, groups)
     if "diff" in groups[base] and _PARAMETER.search(base):
         return base
-    if family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks:
+    if _has_diffusers_blocks(family):
+        from ...models.unet import diffusers_name
+
         path = diffusers_name(path)
     return "lora_unet_" + path.replace(".", "_")
+
+
+def _has_diffusers_blocks(family: ModelFamily | None) -> bool:
+    from ...models.family import Kohya
+
+    return family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks
 
 
 def _encoder_number(encoder: str, family: ModelFamily | None, groups: Groups) -> str:
@@ -72,6 +82,8 @@ def _encoder_number(encoder: str, family: ModelFamily | None, groups: Groups) ->
 
 
 def _is_single_encoder(encoder: str, family: ModelFamily | None) -> bool:
+    from ...models.family import Kohya
+
     if family is None:
         return encoder == "clip_l"
     return isinstance(family.kohya, Kohya) and family.kohya.one_text_encoder

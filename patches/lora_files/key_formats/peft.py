@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...adapters.lora import LoRA
-from ...models.family import Missing, ModelFamily
-from ...models.layer_names import LayerNames, swap_halves
 from .diffusers import strip_attn_processor
 from .key_format import GENERIC_PREFIX, Group, Groups, KeyFormat
 from .kohya import GENERIC_ENCODER
+
+if TYPE_CHECKING:
+    from ...models.family import ModelFamily
+    from ...models.layer_names import LayerNames
 
 _HELD = {"up", "down", "alpha"}
 _UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # prefixes of names with underscores for dots
@@ -47,6 +50,8 @@ class PeftWriter:
 
 
 def _factors(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
+    from ...models.layer_names import swap_halves
+
     alpha = None
     if "alpha" in group:
         alpha = float(group["alpha"][1])
@@ -64,6 +69,8 @@ def _factors(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | 
 
 
 def _family_names(family: ModelFamily | None) -> LayerNames | None:
+    from ...models.family import Missing
+
     if family is None or isinstance(family.layer_names, Missing):
         return None
     return family.layer_names

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ...adapters import tlora
-from ...models.family import ModelFamily
-from ...models.unet import diffusers_name
 from .key_format import GENERIC_PREFIX, Group, Groups, KeyFormat, KeySpelling
+
+if TYPE_CHECKING:
+    from ...models.family import ModelFamily
 
 _ATTENTION = re.compile(r"((?:down_blocks|up_blocks|mid_block)\..+\.attn[12])\.to_(q|k|v|out)(?:\.0)?")
 _SUFFIXES = {
@@ -60,6 +62,8 @@ class TLoraWriter:
 
 def _processor(base: str) -> str | None:
     """The authors' name of a layer, without its end; None if they have none."""
+    from ...models.unet import diffusers_name
+
     match = _ATTENTION.fullmatch(diffusers_name(base.removeprefix(GENERIC_PREFIX)))
     if match is None:
         return None
