@@ -1,9 +1,9 @@
 """python dev.py mutate [--count N] [--seed S] [PATH …]: change the product's code at random places, one change at a
 time, and see whether a test fails.
 
-Each change is tried in a copy of the tree: by the tests nearest to its file, then by the quick tier. What no test
-notices is listed: it needs a test, or the code is not needed. With --json FILE the next call goes on where this one
-ended.
+Each change is tried in a copy of the tree: by the tests nearest to its file, then by the quick tier, then by the whole
+suite (but for its long tests and the browser's); --until ends earlier. What no test notices is listed: it needs a test,
+or the code is not needed. With --json FILE the next call goes on where this one ended, also with a later --until.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 from .changes import Change, changes, is_python
-from .record import Record
-from .trials import Copy, Trials, Verdict
+from .record import Record, is_final
+from .trials import STAGES, Copy, Trials, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
@@ -63,9 +63,14 @@ def _lot(seed: int, file: PurePosixPath, change: Change) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tried(root: Path, places: list[Place], jobs: int, only_nearest: bool) -> Iterator[Verdict]:
-    """The verdict on each change, as they come, from so many copies at once."""
-    trials = Trials(root, only_nearest)
+def tried(
+    root: Path, places: list[Place], jobs: int, until: str, survived: dict[Place, str] | None = None
+) -> Iterator[Verdict]:
+    """The verdict on each change, as they come, from so many copies at once. `survived` are the stages that changes
+    have survived before.
+    """
+    trials = Trials(root, until)
+    before = survived or {}
     with tempfile.TemporaryDirectory(prefix="graft-mutate-") as folder, ThreadPoolExecutor(jobs) as pool:
         copies: queue.Queue[Copy] = queue.Queue()
         for number in range(jobs):
@@ -77,7 +82,7 @@ def tried(root: Path, places: list[Place], jobs: int, only_nearest: bool) -> Ite
         def work(file: PurePosixPath, change: Change) -> Verdict:
             copy = copies.get()
             try:
-                return trials.try_change(copy, file, change)
+                return trials.try_change(copy, file, change, before.get((file, change), ""))
             finally:
                 copies.put(copy)
 
@@ -92,7 +97,7 @@ def tried(root: Path, places: list[Place], jobs: int, only_nearest: bool) -> Ite
 def summary(verdicts: list[Verdict]) -> str:
     """How many changes ended in a failing test, and those that did not."""
     counts = Counter(verdict.by for verdict in verdicts)
-    lines = [f"{name} {counts[name]}" for name in ("nearest", "quick", "time", "survived", "untried") if counts[name]]
+    lines = [f"{name} {counts[name]}" for name in (*STAGES, "time", "survived", "untried") if counts[name]]
     noticed = sum(verdict.noticed for verdict in verdicts)
     text = [f"{noticed} of {len(verdicts)} changes were noticed ({', '.join(lines)})"]
     missed = [verdict for verdict in verdicts if not verdict.noticed]
@@ -107,7 +112,9 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--count", type=int, default=100, help="how many changes (default: 100)")
     parser.add_argument("--seed", type=int, help="what the changes are drawn from (default: a new one)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once (default: one a core)")
-    parser.add_argument("--nearest", action="store_true", help="only the nearest tests, not the quick tier")
+    parser.add_argument(
+        "--until", choices=STAGES, default=STAGES[-1], help=f"the last tests to run (default: {STAGES[-1]})"
+    )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="add the verdicts to this file; leave out what is in it"
     )
@@ -130,15 +137,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if given.list:
         print("\n".join(f"{file}:{change.line}  {change}" for file, change in places))
         return 0
-    verdicts = []
+    verdicts: list[Verdict] = []
+    survived: dict[Place, str] = {}
     record = None
     if given.json is not None:
         record = Record(given.json)
-        verdicts = record.verdicts(places, given.again)
+        earlier = record.verdicts(places)
+        if given.again:
+            earlier = [verdict for verdict in earlier if verdict.noticed]
+        verdicts = [verdict for verdict in earlier if is_final(verdict, given.until)]
+        survived = {(one.file, one.change): one.stage for one in earlier if one.by == "survived"}
         known = {(verdict.file, verdict.change) for verdict in verdicts}
         places = [place for place in places if place not in known]
         print(f"{len(verdicts)} were tried before, in {given.json}", flush=True)
-    for verdict in tried(root, places, given.jobs, given.nearest):
+    for verdict in tried(root, places, given.jobs, given.until, survived):
         verdicts.append(verdict)
         if record is not None:
             record.add(verdict)

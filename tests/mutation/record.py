@@ -6,7 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 
 from .changes import Change
-from .trials import Verdict
+from .trials import STAGES, Verdict
 
 
 class Record:
@@ -14,23 +14,20 @@ class Record:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[tuple[str, str, str, int], tuple[str, str]] = {}
+        self.known: dict[tuple[str, str, str, int], tuple[str, str, str]] = {}
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
                 name = (entry["file"], entry["before"], entry["after"], entry["nth"])
-                self.known[name] = (entry["by"], entry["detail"])
+                self.known[name] = (entry["by"], entry["detail"], entry["stage"])
 
-    def verdicts(self, places: list[tuple[PurePosixPath, Change]], again: bool = False) -> list[Verdict]:
-        """What is known of these changes; with `again` only of those that a test noticed."""
+    def verdicts(self, places: list[tuple[PurePosixPath, Change]]) -> list[Verdict]:
+        """What is known of these changes."""
         found = []
         for file, change in places:
             name = (file.as_posix(), change.before, change.after, change.nth)
-            if name not in self.known:
-                continue
-            verdict = Verdict(file, change, *self.known[name])
-            if verdict.noticed or (verdict.by == "survived" and not again):
-                found.append(verdict)
+            if name in self.known:
+                found.append(Verdict(file, change, *self.known[name]))
         return found
 
     def add(self, verdict: Verdict) -> None:
@@ -43,6 +40,14 @@ class Record:
             "nth": change.nth,
             "by": verdict.by,
             "detail": verdict.detail,
+            "stage": verdict.stage,
         }
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def is_final(verdict: Verdict, until: str) -> bool:
+    """Whether the stages up to `until` have nothing to add: a test noticed the change, or it survived all of them."""
+    if verdict.noticed:
+        return True
+    return verdict.by == "survived" and STAGES.index(verdict.stage) >= STAGES.index(until)

@@ -17,11 +17,16 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the tree is
 
 FILES = {
     "__init__.py": "",
-    "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\nmarkers = ["slow", "long"]\n',
+    "pyproject.toml": """
+        [tool.pytest.ini_options]
+        addopts = "--import-mode=importlib"
+        markers = ["slow", "long", "browser"]
+    """,
     "docs/architecture.md": "## Tested elsewhere\n\n| file | tests |\n|---|---|\n| `maths/` | `tests/test_all.py` |\n",
     "maths/near.py": "def larger(a, b):\n    return a > b\n",
     "maths/far.py": "def total(a, b):\n    return a + b\n",
     "maths/unseen.py": "def half(a):\n    return a / 2\n",
+    "maths/late.py": "def double(a):\n    return a * 2\n",
     "maths/loop.py": "def down(a):\n    while a > 0:\n        a -= 1\n    return a\n",
     "tests/maths/test_near.py": """
         from graft_nodes.maths.near import larger
@@ -46,9 +51,16 @@ FILES = {
     "tests/test_slow.py": """
         import pytest
 
+        from graft_nodes.maths.late import double
+
         @pytest.mark.slow
         def test_slow():
-            raise AssertionError("not in the quick tier")
+            assert double(3) == 6
+
+        @pytest.mark.browser
+        @pytest.mark.slow
+        def test_browser():
+            raise AssertionError("not in the whole suite")
     """,
 }
 
@@ -77,8 +89,8 @@ def only_change(root, file, after):
     return PurePosixPath(file), change
 
 
-def verdicts(root, *places, only_nearest=False):
-    return list(command.tried(root, list(places), 1, only_nearest))
+def verdicts(root, *places, until="quick", survived=None):
+    return list(command.tried(root, list(places), 1, until, survived))
 
 
 def test_each_change_is_noticed_by_the_nearest_tests_then_by_all_or_survives(tree):
@@ -102,18 +114,35 @@ def test_each_change_is_noticed_by_the_nearest_tests_then_by_all_or_survives(tre
     assert text.splitlines()[1:] == ["survived  maths/unseen.py:2  a / 2  ->  (a * 2)"]
 
 
+def test_the_whole_suite_is_asked_last_and_only_by_what_survived_the_rest(tree):
+    late = only_change(tree, "maths/late.py", "(a / 2)")
+    unseen = only_change(tree, "maths/unseen.py", "(a * 2)")
+    quick = {verdict.file.stem: verdict for verdict in verdicts(tree, late, unseen)}
+    assert {name: (verdict.by, verdict.stage) for name, verdict in quick.items()} == {
+        "late": ("survived", "quick"),
+        "unseen": ("survived", "quick"),
+    }
+    (tree / "tests" / "test_sums.py").write_text("raise AssertionError('the quick tier ran again')\n")
+    survived = {(verdict.file, verdict.change): verdict.stage for verdict in quick.values()}
+    assert [one.by for one in verdicts(tree, late, until="quick", survived=survived)] == ["survived"]
+    (tree / "tests" / "test_sums.py").write_text("")
+    whole = {one.file.stem: one for one in verdicts(tree, late, unseen, until="whole", survived=survived)}
+    assert whole["late"].by == "whole" and whole["late"].detail == "tests/test_slow.py::test_slow"
+    assert (whole["unseen"].by, whole["unseen"].stage) == ("survived", "whole")
+
+
 @pytest.mark.slow
 def test_an_endless_loop_ends_with_its_time(tree, monkeypatch):
     monkeypatch.setattr(trials, "LEAST_SECONDS", 4.0)
     [verdict] = verdicts(tree, only_change(tree, "maths/loop.py", "pass"))
-    assert verdict.by == "time" and verdict.noticed
+    assert verdict.by == "time" and verdict.noticed and verdict.stage == "nearest"
 
 
 def test_changes_are_undone_before_the_next(tree):
     """The second change has the size and perhaps the second of the first: a stale compiled file would hide it."""
     larger = only_change(tree, "maths/near.py", "(a >= b)")
     far = only_change(tree, "maths/far.py", "(a - b)")
-    assert [one.by for one in verdicts(tree, far, larger, far, only_nearest=True)].count("survived") == 2
+    assert [one.by for one in verdicts(tree, far, larger, far, until="nearest")].count("survived") == 2
 
 
 def test_tests_that_fail_without_a_change_judge_nothing(tree):
@@ -130,7 +159,7 @@ def test_the_nearest_tests_of_a_file(tree):
 
 def test_a_seed_draws_the_same_changes_and_another_seed_others(tree):
     files = command.product_files(tree, ["maths"])
-    assert [file.name for file in files] == ["far.py", "loop.py", "near.py", "unseen.py"]
+    assert [file.name for file in files] == ["far.py", "late.py", "loop.py", "near.py", "unseen.py"]
     all_of_them = command.drawn(tree, files, 1000, 1)
     assert command.drawn(tree, files, 3, 1) == all_of_them[:3] != command.drawn(tree, files, 3, 2)
     assert len(all_of_them) == len(set(all_of_them)) == sum(len(changes((tree / file).read_bytes())) for file in files)
@@ -150,7 +179,18 @@ def test_the_command_lists_what_it_would_try(tree, capsys):
 
 def test_a_call_goes_on_where_the_one_before_ended(tree, capsys):
     file = tree.parent / "tried.json"
-    options = ["maths/near.py", "maths/unseen.py", "--seed", "1", "--nearest", "--jobs", "1", "--json", str(file)]
+    options = [
+        "maths/near.py",
+        "maths/unseen.py",
+        "--seed",
+        "1",
+        "--until",
+        "nearest",
+        "--jobs",
+        "1",
+        "--json",
+        str(file),
+    ]
 
     def call(*more):
         """(exit status, changes tried, the summary's first line)."""
@@ -167,6 +207,8 @@ def test_a_call_goes_on_where_the_one_before_ended(tree, capsys):
     assert call() == (1, 0, first)
     survived = int(first.partition("survived ")[2].partition(")")[0])
     assert survived > 0 and call("--again") == (1, survived, first)
+    options[options.index("nearest")] = "quick"
+    assert call()[1] == survived and call()[1] == 0  # what survived the nearest tests is not the last word
 
 
 def test_lines_written_anew_leave_the_other_changes_in_their_order(tree):

@@ -1,4 +1,6 @@
-"""Tries changes in a copy of the tree: the nearest tests first, then the quick tier, each with a limit of time."""
+"""Tries changes in a copy of the tree: the nearest tests first, then the quick tier, then the whole suite, each with a
+limit of time.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from .changes import Change
 from .nearest import WITH_COMFYUI, nearest_tests
 
 PACKAGE = "graft_nodes"  # the name by which tests import the tree
-NEAREST, QUICK = "not long", "not slow and not long"
+# The stages in their order, and pytest's marks for each; the nearest tests are named by the change's file.
+MARKS = {"nearest": "not long", "quick": "not slow and not long", "whole": "not long and not browser"}
+STAGES = tuple(MARKS)
 # They read the product's source: a changed line may be too long for them, which says nothing of what it does.
 READERS = (
     "tests/test_import_circles.py",
@@ -61,16 +65,19 @@ class Ran:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What noticed a change: "nearest", "quick" or "time"; or "survived", or "untried" with the reason."""
+    """What noticed a change: a stage, "time" (in a stage), or nothing: "survived" the last `stage`; or "untried" with
+    the reason.
+    """
 
     file: PurePosixPath
     change: Change
     by: str
     detail: str = ""
+    stage: str = ""
 
     @property
     def noticed(self) -> bool:
-        return self.by in ("nearest", "quick", "time")
+        return self.by in (*STAGES, "time")
 
     def __str__(self) -> str:
         line = f"{self.by:8}  {self.file}:{self.change.line}  {self.change}"
@@ -152,32 +159,37 @@ class Copy:
 class Trials:
     """Tries changes; what the tests do without a change is measured once for all copies."""
 
-    def __init__(self, root: Path, only_nearest: bool = False) -> None:
+    def __init__(self, root: Path, until: str) -> None:
         self.root = root
-        self.only_nearest = only_nearest
+        self.stages = STAGES[: STAGES.index(until) + 1]
         self.unchanged: dict[tuple[str, ...], Ran] = {}
         self.lock = threading.Lock()
 
-    def try_change(self, copy: Copy, file: PurePosixPath, change: Change) -> Verdict:
-        """What noticed the change, in this copy."""
-        near = [test for test in nearest_tests(self.root, file) if test not in READERS]
-        ways = [("nearest", NEAREST, near)]
-        if not self.only_nearest:
-            left_out = [f"--ignore={test}" for test in (*READERS, WITH_COMFYUI)]
-            ways.append(("quick", QUICK, left_out))
-        for by, marks, tests in ways:
+    def try_change(self, copy: Copy, file: PurePosixPath, change: Change, survived: str = "") -> Verdict:
+        """What noticed the change, in this copy; the stages up to `survived` did not."""
+        begin = 0
+        if survived:
+            begin = STAGES.index(survived) + 1
+        for stage in self.stages[begin:]:
+            tests = self._tests(stage, file)
             if not tests:
                 continue
-            before = self.without_change(copy, marks, tests)
+            before = self.without_change(copy, MARKS[stage], tests)
             if not before.passed:
-                return Verdict(file, change, "untried", f"without a change: {before.first_failure}")
+                return Verdict(file, change, "untried", f"without a change: {before.first_failure}", stage)
             with copy.changed(file, change):
-                ran = copy.run(marks, tests, LEAST_SECONDS + TIMES * before.seconds)
+                ran = copy.run(MARKS[stage], tests, LEAST_SECONDS + TIMES * before.seconds)
             if ran.status is None:
-                return Verdict(file, change, "time", f"after {ran.seconds:.0f} s")
+                return Verdict(file, change, "time", f"after {ran.seconds:.0f} s of {stage}", stage)
             if not ran.passed:
-                return Verdict(file, change, by, ran.first_failure)
-        return Verdict(file, change, "survived")
+                return Verdict(file, change, stage, ran.first_failure, stage)
+        return Verdict(file, change, "survived", "", self.stages[-1])
+
+    def _tests(self, stage: str, file: PurePosixPath) -> list[str]:
+        """pytest's arguments that name the tests of a stage."""
+        if stage == "nearest":
+            return [test for test in nearest_tests(self.root, file) if test not in READERS]
+        return [f"--ignore={test}" for test in (*READERS, WITH_COMFYUI)]
 
     def without_change(self, copy: Copy, marks: str, tests: list[str]) -> Ran:
         """How the tests end without a change; copies that ask for it at the same time wait for one."""
