@@ -109,6 +109,18 @@ def test_with_the_settings_of_memory_and_precision(lab, settings):
     assert far(compiled, plain) < ERROR
 
 
+def test_six_blocks_share_what_two_compile(lab):
+    """All alike blocks but the first, whose input has no gradient, are one compilation."""
+    net = lab.Flow().module
+    width = net.norm.num_channels
+    net.blocks.extend(type(net.blocks[0])(width) for _ in range(4))
+    notes = []
+    compiled = trained(lab, module=net, notes=notes)
+    assert compiler().graphs == 2 and "2 compilations for 6 Block" in notes[0]
+    assert far(compiled, trained(lab, module=net, compile="off")) < ERROR
+    assert len({name.split(".")[1] for name in compiled.trained if name.startswith("blocks.")}) == 6
+
+
 def test_nothing_is_compiled_again(lab):
     """Other rates, schedules, seeds, masks, losses and steps are no other code."""
     notes, data = [], lab.pictures(8)
