@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .problem import Problem
 
+SAVE_AGAIN = "open the workflow in the editor and save it again"
 LINK_KEYS = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
 
 
@@ -173,7 +174,7 @@ def malformed(data: Mapping[str, Any]) -> list[Problem]:
     elif definitions is not None:
         subgraphs = None
     if not isinstance(subgraphs, list) or not _are_objects(subgraphs):
-        return [Problem("'definitions' is not {\"subgraphs\": [subgraph, …]}")]
+        return [Problem(f"'definitions' is not {{\"subgraphs\": [subgraph, …]}}; {SAVE_AGAIN}")]
     problems = _malformed_graph(data, "")
     for subgraph in subgraphs:
         prefix = f"subgraph {subgraph.get('name') or subgraph.get('id')}: "
@@ -181,7 +182,7 @@ def malformed(data: Mapping[str, Any]) -> list[Problem]:
         for key in ("inputs", "outputs"):
             entries = subgraph.get(key) or []
             if isinstance(entries, list) and not _are_objects(entries):
-                problems.append(Problem(f"{prefix}'{key}' holds an entry that is not an object"))
+                problems.append(Problem(f"{prefix}'{key}' holds an entry that is not an object; {SAVE_AGAIN}"))
     return problems
 
 
@@ -190,14 +191,14 @@ def _malformed_graph(graph: Mapping[str, Any], where: str) -> list[Problem]:
     for key in ("nodes", "links", "inputs", "outputs"):
         entries = graph.get(key) or []
         if not isinstance(entries, list):
-            problems.append(Problem(f"{where}'{key}' is not a list"))
+            problems.append(Problem(f"{where}'{key}' is not a list; {SAVE_AGAIN}"))
         elif key == "nodes":
             for node in entries:
                 problems += _malformed_node(node, where)
         elif key == "links":
             for entry in entries:
                 if not _is_link(entry):
-                    problems.append(Problem(f"{where}not a link: {json.dumps(entry)[:80]}"))
+                    problems.append(Problem(f"{where}not a link: {json.dumps(entry)[:80]}; {SAVE_AGAIN}"))
     return problems
 
 
@@ -207,7 +208,7 @@ def _are_objects(entries: list[Any]) -> bool:
 
 def _malformed_node(node: Any, where: str) -> list[Problem]:
     if not isinstance(node, dict) or node.get("id") is None or not isinstance(node.get("type"), str):
-        return [Problem(f"{where}not a node (it needs an id and a type): {json.dumps(node)[:80]}")]
+        return [Problem(f"{where}not a node (it needs an id and a type): {json.dumps(node)[:80]}; {SAVE_AGAIN}")]
     errors = []
     if not isinstance(node.get("mode") or 0, int):
         errors.append(f"{where}'mode' is not a number but {json.dumps(node['mode'])[:40]}")
@@ -217,7 +218,8 @@ def _malformed_node(node: Any, where: str) -> list[Problem]:
         entries = node.get(key) or []
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             errors.append(f"{where}'{key}' is not a list of slots")
-    return [Problem(message, str(node["id"]), str(node.get("title") or ""), node["type"]) for message in errors]
+    title = str(node.get("title") or "")
+    return [Problem(f"{message}; {SAVE_AGAIN}", str(node["id"]), title, node["type"]) for message in errors]
 
 
 def _is_link(entry: Any) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import editor_file, group_nodes, prompt_text, widgets
 from .editor_file import (
+    SAVE_AGAIN,
     EditorGraph,
     Link,
     Slot,
@@ -28,6 +29,8 @@ Catalogue = Callable[[str], Schema | None]
 MUTED, BYPASSED = 2, 4
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
 # Nodes that exist only in the editor: they are resolved or dropped, and never run.
+_LINK_AGAIN = "link it again in the editor, or remove its link"
+_OUT_OF_ITSELF = "take it out of itself in the editor and save the workflow"
 EDITOR_ONLY = frozenset(("Note", "MarkdownNote", "Reroute", "PrimitiveNode"))
 
 
@@ -175,7 +178,7 @@ class _Placement:
             self.all[item.id] = item
             if item.inside is not None and (item.runs or item.is_group or host is not None):
                 if len(path) > 100 or item.inside is graph:
-                    self.problems.append(_at(item, "the subgraph contains itself"))
+                    self.problems.append(_at(item, f"the subgraph contains itself; {_OUT_OF_ITSELF}"))
                 else:
                     self.place(item.inside, item, [*path, str(node.get("id"))])
 
@@ -321,10 +324,10 @@ class _Placement:
             if isinstance(entries, str):
                 entries = json.loads(entries)
         except (ValueError, RecursionError) as error:
-            self.problems.append(_at(host, f"'proxyWidgets' is not JSON ({error})"))
+            self.problems.append(_at(host, f"'proxyWidgets' is not JSON ({error}); {SAVE_AGAIN}"))
             return {}
         if not isinstance(entries or [], list):
-            self.problems.append(_at(host, "'proxyWidgets' is not a list"))
+            self.problems.append(_at(host, f"'proxyWidgets' is not a list; {SAVE_AGAIN}"))
             return {}
         promoted: dict[str, dict[str, Any]] = {}
         for entry, value in zip(entries or [], _saved_values(host), strict=False):
@@ -361,7 +364,7 @@ class _Placement:
                 try:
                     value = prompt_text.choose(value, random.Random(f"{item.id} {value}"))
                 except ValueError as error:
-                    self.problems.append(_at(item, f"input '{name}': {error}"))
+                    self.problems.append(_at(item, f"{error}; nest them less deep", name))
             elif name == "filename_prefix" and item.type in prompt_text.SAVES_FILES:
                 value = self._filled(value)
         return _wrapped(value)
@@ -425,29 +428,28 @@ class _Placement:
         if slot.link is None:
             return None
         if (item.id, slot.name) in walk.seen:
-            self.problems.append(
-                _at(item, f"input '{slot.name}': the links make a cycle through reroutes or bypassed nodes")
-            )
+            message = "the links make a cycle through reroutes or bypassed nodes; remove one of them in the editor"
+            self.problems.append(_at(item, message, slot.name))
             return None
         walk.seen.add((item.id, slot.name))
         link = item.graph.links.get(slot.link)
         if link is None:
-            self.problems.append(_at(item, f"input '{slot.name}': link {slot.link} is not in the file"))
+            self.problems.append(_at(item, f"link {slot.link} is not in the file; {_LINK_AGAIN}", slot.name))
             return None
         if item.host is not None and link.origin == INPUT_NODE:
-            return self._outer(item, item.host, link, walk)
+            return self._outer(item, item.host, link, walk, slot.name)
         origin = self._neighbour(item, link.origin)
         if origin is None:
-            self.problems.append(
-                _at(item, f"input '{slot.name}': linked to node {link.origin}, which is not in the file")
-            )
+            message = f"linked to node {link.origin}, which is not in the file; {_LINK_AGAIN}"
+            self.problems.append(_at(item, message, slot.name))
             return None
         return self._output(origin, link.origin_slot, step.wanted, walk)
 
-    def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, walk: _Walk) -> _Onward | _Source:
+    def _outer(self, item: PlacedNode, host: PlacedNode, link: Link, walk: _Walk, name: str) -> _Onward | _Source:
         """Where a link inside a subgraph gets its value: the link of the host's input, or the host's widget."""
         if not 0 <= link.origin_slot < len(host.inputs):
-            self.problems.append(_at(item, f"the subgraph has no input {link.origin_slot}"))
+            message = f"linked to input {link.origin_slot} of the subgraph, which has none there; {_LINK_AGAIN}"
+            self.problems.append(_at(item, message, name))
             return None
         outer = host.inputs[link.origin_slot]
         walk.widgets.append((host, outer.name))
@@ -486,7 +488,7 @@ class _Placement:
         if link is None:
             return None
         if link.origin == INPUT_NODE:
-            return self._outer(item, item, link, walk)
+            return self._outer(item, item, link, walk, "")
         inner = self.all.get(f"{item.id}:{link.origin}")
         if inner is None:
             return None
@@ -495,10 +497,7 @@ class _Placement:
 
 def _unreadable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:
     """What keeps a node from being sent: inputs whose values this reader cannot know."""
-    problems = []
-    for name, message in shown.unreadable(item.values):
-        problems.append(replace(_at(item, message), input=name))
-    return problems
+    return [_at(item, message, name) for name, message in shown.unreadable(item.values)]
 
 
 def _innermost_value(walk: _Walk) -> tuple[_Source, int]:
@@ -591,10 +590,9 @@ def _subgraph_slots(inside: EditorGraph, saved: Sequence[Slot]) -> list[Slot]:
     return slots
 
 
-def _at(item: PlacedNode, message: str) -> Problem:
-    return Problem(
-        message, item.id, str(item.node.get("title") or (item.schema.title if item.schema else "")), item.type
-    )
+def _at(item: PlacedNode, message: str, name: str = "") -> Problem:
+    title = str(item.node.get("title") or (item.schema.title if item.schema else ""))
+    return Problem(message, item.id, title, item.type, name)
 
 
 def _wrapped(value: Any) -> Any:

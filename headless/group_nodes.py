@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from . import widgets
 from .editor_file import EditorGraph, Link, all_nodes
 from .problem import Problem
-from .schema import WIDGETS, Schema
+from .schema import Schema
 
 PREFIXES = ("workflow>", "workflow/")
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
 NOTES = ("Note", "MarkdownNote")
-WIRES = ("Reroute", "PrimitiveNode")
 MUTED, BYPASSED, ON = 2, 4, 0
+_Refusal = tuple[str, str]  # (the input or "", why)
+_ELSEWHERE = "load the pack that brings it (--pack DIR), or name a ComfyUI that has it (--comfyui DIR)"
 _REMEDY = "open the workflow in the editor, convert the group node to nodes there, and save it"
 
 
@@ -30,7 +32,12 @@ def is_group(node: Mapping[str, Any]) -> bool:
 
 def malformed_groups(data: Mapping[str, Any]) -> list[Problem]:
     """Problems with the shape of `extra.groupNodes`, for the groups that have a node in the workflow."""
-    return [_problem(node, message) for node in all_nodes(data) if is_group(node) for message in _shape(data, node)]
+    return [
+        _problem(node, f"{message}; {_REMEDY}")
+        for node in all_nodes(data)
+        if is_group(node)
+        for message in _shape(data, node)
+    ]
 
 
 def inner_types(data: Mapping[str, Any]) -> set[str]:
@@ -55,7 +62,7 @@ def make_subgraphs(
         group = _Group(_definition(data, node), node, look_up)
         refusals = list(group.refusals())
         refusals += _behind_bypassed_groups(root, node)
-        problems += [_problem(node, message) for message in refusals]
+        problems += [_problem(node, message, name) for name, message in refusals]
         if refusals:
             continue
         name = f"{node['type']} {node['id']}"
@@ -102,7 +109,10 @@ class _Group:
         self.node = node
         self.definition = definition
         self.nodes: list[dict[str, Any]] = definition["nodes"]
-        self.links = [link for link in definition.get("links") or [] if link[0] is not None]
+        self.saved_links = [link for link in definition.get("links") or [] if link[0] is not None]
+        self.reroutes = {index for index, one in enumerate(self.nodes) if one.get("type") == "Reroute"}
+        self._before = {link[2]: link for link in self.saved_links if link[2] in self.reroutes}
+        self.links = self._without_reroutes()
         self.linked = {(int(link[2]), int(link[3])): link for link in self.links}
         self.inner: list[_Inner] = []
         self.unknown: list[str] = []
@@ -113,57 +123,92 @@ class _Group:
             schema = look_up(str(one.get("type")))
             if schema is not None:
                 self.inner.append(_inner(index, one, widgets.EditorNode(schema)))
-            elif one.get("type") not in NOTES:
+            elif one.get("type") not in (*NOTES, "Reroute"):
                 self.unknown.append(str(one.get("type")))
         for item in self.inner:
             self._add(item)
         for item in self.inner:
             self._add_converted(item)
 
-    def refusals(self) -> Iterator[str]:
+    def refusals(self) -> Iterator[_Refusal]:
         """Why this group node cannot be read, if it cannot."""
         for kind in self.unknown:
             if is_group({"type": kind}):
-                yield f"the group node '{kind}' is inside it, and no front end sends such a workflow; {_REMEDY}"
-            elif kind in WIRES:
-                yield f"a {kind} inside a group node cannot be read; {_REMEDY}"
+                yield "", f"the group node '{kind}' is inside it, and no front end sends such a workflow; {_REMEDY}"
+            elif kind == "PrimitiveNode":
+                yield "", f"a Primitive inside it gives other values in other front ends; {_REMEDY}"
             else:
-                yield f"this ComfyUI does not have '{kind}', which is inside the group node"
+                yield "", f"this ComfyUI does not have '{kind}', which is inside the group node; {_ELSEWHERE}"
+        if any(self._origin(index, 0) is None for index in self.reroutes):
+            yield "", f"a Reroute inside takes its link from outside, and front ends lose that; {_REMEDY}"
         for item in self.inner:
             yield from _mixed_up(item)
             yield from self._misplaced(item)
         yield from self._links_to_nothing()
 
+    def _without_reroutes(self) -> list[list[Any]]:
+        """The links inside, with those through reroutes as one: front end 1.58.1 sends them, 1.27.10 loses them."""
+        links = []
+        for link in self.saved_links:
+            origin = self._origin(link[0], link[1])
+            if link[2] not in self.reroutes and origin is not None:
+                links.append([*origin, *link[2:]])
+        return links
+
+    def _origin(self, index: int, slot: int) -> tuple[int, int] | None:
+        """The node inside that an output gives the value of, and its slot; None behind a Reroute without one."""
+        for _ in range(len(self.reroutes) + 1):
+            if index not in self.reroutes:
+                return index, slot
+            if index not in self._before:
+                return None
+            index, slot = self._before[index][:2]
+        return None
+
     def subgraph(self, name: str) -> EditorGraph:
         """The group as a subgraph, with the values of the group node's widgets in the nodes inside."""
         links: dict[str, Link] = {}
         outputs: list[dict[str, Any]] = []
-        slots = self._slots()
-        for number, entry in enumerate(slots):
-            if entry in self.inputs:
-                _, index, slot = entry
-                _link(links, INPUT_NODE, number, index, self._item(index).saved.index(slot))
+        for number, (name_of_slot, index, slot) in enumerate(self._slots):
+            if (name_of_slot, index, slot) in self._counted:
+                _link(links, INPUT_NODE, number, index, self._items[index].saved.index(slot))
         for origin, origin_slot, target, target_slot, *_ in self.linked.values():
             _link(links, str(origin), int(origin_slot), int(target), int(target_slot))
-        for item in self.inner:
-            for place, kind in enumerate(item.shown.schema.outputs):
-                if self._output_shows(item.index, place):
-                    _link(links, str(item.index), place, OUTPUT_NODE, len(outputs))
-                    outputs.append({"type": kind})
+        for index, place, kind in self._outputs():
+            origin = self._origin(index, place)
+            if origin is not None and self._output_shows(index, place):
+                _link(links, str(origin[0]), origin[1], OUTPUT_NODE, len(outputs))
+                outputs.append({"type": kind})
         values = self._values()
-        nodes = [_with_values(item, values[item.index], links) for item in self.inner]
+        to: dict[str, dict[int, str]] = {}
+        for link in links.values():
+            to.setdefault(link.target, {})[link.target_slot] = link.id
+        nodes = [_with_values(item, values[item.index], to.get(str(item.index), {})) for item in self.inner]
         types = {item.index: {one.name: one.socket_type for one in item.shown.sockets} for item in self.inner}
-        inputs = [{"name": name, "type": types[index].get(slot, "*")} for name, index, slot in slots]
+        inputs = [{"name": name, "type": types[index].get(slot, "*")} for name, index, slot in self._slots]
         return EditorGraph(name, nodes, links, inputs, outputs)
 
+    def _outputs(self) -> Iterator[tuple[int, int, str]]:
+        """The outputs of the nodes inside, those of reroutes too: (place of the node, slot, type)."""
+        shown = {item.index: item.shown.schema.outputs for item in self.inner}
+        for index in range(len(self.nodes)):
+            kinds = ("*",) if index in self.reroutes else shown.get(index, ())
+            yield from ((index, slot, kind) for slot, kind in enumerate(kinds))
+
+    @cached_property
+    def _counted(self) -> set[tuple[str, int, str]]:
+        return set(self.inputs)
+
+    @cached_property
+    def _items(self) -> dict[int, _Inner]:
+        return {item.index: item for item in self.inner}
+
+    @cached_property
     def _slots(self) -> list[tuple[str, int, str]]:
         """The slots of the group node as the front end shows them: its sockets, then one for each widget."""
-        sockets = [entry for entry in self.inputs if entry[2] in self._item(entry[1]).sockets]
+        sockets = [entry for entry in self.inputs if entry[2] in self._items[entry[1]].sockets]
         shown = [widget for widget in self.widgets if widget.has_slot]
         return sockets + [(widget.label, widget.index, widget.name) for widget in shown]
-
-    def _item(self, index: int) -> _Inner:
-        return next(item for item in self.inner if item.index == index)
 
     def _add(self, item: _Inner) -> None:
         """Add what the group node shows of a node inside, without its converted widgets."""
@@ -218,8 +263,17 @@ class _Group:
         visible = self._setting(index, "output", slot).get("visible")
         if visible is not None:
             return bool(visible)
-        outside = any(entry[:2] == [index, slot] for entry in self.definition.get("external") or [])
-        return outside or not any(link[:2] == [index, slot] for link in self.links)
+        return (index, slot) in self._outside or (index, slot) not in self._linked_from
+
+    @cached_property
+    def _linked_from(self) -> set[tuple[Any, Any]]:
+        return {(link[0], link[1]) for link in self.saved_links}
+
+    @cached_property
+    def _outside(self) -> set[tuple[Any, Any]]:
+        """The outputs that had a link out of the group when it was made."""
+        entries = [entry for entry in self.definition.get("external") or [] if isinstance(entry, list)]
+        return {(entry[0], entry[1]) for entry in entries if all(isinstance(number, int) for number in entry[:2])}
 
     def _values(self) -> dict[int, dict[str, Any]]:
         """The values of the widgets inside: the group node's, else the ones that the definition saved."""
@@ -233,25 +287,31 @@ class _Group:
                     values[widget.index][one.name] = value
         return values
 
-    def _misplaced(self, item: _Inner) -> Iterator[str]:
+    def _misplaced(self, item: _Inner) -> Iterator[_Refusal]:
         """Links to converted widgets whose place the front end miscounts: it sends something else than it shows."""
-        shown = [name for name, _, _ in self._slots()]
-        linked = {entry.get("name") for entry in self.node.get("inputs") or [] if entry.get("link") is not None}
         places = [item.saved.index(slot) for slot in item.converted]
         unsorted = sorted(places) != sorted(places, key=str)
-        for count, (name, index, slot) in enumerate(self.inputs):
-            if index != item.index or name not in linked or slot not in item.converted:
-                continue
-            if unsorted or shown[count] != name:
-                yield f"input '{name}' is linked, and front ends differ in what they send for it; {_REMEDY}"
+        for count, name in self._linked_converted.get(item.index, ()):
+            if unsorted or self._slots[count][0] != name:
+                yield name, f"it is linked, and front ends lose the link or differ in where it goes; {_REMEDY}"
         if unsorted and any((item.index, place) in self.linked for place in places):
-            yield f"a link to a widget of '{item.node['type']}' inside has no clear place; {_REMEDY}"
+            yield "", f"a link to a widget of '{item.node['type']}' inside has no clear place; {_REMEDY}"
 
-    def _links_to_nothing(self) -> Iterator[str]:
+    @cached_property
+    def _linked_converted(self) -> dict[int, list[tuple[int, str]]]:
+        """By node inside: its converted widgets with a link, each with its place in the front end's count."""
+        linked = {entry.get("name") for entry in self.node.get("inputs") or [] if entry.get("link") is not None}
+        found: dict[int, list[tuple[int, str]]] = {}
+        for count, (name, index, slot) in enumerate(self.inputs):
+            if name in linked and slot in self._items[index].converted:
+                found.setdefault(index, []).append((count, name))
+        return found
+
+    def _links_to_nothing(self) -> Iterator[_Refusal]:
         names = {name for name, _, _ in self.inputs}
         for entry in self.node.get("inputs") or []:
             if entry.get("link") is not None and entry.get("name") not in names:
-                yield f"input '{entry.get('name')}' is linked, and the group has no such input; {_REMEDY}"
+                yield str(entry.get("name")), f"it is linked, and the group has no such input; {_REMEDY}"
         indices = {item.index: item for item in self.inner}
         for origin, origin_slot, target, target_slot, *_ in self.links:
             if origin in indices and target in indices:
@@ -259,10 +319,10 @@ class _Group:
                 if 0 <= origin_slot < len(outputs) and 0 <= target_slot < len(indices[target].saved):
                     continue
             if not self.unknown:
-                yield f"a link inside, from node {origin} to node {target}, leads to nothing; {_REMEDY}"
+                yield "", f"a link inside, from node {origin} to node {target}, leads to nothing; {_REMEDY}"
 
 
-def _behind_bypassed_groups(root: EditorGraph, node: Mapping[str, Any]) -> Iterator[str]:
+def _behind_bypassed_groups(root: EditorGraph, node: Mapping[str, Any]) -> Iterator[_Refusal]:
     """Inputs of a group node that are linked to a bypassed group node, directly or through reroutes."""
     for entry in node.get("inputs") or []:
         link = root.links.get(str(entry.get("link")))
@@ -275,8 +335,9 @@ def _behind_bypassed_groups(root: EditorGraph, node: Mapping[str, Any]) -> Itera
             origin = root.nodes_by_id.get(link.origin) if link else None
         if origin is not None and is_group(origin) and origin.get("mode") == BYPASSED:
             yield (
-                f"input '{entry.get('name')}' is linked to the bypassed group node {origin['id']}, and front ends"
-                " differ in what they send for it; turn that one on, or delete it"
+                str(entry.get("name")),
+                f"it is linked to the bypassed group node {origin['id']}, and front ends differ in what they send for"
+                " it; turn that one on, or delete it",
             )
 
 
@@ -293,16 +354,14 @@ def _inner(index: int, node: dict[str, Any], shown: widgets.EditorNode) -> _Inne
     return item
 
 
-def _mixed_up(item: _Inner) -> Iterator[str]:
+def _mixed_up(item: _Inner) -> Iterator[_Refusal]:
     """Inputs whose place the front end miscounts, so that a link goes to another input than it shows."""
     kind = item.node["type"]
     for one in item.shown.schema.inputs:
         if one.dynamic:
-            yield f"'{kind}' inside has the input '{one.name}', which grows or changes; {_REMEDY}"
-        elif one.type in WIDGETS and one.settings.get("forceInput"):
-            yield f"'{kind}' inside has the input '{one.name}', which group nodes take for another one; {_REMEDY}"
+            yield one.name, f"'{kind}' inside has it; it grows or changes, and front ends send it wrongly; {_REMEDY}"
     if item.saved[: len(item.sockets)] != item.sockets:
-        yield f"'{kind}' inside has other inputs in this ComfyUI than in the file; {_REMEDY}"
+        yield "", f"'{kind}' inside has other inputs in this ComfyUI than in the file; {_REMEDY}"
 
 
 def _with_their_controls(shown: list[widgets.Widget]) -> list[list[widgets.Widget]]:
@@ -321,9 +380,8 @@ def _link(links: dict[str, Link], origin: str, origin_slot: int, target: Any, ta
     links[name] = Link(name, origin, origin_slot, str(target), target_slot)
 
 
-def _with_values(item: _Inner, values: dict[str, Any], links: Mapping[str, Link]) -> dict[str, Any]:
+def _with_values(item: _Inner, values: dict[str, Any], to: Mapping[int, str]) -> dict[str, Any]:
     """The node inside as a node of a subgraph: its id is its index, its slots have the links."""
-    to = {link.target_slot: link.id for link in links.values() if link.target == str(item.index)}
     entries = list(item.node.get("inputs") or [])
     entries += [{"name": name, "type": "*"} for name in item.saved[len(entries) :]]
     slots = [{**entry, "link": to.get(place)} for place, entry in enumerate(entries)]
@@ -345,7 +403,7 @@ def _shape(data: Mapping[str, Any], node: Mapping[str, Any]) -> list[str]:
     """What is wrong with the shape of a group node's definition."""
     definition = _definition(data, node)
     if not isinstance(definition, dict) or not isinstance(definition.get("nodes"), list):
-        return [f"the file has no definition of this group node ('extra.groupNodes'); {_REMEDY}"]
+        return ["the file has no definition of this group node ('extra.groupNodes')"]
     errors = []
     for inner in definition["nodes"]:
         if not isinstance(inner, dict) or not isinstance(inner.get("type"), str):
@@ -374,5 +432,5 @@ def _are_links(entries: Any) -> bool:
     return True
 
 
-def _problem(node: Mapping[str, Any], message: str) -> Problem:
-    return Problem(message, str(node.get("id")), str(node.get("title") or ""), str(node.get("type")))
+def _problem(node: Mapping[str, Any], message: str, name: str = "") -> Problem:
+    return Problem(message, str(node.get("id")), str(node.get("title") or ""), str(node.get("type")), name)

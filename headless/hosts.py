@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,7 @@ class Host:
     utils: ModuleType
     caching: Caching
     not_imported: list[str] = field(default_factory=list)
+    scratch: tempfile.TemporaryDirectory[str] | None = None  # what a ComfyUI makes goes here, if it may make nothing
 
     @property
     def name(self) -> str:
@@ -154,10 +156,13 @@ def _opened(
 ) -> Host:
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    scratch = None
     if choice.root is None:
         _import_embedded()
     else:
-        _import_comfyui(choice.root)
+        if not make_folders:
+            scratch = tempfile.TemporaryDirectory(prefix="graft-doctor-")
+        _import_comfyui(choice.root, scratch)
     import comfy.cli_args
 
     if cpu or not _accelerator():
@@ -170,10 +175,16 @@ def _opened(
     if choice.root is not None:
         _configure_comfyui(choice.root, folders)
     caching.type_in(execution)
-    host = Host(choice, loop, server.PromptServer(loop), nodes, execution, folders, management, utils, caching)
+    prompt_server = server.PromptServer(loop)
+    host = Host(choice, loop, prompt_server, nodes, execution, folders, management, utils, caching, scratch=scratch)
+    if choice.root is not None and scratch is not None:
+        load_nodes(host)  # some nodes make folders too
+        for kind in ("input", "output", "temp"):
+            getattr(folders, f"set_{kind}_directory")(str(choice.root / kind))
     _set_folders(host, input_folder, output_folder)
     _see_to_folders(host, make_folders)
-    load_nodes(host)
+    if scratch is None:
+        load_nodes(host)
     return host
 
 
@@ -246,8 +257,11 @@ def _import_embedded() -> None:
         )
 
 
-def _import_comfyui(root: Path) -> None:
-    """Add a ComfyUI folder to sys.path and import its options, without letting it parse our command line."""
+def _import_comfyui(root: Path, scratch: tempfile.TemporaryDirectory[str] | None) -> None:
+    """Add a ComfyUI folder to sys.path and import its options, without letting it parse our command line.
+
+    With a scratch folder ComfyUI makes its folders there: it makes `input` and `user` as soon as it is imported.
+    """
     if "comfy" in sys.modules:
         opened = Path(next(iter(sys.modules["comfy"].__path__))).parent
         if opened.resolve() != root.resolve():
@@ -258,8 +272,12 @@ def _import_comfyui(root: Path) -> None:
     sys.path.insert(0, str(root))
     try:
         import comfy.options  # noqa: F401
-        import utils.extra_config  # noqa: F401  (before ComfyUI adds comfy/, which has its own utils, to sys.path)
         from comfy.cli_args import args
+
+        if scratch is not None:
+            args.base_directory = scratch.name
+            sys.dont_write_bytecode = True
+        import utils.extra_config  # noqa: F401  (before ComfyUI adds comfy/, which has its own utils, to sys.path)
     except ImportError as error:
         raise HostError(_import_failure(Choice(root, "chosen"), error)) from error
     if not _installed("comfyui-frontend-package") and args.front_end_root is None:

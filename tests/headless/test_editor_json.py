@@ -13,9 +13,9 @@ FOLDER = Path(__file__).parent / "workflows"
 NAMES = sorted(path.name.split(".")[0] for path in FOLDER.glob("*.api.json"))
 
 
-def recorded_catalogue():
+def recorded_catalogue(folder=FOLDER):
     """Look-up of the node schemas that were recorded with the exports, through classes that answer as ComfyUI's do."""
-    nodes = json.loads((FOLDER / "schemas.json").read_text(encoding="utf-8"))["nodes"]
+    nodes = json.loads((folder / "schemas.json").read_text(encoding="utf-8"))["nodes"]
 
     def make(name, info):
         inputs = {

@@ -119,18 +119,21 @@ def link_name(name):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (to_a_link_from_a_bypassed_one, "input 'start' is linked to the bypassed group node 9, and front ends differ"),
+        (
+            to_a_link_from_a_bypassed_one,
+            "input 'start': it is linked to the bypassed group node 9, and front ends differ",
+        ),
         (to_one_in_another, "the group node 'workflow>inner' is inside it, and no front end sends such a workflow"),
         (lambda data, node, group: data["extra"].pop("groupNodes"), "the file has no definition of this group node"),
-        (lambda data, node, group: group["nodes"].append({"type": "Reroute"}), "a Reroute inside a group node"),
+        (lambda data, node, group: group["nodes"].append({"type": "Reroute"}), "a Reroute inside takes its link from"),
+        (lambda data, node, group: group["nodes"].append({"type": "PrimitiveNode"}), "a Primitive inside it gives"),
         (lambda data, node, group: group["nodes"].append({"type": "Lost"}), "does not have 'Lost'"),
-        (lambda data, node, group: group["nodes"].append({"type": "OddSink"}), "'OddSink' inside has the input 'text'"),
         (lambda data, node, group: group["nodes"].append({}), "an entry that is not a node"),
         (lambda data, node, group: group["links"].append([1, 2]), "an entry that is not a link"),
         (lambda data, node, group: group["links"].append([1, 7, 2, 0]), "from node 1 to node 2, leads to nothing"),
         (lambda data, node, group: group["nodes"][1]["inputs"].reverse(), "'KSampler' inside has other inputs"),
-        (link_name("gone"), "input 'gone' is linked, and the group has no such input"),
-        (to_converted_in_an_older_file, "input 'steps' is linked, and front ends differ"),
+        (link_name("gone"), "input 'gone': it is linked, and the group has no such input"),
+        (to_converted_in_an_older_file, "input 'steps': it is linked, and front ends lose the link"),
         (to_a_subgraph, "a group node inside a subgraph cannot be read"),
     ],
 )
@@ -139,3 +142,60 @@ def test_what_cannot_be_converted_is_refused_by_name(change, expected):
         changed(change).graph(LOOK_UP)
     assert expected in str(error.value)
     assert "workflow>sampling" in str(error.value)
+
+
+NEWER, REFUSED = FOLDER / "newer", FOLDER / "refused"
+CORE = recorded_catalogue(FOLDER)
+
+
+def test_reroutes_inside_and_inputs_without_widgets_are_sent_as_1_58_1_sends_them():
+    """1.27.10 loses the links through reroutes inside, and puts those behind a forceInput into other inputs."""
+    graph = workflow.read(str(NEWER / "reroutes.editor.json")).graph(CORE)
+    newer = json.loads((NEWER / "reroutes.1.58.1.json").read_text(encoding="utf-8"))
+    older = json.loads((NEWER / "reroutes.1.27.10.json").read_text(encoding="utf-8"))
+    ids = dict(zip(by_place(graph), by_place(newer), strict=True))
+    ours = {
+        ids[node_id]: {name: renamed(value, ids) for name, value in node["inputs"].items()}
+        for node_id, node in graph.items()
+    }
+    assert ours == {node_id: node["inputs"] for node_id, node in newer.items()}
+    assert "latent_image" not in older["3:3"]["inputs"] and "text" not in older["3:4"]["inputs"]
+
+
+# Why each is refused, shown by what the front ends send: (node of 1.27.10, of 1.58.1, input, what each of them sends).
+GONE = "nothing"
+PROOFS = {
+    # they differ
+    "behind_bypassed": ("6:0", "52:51", "samples", GONE, ["54:53", 0], "linked to the bypassed group node 3"),
+    "choice": ("3:0", "52:51", "scale_method", "scale by multiplier", "area", "front ends send it wrongly"),
+    "other_order": ("3:0", "53:51", "model", ["3:1", 0], ["1", 0], "has other inputs in this ComfyUI"),
+    "primitive": ("3:1", "53:52", "steps", 21, 2, "a Primitive inside it gives other values"),
+    "unsorted": ("3:0", "52:51", "steps", "simple", ["5", 0], "'steps': it is linked, and front ends lose the link or"),
+    "unsorted_inside": ("3:0", "53:51", "cfg", "disable", "simple", "has no clear place"),
+    # they lose a link
+    "converted": ("3:0", "53:51", "steps", 20, 20, "'steps': it is linked, and front ends lose the link or"),
+    "growing": ("3:0", "53:51", "images.image0", GONE, GONE, "front ends send it wrongly"),
+    "reroute_outside": ("3:1", "53:52", "latent_image", GONE, GONE, "a Reroute inside takes its link from outside"),
+    # 1.27.10 exports nothing, and 1.58.1 a class that no server has
+    "group_in_group": (None, "52:51", "samples", GONE, GONE, "no front end sends such a workflow"),
+}
+
+
+def test_every_recorded_refusal_is_shown():
+    assert sorted(PROOFS) == sorted(path.name.split(".")[0] for path in REFUSED.glob("*.editor.json"))
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_what_is_refused_is_sent_wrongly_or_in_two_ways(name):
+    *nodes, wanted, older, newer, why = PROOFS[name]
+    for node_id, front_end, sent in zip(nodes, ("1.27.10", "1.58.1"), (older, newer), strict=True):
+        path = REFUSED / f"{name}.{front_end}.json"
+        assert path.exists() == (node_id is not None)
+        if node_id is not None:
+            node = json.loads(path.read_text(encoding="utf-8"))[node_id]
+            assert node["inputs"].get(wanted, GONE) == sent
+    if name == "group_in_group":
+        assert node["class_type"] == "workflow>g"
+    with pytest.raises(WorkflowError) as error:
+        workflow.read(str(REFUSED / f"{name}.editor.json")).graph(CORE)
+    assert why in str(error.value)
