@@ -33,7 +33,7 @@ def test_doctor_creates_nothing_in_a_comfyui(tmp_path):
     scratch.mkdir()
     words = [sys.executable, "-c", DOCTOR, str(TESTS / "with_comfyui"), str(checkout)]
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0 and done.stdout.rstrip().endswith("ready"), done.stdout + done.stderr
     assert f"input: {checkout / 'input'}\n" in done.stdout and f"output: {checkout / 'output'}\n" in done.stdout
     assert [sorted(folder.rglob("*")) for folder in (checkout, place)] == before
