@@ -114,7 +114,7 @@ def check(name: str, size: int) -> None:
         raise Refused(403, "this ComfyUI takes no LoRA files from the browser (GRAFT_UPLOAD_GB is 0)")
     if size > limit:
         raise Refused(
-            413, f"{name[:100]!r} has {size / 1e9:.1f} GB, more than the {limit / 1e9:g} GB of GRAFT_UPLOAD_GB"
+            413, f"{name[:100]!r} has {size / 1e9:.3g} GB, more than the {limit / 1e9:g} GB of GRAFT_UPLOAD_GB"
         )
     try:
         incoming.check_name(name)

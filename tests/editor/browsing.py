@@ -5,12 +5,15 @@ GRAFT_TEST_SLOWER=6 makes its pages six times slower: tests that wait for a time
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
@@ -43,6 +46,22 @@ def browser_path() -> str | None:
     return named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
+def ways_to_draw() -> list[Any]:
+    """Classic, and Nodes 2.0 where the front end under test offers it: older ones (1.27) hide it, and draw no pack's
+    widgets in it.
+    """
+    named = os.environ.get("GRAFT_TEST_FRONT_END")
+    package = importlib.util.find_spec("comfyui_frontend_package")
+    found = (
+        Path(named).expanduser()
+        if named
+        else package and Path(next(iter(package.submodule_search_locations))) / "static"
+    )
+    scripts = sorted((found / "assets").glob("*.js"), key=lambda path: -path.stat().st_size) if found else []
+    offered = not scripts or any(b"Nodes 2.0" in path.read_bytes() for path in scripts)
+    return [pytest.param(False, id="classic"), *([pytest.param(True, id="nodes2")] if offered else [])]
+
+
 # Resolves once nothing on the page has changed for some frames, or after so many milliseconds.
 STILL = """([frames, most]) => new Promise((done) => {
   let left = frames
@@ -58,6 +77,18 @@ STILL = """([frames, most]) => new Promise((done) => {
   requestAnimationFrame(look)
 })"""
 FRAMES = 10
+# Whether two Chinese characters look different: without a font that has them each is the same empty box.
+DRAWS_CHINESE = """() => {
+  const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true})
+  pen.font = '32px sans-serif'
+  const drawn = (character) => {
+    pen.clearRect(0, 0, 40, 40)
+    pen.fillText(character, 2, 34)
+    return pen.getImageData(0, 0, 40, 40).data.join()
+  }
+  return drawn('训') !== drawn('练')
+}"""
+NO_CHINESE = "no font with Chinese characters, so texts have not their width: apt-get install fonts-wqy-microhei"
 
 
 class Editor:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import browsing
 
 if importlib.util.find_spec("aiohttp") is None or "GRAFT_TEST_COMFYUI" in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -38,10 +38,8 @@ def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: pip install playwright"
     )
-    from browsing import BROWSERS, browser_path
-
-    if (path := browser_path()) is None:
-        pytest.skip(f"no browser found ({', '.join(BROWSERS)}); name one in GRAFT_TEST_BROWSER")
+    if (path := browsing.browser_path()) is None:
+        pytest.skip(f"no browser found ({', '.join(browsing.BROWSERS)}); name one in GRAFT_TEST_BROWSER")
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-background-networking"])
         yield opened
@@ -74,42 +72,21 @@ def address(browsed):
     """
     import serving
 
-    (browsed / "models" / "loras").mkdir(parents=True)
-    (browsed / "input").mkdir()
-    for folder in ("concept", "regular"):
-        shutil.copytree(HERE.parents[1] / "demo" / folder, browsed / "input" / folder)
-    serving.lora(browsed / "models" / "loras" / "zorp.safetensors")
+    environment = serving.fill_place(browsed)
     checkout = os.environ.get("GRAFT_TEST_EDITOR")
     if checkout is None:
-        running = serving.Server(browsed, *serving.named_front_end())
+        running = serving.Server(browsed, *serving.named_front_end(), environment=environment)
     else:
-        running = serving.RealServer(browsed, checkout, os.environ.get("GRAFT_TEST_FRONT_END", ""))
+        front_end = os.environ.get("GRAFT_TEST_FRONT_END", "")
+        running = serving.RealServer(browsed, checkout, front_end, environment)
     yield running.address
     running.stop()
 
 
-def ways_to_draw():
-    """Classic, and Nodes 2.0 where the front end under test offers it: older ones (1.27) hide it, and draw no pack's
-    widgets in it.
-    """
-    named = os.environ.get("GRAFT_TEST_FRONT_END")
-    package = importlib.util.find_spec("comfyui_frontend_package")
-    found = (
-        Path(named).expanduser()
-        if named
-        else package and Path(next(iter(package.submodule_search_locations))) / "static"
-    )
-    scripts = sorted((found / "assets").glob("*.js"), key=lambda path: -path.stat().st_size) if found else []
-    offered = not scripts or any(b"Nodes 2.0" in path.read_bytes() for path in scripts)
-    return [pytest.param(False, id="classic"), *([pytest.param(True, id="nodes2")] if offered else [])]
-
-
-@pytest.fixture(scope="module", params=ways_to_draw())
+@pytest.fixture(scope="module", params=browsing.ways_to_draw())
 def page(request, browser, address):
     """One page for all of a file's tests of a way to draw nodes."""
-    from browsing import Editor
-
-    opened = Editor(browser, address, request.param)
+    opened = browsing.Editor(browser, address, request.param)
     yield opened
     opened.page.close()
 

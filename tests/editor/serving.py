@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+UPLOAD_GB = "0.002"  # the servers of the browser tests take no larger LoRA
 PATIENCE = 180.0  # seconds; a start imports torch, on machines that may be busy
 
 
@@ -126,7 +127,7 @@ class Client:
 class Server(Client):
     """A running server; `place` is the folder it works in (input, output, user, models … are below it)."""
 
-    def __init__(self, place: Path, *options: str, port: int = 0):
+    def __init__(self, place: Path, *options: str, port: int = 0, environment: dict[str, str] | None = None):
         self.place = place
         command = [
             sys.executable,
@@ -139,7 +140,14 @@ class Server(Client):
             "--cpu",
             *options,
         ]
-        self.process = subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.process = subprocess.Popen(
+            command,
+            cwd=place,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.lines: list[str] = []
         self._said: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -178,7 +186,9 @@ class Server(Client):
 class RealServer(Client):
     """The server of a ComfyUI checkout with Graft as a custom node, on the CPU, working in `place`."""
 
-    def __init__(self, place: Path, checkout: str, front_end: str = "") -> None:
+    def __init__(
+        self, place: Path, checkout: str, front_end: str = "", environment: dict[str, str] | None = None
+    ) -> None:
         self.place = place
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -194,7 +204,8 @@ class RealServer(Client):
             front_end,
         ]
         self.log = (place / "comfyui.log").open("w+", encoding="utf-8")
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+        env = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=subprocess.STDOUT)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             try:
@@ -309,6 +320,18 @@ def samples(steps: int, seed: int = 0) -> dict[str, Any]:
         "5": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
         "6": {"class_type": "SaveImage", "inputs": {"images": ["5", 0], "filename_prefix": "sampled"}},
     }
+
+
+def fill_place(place: Path) -> dict[str, str]:
+    """Put into a server's folder what the browser tests count on: the demo's pictures and a LoRA. The environment that
+    such a server needs: error_stories.py tells of a LoRA that is larger than it takes.
+    """
+    (place / "models" / "loras").mkdir(parents=True)
+    (place / "input").mkdir()
+    for folder in ("concept", "regular"):
+        shutil.copytree(ROOT / "demo" / folder, place / "input" / folder)
+    lora(place / "models" / "loras" / "zorp.safetensors")
+    return {"GRAFT_UPLOAD_GB": UPLOAD_GB}
 
 
 def few_pictures(folder: Path) -> None:

@@ -1,14 +1,63 @@
 """Keeps checks/ out of an ordinary run: they need a real ComfyUI, which test_real_comfyui.py starts in a process of its
-own.
+own. For the tests in a browser it starts the real ComfyUI's own server.
+
+GRAFT_TEST_FRONT_END names the folder of a front end to use in place of the installed one.
 """
 
 import os
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "editor")]
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "editor"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import browsing
 
 collect_ignore = [] if "GRAFT_TEST_COMFYUI" in os.environ else ["checks"]
 if "GRAFT_TEST_COMFYUI" in os.environ:
-    collect_ignore += ["test_first_lora.py", "test_real_comfyui.py"]
+    collect_ignore += ["test_errors.py", "test_first_lora.py", "test_real_comfyui.py", "test_templates.py"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if (path := browsing.browser_path()) is None:
+        pytest.skip("no browser found; name one in GRAFT_TEST_BROWSER")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-background-networking"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The checkout's server, working in a place with the demo's pictures and a LoRA."""
+    import serving
+    from test_real_comfyui import HOW, checkout
+
+    if (path := checkout()) is None:
+        pytest.skip(f"no ComfyUI found; {HOW}")
+    place = tmp_path_factory.mktemp("served")
+    environment = serving.fill_place(place)
+    running = serving.RealServer(place, path, os.environ.get("GRAFT_TEST_FRONT_END", ""), environment)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module", params=browsing.ways_to_draw())
+def page(request, browser, server):
+    """One page for all of a file's tests of a way to draw nodes."""
+    opened = browsing.Editor(browser, server.address, request.param)
+    yield opened
+    opened.page.close()
+
+
+@pytest.fixture
+def editor(page):
+    """The open editor; the page must not have complained at the end of the test."""
+    page.errors.clear()  # of the start: what the page asks that this machine's ComfyUI has not
+    yield page
+    page.page.evaluate("() => app.canvas.setGraph(app.rootGraph ?? app.graph)")
+    assert not page.errors
