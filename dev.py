@@ -5,6 +5,9 @@ python dev.py test                      run the tests (15 minutes on two cores)
 python dev.py test --quick              run the quick tests (3 minutes on two cores), before every commit
 python dev.py test [pytest arguments]   run some tests: a file, -k NAME, --lf for those that failed last time
 python dev.py browser [pytest arguments]  run the tests of the editor in a real browser, Chromium (13 minutes)
+python dev.py front-ends [VERSION …] [pytest arguments]  run the tests that depend on ComfyUI's front end on others than
+                                        the installed one, put into build/ (half an hour each); the newest also on each
+                                        ComfyUI that COMFYUI_PATH names
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
                                         ~/ComfyUI
@@ -35,6 +38,7 @@ build depends on the machine), then Graft itself.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -48,6 +52,12 @@ ROOT = Path(__file__).resolve().parent
 # The torch to test with, in an environment of its own; without it the one in constraints.txt.
 TORCH = os.environ.get("GRAFT_TORCH", "")
 NEWER_TORCH = "2.15.0"  # the newest that the tests pass on
+# The front ends to test with beside the installed one of requirements/develop.txt: the oldest and the newest.
+FRONT_ENDS = ("1.27.10", "1.58.1")
+FRONT_END_TESTS = tuple(
+    f"tests/editor/test_browser_{name}.py" for name in ("errors", "first_lora", "widgets", "workflows", "looks")
+)
+REAL_FRONT_END_TESTS = tuple(f"tests/with_comfyui/test_{name}.py" for name in ("errors", "first_lora", "templates"))
 VENV = ROOT / "build" / f"torch-{TORCH}" if TORCH else ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 WORKFLOW = ROOT / "example_workflows" / "Teach the demo model a new word.json"
@@ -152,6 +162,51 @@ def host(arguments: list[str]) -> None:
     install("develop")
     for checkout in os.environ.get("COMFYUI_PATH", "").split(os.pathsep):
         run("-m", "pytest", "tests/with_comfyui", "-s", *arguments, environment={"COMFYUI_PATH": checkout})
+
+
+def front_ends(arguments: list[str]) -> None:
+    """Run the browser tests on other front ends: those whose versions come first in the arguments, or all; leave with
+    an error when a test failed on one of them.
+    """
+    install("develop")
+    versions = list(itertools.takewhile(is_version, arguments))
+    rest = arguments[len(versions) :]
+    failed = []
+    for version in versions or FRONT_ENDS:
+        environment = {**os.environ, **ONE_THREAD, "GRAFT_TEST_FRONT_END": str(front_end(version))}
+        for checkout, tests in front_end_tests(version, rest):
+            where = checkout or "the embedded host"
+            print(f"dev.py: front end {version} on {where}", flush=True)
+            command = [str(PYTHON), "-m", "pytest", "-m", "browser", *tests]
+            if subprocess.call(command, cwd=ROOT, env={**environment, "COMFYUI_PATH": checkout}):
+                failed.append(f"{version} on {where}")
+    if failed:
+        sys.exit(f"dev.py: tests failed with front end {', '.join(failed)}")
+
+
+def front_end_tests(version: str, arguments: list[str]) -> list[tuple[str, list[str]]]:
+    """(ComfyUI checkout or "" for the embedded host, pytest's arguments): what to run with a front end."""
+    if arguments:
+        return [(os.environ.get("COMFYUI_PATH", ""), arguments)]
+    runs = [("", [*parallel(cores()), *FRONT_END_TESTS])]
+    if version == FRONT_ENDS[-1]:
+        checkouts = os.environ.get("COMFYUI_PATH", "").split(os.pathsep)
+        runs += [(checkout, list(REAL_FRONT_END_TESTS)) for checkout in checkouts if checkout]
+    return runs
+
+
+def is_version(text: str) -> bool:
+    return text.replace(".", "").isdigit()
+
+
+def front_end(version: str) -> Path:
+    """The folder with the files of a version of ComfyUI's front end, fetched once into build/."""
+    place = ROOT / "build" / f"front-{version}"
+    static = place / "comfyui_frontend_package" / "static"
+    if not (static / "index.html").exists():
+        pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")
+        run(*pip, "--target", str(place), f"comfyui-frontend-package=={version}")
+    return static
 
 
 def newer_torch(arguments: list[str]) -> None:
@@ -326,6 +381,7 @@ def main(arguments: list[str]) -> None:
         "test": test,
         "browser": browser,
         "host": host,
+        "front-ends": front_ends,
         "newer-torch": newer_torch,
         "templates": templates,
         "execution-tests": execution_tests,
