@@ -1,10 +1,12 @@
 """Links in README.md and the documents lead somewhere, and README claims what docs/benchmarks.md measured."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from graft_nodes.tests.test_help_pages import locale, said_by_the_code
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +89,80 @@ def test_each_row_of_coming_from_names_an_input_of_its_node():
                     wrong.append(cells)
     assert checked > 80
     assert not wrong
+
+
+def readme():
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(text, heading):
+    return re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)[1]
+
+
+def titles_in(folder):
+    return {path.stem for path in (ROOT / folder).glob("*.json")}
+
+
+def test_the_readme_names_every_blueprint_and_every_template():
+    named = set(re.findall(r"(?<!\*)\*([^*\n]+(?:\n[^*\n]+)?)\*(?!\*)", readme()))
+    named = {" ".join(name.split()) for name in named}
+    assert len(titles_in("subgraphs")) == 2
+    assert titles_in("subgraphs") <= named
+    assert titles_in("example_workflows") <= named
+
+
+def test_what_you_can_train_names_template_node_and_help_page():
+    """Each row: templates that are there, a node that is in them, and that node's own help page."""
+    ids = {node["display_name"]: identifier for identifier, node in locale("en").items()}
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in section(readme(), "What you can train").splitlines()
+        if "web/docs" in line
+    ]
+    assert len(rows) >= 11
+    for _, templates, node, page in rows:
+        titles = re.findall(r"\*([^*]+)\*", templates)
+        assert titles
+        for title in titles:
+            content = (ROOT / "example_workflows" / f"{title}.json").read_text(encoding="utf-8")
+            assert ids[node] in {one["type"] for one in json.loads(content)["nodes"]}, title
+        assert page == f"[{ids[node]}](web/docs/{ids[node]}.md)"
+        assert (ROOT / "web" / "docs" / f"{ids[node]}.md").exists()
+
+
+def test_the_page_of_the_editor_has_each_blueprint_with_its_settings_and_sockets():
+    text = section((ROOT / "docs" / "editor.md").read_text(encoding="utf-8"), "Blueprints")
+    assert not [title for title in titles_in("subgraphs") if f"**{title}**" not in text]
+    data = json.loads((ROOT / "subgraphs" / "Train a LoRA (Graft).json").read_text(encoding="utf-8"))
+    (node,), inner = data["nodes"], data["definitions"]["subgraphs"][0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    assert [row[1] for row in rows] == [
+        locale("en")[kind]["display_name"] for kind in kinds_of_the_settings(node, inner)
+    ]
+    assert all(f"`{slot['name']}`" in text for slot in node["inputs"] if "widget" not in slot)
+
+
+def kinds_of_the_settings(node, inner):
+    """The type of the node inside that each setting of a blueprint goes to, in their order."""
+    types = {one["id"]: one["type"] for one in inner["nodes"]}
+    targets = {link["id"]: types.get(link["target_id"]) for link in inner["links"]}
+    into = {slot["name"]: targets[slot["linkIds"][0]] for slot in inner["inputs"]}
+    return [into[slot["name"]] for slot in node["inputs"] if "widget" in slot]
+
+
+def test_the_numbers_in_the_readme_are_counted():
+    text = readme()
+    pages = len(list((ROOT / "web" / "docs").glob("*/zh.md")))
+    assert f"and so are {pages} of the help pages" in text
+    assert f"- With {len(list(OPTIMIZERS))} optimizers" in text
+    hosts = re.findall(r"0\.\d+\.\d+", (ROOT / "docs" / "families.md").read_text(encoding="utf-8").splitlines()[2])
+    assert f"in {['no', 'one', 'two', 'three', 'four'][len(hosts)]} versions of ComfyUI" in text
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md"])
+def test_a_pages_contents_list_every_heading(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert re.findall(r"^- \[(.+)\]\(#", text, flags=re.MULTILINE) == re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
 
 
 def test_the_moving_picture_moves_and_is_small():

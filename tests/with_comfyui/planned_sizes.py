@@ -44,25 +44,32 @@ def planned(title: str, pixels: int, checkpointing: bool, targets: str = TARGETS
     """The parts of a step's memory."""
     from graft_nodes.host import planning
 
-    patcher = _patcher(title)
+    patcher = patcher_of(title)
     return dict(planning.plan(patcher, *run(patcher, title, pixels, checkpointing, targets)).parts)
 
 
 def run(patcher: Any, title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> tuple[Any, Any]:
     """State and dataset: a LoRA of rank 16, bf16, one picture of pixels x pixels."""
-    import torch
     from graft_nodes.training.optimizers.settings import OptimizerSettings
-    from graft_nodes.training.state import Settings, Start, begin
     from graft_nodes.training.trainable.settings import AdapterSettings
 
+    optimizer = OptimizerSettings(batch_size=1, precision="bf16", checkpointing=checkpointing)
+    return run_with(patcher, title, pixels, AdapterSettings("lora", rank=RANK, targets=targets), optimizer)
+
+
+def run_with(patcher: Any, title: str, pixels: int, adapter: Any, optimizer: Any) -> tuple[Any, Any]:
+    """State and dataset of a run with these settings on one picture of pixels x pixels."""
+    import torch
+    from graft_nodes.training.state import Settings, Start, begin
+
     dataset = _dataset(title, pixels)
-    start = Start(title, dataset.digest, AdapterSettings("lora", rank=RANK, targets=targets))
-    settings = Settings(OptimizerSettings(batch_size=1, precision="bf16", checkpointing=checkpointing))
+    start = Start(title, dataset.digest, adapter)
     with torch.inference_mode(False):
-        return begin(patcher.model.diffusion_model, start, settings), dataset
+        return begin(patcher.model.diffusion_model, start, Settings(optimizer)), dataset
 
 
-def _patcher(title: str) -> Any:
+def patcher_of(title: str) -> Any:
+    """The opened ComfyUI's model of full size in bf16, on the meta device."""
     import comfy.model_patcher
     import torch
 

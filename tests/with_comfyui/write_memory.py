@@ -1,15 +1,18 @@
-"""Writes docs/memory.md, and its first table into README.md: what Training Recipe chooses for cards of 8 to 24 GB.
+"""Writes docs/memory.md, and its first table and two sentences into README.md: what Training Recipe chooses for cards
+of 8 to 24 GB, and how long a step takes.
 
-    python -m graft_nodes.tests.with_comfyui.write_memory [COMFYUI]
+    python -m graft_nodes.tests.with_comfyui.write_memory [COMFYUI [TITLE …]]
 
-With the folder of a ComfyUI checkout, the models are counted again from its classes. Nothing is computed on a device.
+With the folder of a ComfyUI checkout, the models are counted again from its classes, and so is a step of each TITLE
+(of every one that was counted before, if none is named). Nothing is computed on a device.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 from graft_nodes.training.recipes import choose
@@ -17,11 +20,11 @@ from graft_nodes.training.recipes.choose import Recipe, Wish
 from graft_nodes.training.recipes.estimate import GB
 from graft_nodes.training.recipes.facts import Device, ModelFacts
 
-from . import full_sizes
+from . import full_sizes, step_work
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT, README = ROOT / "docs" / "memory.md", ROOT / "README.md"
-MARKS = ("<!-- memory table: tests/with_comfyui/write_memory.py -->", "<!-- end of the memory table -->")
+TABLE, SDXL, FLUX = "memory table", "SDXL on 12 GB", "Flux on 12 GB"  # what README's marks are called
 SIZES = (8, 12, 16, 24)
 COMMAND = "python -m graft_nodes.tests.with_comfyui.write_memory"
 INTRODUCTION = f"""# Memory: what fits on 8, 12, 16 and 24 GB
@@ -59,6 +62,16 @@ LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. S
 One figure has a measurement beside it: Qwen-Image in bf16 with checkpointing takes {qwen}, and musubi-tuner's
 documentation says 42 GB.
 """
+TIMES = """## How long a step takes
+
+**Computed, not measured.** The operations of a step are counted on ComfyUI's own classes, at the pixels of the first
+table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilisation:.0%}
+of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
+{peaks}.
+That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
+copied twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while the card computes: the longer of the two counts.
+Loading, encoding and previews are not in it.
+"""
 CLOSING = """## If it does not fit
 
 Training Recipe saves in this order, and no more than it must: gradient checkpointing; batch size 1 with gradient
@@ -86,6 +99,27 @@ HEADINGS = (
     "offload to CPU memory",
 )
 DEVICE = Device("cuda", "a card", 0, bf16=True)
+STEPS = 1500  # of the templates
+UTILISATION = 0.4
+COPIED = 25e9  # bytes a second
+COPIES = 2  # of a layer's weights in a step: forward, and backward with what checkpointing computes again
+
+
+class Card(NamedTuple):
+    """A card of NVIDIA's: its memory, its tensor cores, and its boost clock."""
+
+    name: str
+    gigabytes: int
+    tensor_cores: int
+    gigahertz: float
+
+    @property
+    def peak(self) -> float:
+        """Operations a second, bf16 with float32 sums: 64 multiply-adds of each tensor core at each tick."""
+        return self.tensor_cores * 128 * self.gigahertz * 1e9
+
+
+CARDS = (Card("RTX 3060 12 GB", 12, 112, 1.777), Card("RTX 3090", 24, 328, 1.695), Card("RTX 4090", 24, 512, 2.52))
 
 
 def chosen(facts: ModelFacts, size: int) -> Recipe:
@@ -164,30 +198,122 @@ def _figures(recipe: Recipe) -> list[str]:
     return [*figures, str(settings.batch_size), settings.optimizer, checkpointing, settings.offload]
 
 
+class Pace(NamedTuple):
+    """A step on a card: its operations, the bytes that are copied meanwhile, and the seconds of both."""
+
+    operations: int
+    copied: int
+    seconds: float
+
+
+def pace(title: str, facts: ModelFacts, card: Card) -> Pace:
+    """How long a step takes with the recipe for a card; of one picture for each in the batch."""
+    recipe = chosen(facts, card.gigabytes)
+    pictures = recipe.optimizer.batch_size * recipe.optimizer.accumulation
+    operations = step_work.stored()[title][step_work.how(recipe)] * pictures
+    copied = 0
+    if recipe.optimizer.offload == "layers":
+        copied = COPIES * facts.weight_bytes * recipe.optimizer.accumulation
+    return Pace(operations, copied, max(operations / (card.peak * UTILISATION), copied / COPIED))
+
+
+def _times() -> Iterator[str]:
+    """The lines of the table of times."""
+    headings = ("LoRA for", "card", "what saves memory", "TFLOP a step", "GB copied", "a step", f"{STEPS:,} steps")
+    yield f"| {' | '.join(headings)} |"
+    yield "|" + "---|" * len(headings)
+    for title, by_dtype in full_sizes.stored().items():
+        if title not in step_work.stored():
+            continue
+        for dtype, facts in by_dtype.items():
+            for card in CARDS:
+                found, savings = pace(title, facts, card), _savings(chosen(facts, card.gigabytes))
+                cells = [_label(title, dtype), card.name, ", ".join(savings) or "nothing"]
+                cells += [f"{found.operations / 1e12:.0f}", f"{found.copied / GB:.1f}", _seconds(found), _whole(found)]
+                yield f"| {' | '.join(cells)} |"
+
+
+def _seconds(found: Pace) -> str:
+    if found.seconds < 10:
+        return f"{found.seconds:.1f} s"
+    return f"{found.seconds:.0f} s"
+
+
+def _whole(found: Pace) -> str:
+    minutes = found.seconds * STEPS / 60
+    if minutes < 90:
+        return f"{minutes:.0f} minutes"
+    return f"{minutes / 60:.1f} hours"
+
+
+def _expected(title: str, facts: ModelFacts, card: Card) -> str:
+    found = pace(title, facts, card)
+    return f"{_seconds(found)} on an {card.name} ({_whole(found)} for the template's {STEPS:,} steps)"
+
+
+def sentences() -> dict[str, str]:
+    """What README says of time and memory in its quick starts, by mark."""
+    sdxl = full_sizes.stored()["SDXL"][full_sizes.BF16]
+    flux = full_sizes.stored()["Flux.1 dev"][full_sizes.FP8]
+    small, _, large = CARDS
+    fits = next(size for size in SIZES if chosen(flux, size).optimizer.offload != "layers")
+    computed = "**Computed, not measured**: [docs/memory.md](docs/memory.md#how-long-a-step-takes) says how."
+    return {
+        SDXL: (
+            f"Expect a step to take {_gb(chosen(sdxl, 12).estimate.total)} of the card, and"
+            f" {_expected('SDXL', sdxl, small)} or {_expected('SDXL', sdxl, large)}. {computed}"
+        ),
+        FLUX: (
+            f"Expect a step to take {_gb(chosen(flux, 12).estimate.total)} of the card, and"
+            f" {_expected('Flux.1 dev', flux, small)}. From {fits} GB on the fp8 model stays on the card:"
+            f" {_gb(chosen(flux, fits).estimate.total)}, and {_expected('Flux.1 dev', flux, large)}. {computed}"
+        ),
+    }
+
+
 def document() -> str:
     """The whole page."""
     qwen = chosen(full_sizes.stored()["Qwen-Image"][full_sizes.BF16], 48)
     lines = [INTRODUCTION, *summary(), "", LEGEND.format(qwen=f"{qwen.estimate.total / GB:.1f} GB")]
     for size in SIZES:
         lines += [f"## {size} GB", "", "Memory in GB, and the settings.", "", *_details(size), ""]
+    peaks = ", ".join(f"{card.name} {card.peak / 1e12:.0f} TFLOPS" for card in CARDS)
+    lines += [TIMES.format(utilisation=UTILISATION, peaks=peaks, copied=COPIED / 1e9), *_times(), ""]
     return "\n".join([*lines, CLOSING])
 
 
 def readme_with(text: str) -> str:
-    """README with the first table between its marks."""
-    head, _, rest = text.partition(MARKS[0])
-    _, _, tail = rest.partition(MARKS[1])
-    return "\n".join([f"{head}{MARKS[0]}", *summary(), f"{MARKS[1]}{tail}"])
+    """README with the first table and the sentences between their marks."""
+    for name, content in {TABLE: "\n".join(summary()), **sentences()}.items():
+        begin, end = f"<!-- {name}: tests/with_comfyui/write_memory.py -->", f"<!-- end of {name} -->"
+        head, _, rest = text.partition(begin)
+        _, _, tail = rest.partition(end)
+        text = f"{head}{begin}\n{content}\n{end}{tail}"
+    return text
+
+
+def count_steps(titles: Sequence[str]) -> None:
+    """Count a step of models, and keep each count as soon as it is made."""
+    for title in titles:
+        facts = full_sizes.stored()[title][full_sizes.BF16]
+        pixels = choose.published_for(facts.family).resolution.value
+        recipes = [chosen(facts, card.gigabytes) for card in CARDS]
+        for how, recipe in {step_work.how(recipe): recipe for recipe in recipes}.items():
+            work = step_work.stored()
+            work.setdefault(title, {})[how] = step_work.counted(title, pixels, recipe)
+            step_work.write(work)
+            print(f"{title}, {how}: {work[title][how] / 1e12:.1f} TFLOP", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Count the models again if a ComfyUI is named, and write page and table."""
+    """Count models and steps again if a ComfyUI is named, and write page, table and sentences."""
     if arguments:
         sys.path.insert(0, str(Path(__file__).parent))
         from . import open_comfyui
 
         open_comfyui.open_checkout(arguments[0])
         full_sizes.write({title: full_sizes.counted(title) for title in full_sizes.FULL})
+        count_steps(arguments[1:] or list(step_work.stored()))
     DOCUMENT.write_text(document(), encoding="utf-8")
     README.write_text(readme_with(README.read_text(encoding="utf-8")), encoding="utf-8")
 
