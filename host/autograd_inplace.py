@@ -1,6 +1,7 @@
 """Makes ComfyUI models trainable that change activations in place, which the backward pass may still need.
 
-`x += y` and `out=` make new tensors instead. For calls such as `x.addcmul_(y, z)`, what is needed is copied first.
+`x += y` and `out=` make new tensors instead. For calls such as `x.addcmul_(y, z)`, what is needed is copied first: the
+first step finds out which networks do so.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import pairwise
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from ..training.memory.saved_tensors import CopiesWhereNeeded
 
 _OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.add_: torch.add,
@@ -23,8 +26,6 @@ _OUT_OF_PLACE: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.mul_: torch.mul,
     torch.Tensor.div_: torch.div,
 }
-_AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
-_EXPLANATION = "The model changes activations in place that its gradients need"
 
 
 class AvoidInplaceOps(TorchFunctionMode):
@@ -40,12 +41,12 @@ class AvoidInplaceOps(TorchFunctionMode):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if not isinstance(error, RuntimeError) or str(error).startswith(_EXPLANATION):
+        if error is None:
             return
-        if _AUTOGRAD_REFUSAL in str(error):
-            raise RuntimeError(
-                f"{_EXPLANATION}, so this version of ComfyUI cannot train it; a newer one may. {error}"
-            ) from error
+        from ..training.memory.saved_tensors import CHANGED, refuses_change
+
+        if refuses_change(error):
+            raise RuntimeError(f"{CHANGED}: Graft cannot train it with this version of ComfyUI. {error}") from error
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -61,26 +62,20 @@ class AvoidInplaceOps(TorchFunctionMode):
         return func(*args)
 
 
-def changes_by_calls(network: torch.nn.Module) -> bool:
-    """Whether a block of a network says `x.addcmul_(y, z)`, as LTX-Video's in ComfyUI 0.33.0 and Chroma's in
-    0.3.64 do.
+def copied_where_needed(network: torch.nn.Module) -> CopiesWhereNeeded:
+    """A context in which what gradients need is copied before the network changes it by a call, if it does."""
+    from ..training.memory.saved_tensors import CopiesWhereNeeded
 
-    So ComfyUI changes what gradients need by calls, which AvoidInplaceOps leaves alone.
-    """
-    for kind in {type(part) for part in network.modules()}:
-        code = getattr(kind.forward, "__code__", None)
-        if code is not None and "addcmul_" in code.co_names:
-            return True
-    return False
+    return CopiesWhereNeeded(network, _step_of)
 
 
-def copied_where_needed(network: torch.nn.Module) -> AbstractContextManager[None]:
-    """A context in which what gradients need is copied before the network changes it by a call; nothing for others."""
-    if not changes_by_calls(network):
-        return nullcontext()
-    from ..training.memory.saved_tensors import copied_before_changes
+def _step_of(kwargs: Mapping[str, Any]) -> int | None:
+    """The training step that ComfyUI's arguments of a network belong to."""
+    from ..patches.token_downsampling.unet import TRAINING
 
-    return copied_before_changes()
+    options = kwargs.get("transformer_options") or {}
+    step: int | None = options.get(TRAINING, {}).get("step")
+    return step
 
 
 def _needs_gradient(*values: Any) -> bool:

@@ -19,6 +19,8 @@ KEPT_CONDITIONS, KEPT_BYTES = 64, 512 * 2**20
 
 CONTROLS = {"reference_latents": "reference latents", "concat_latent_image": "concatenated latents"}
 
+_PICTURE_OR_NONE = ("HunyuanVideo15",)  # ComfyUI's classes of models with and without a picture beside the noise
+
 
 class Conditions:
     """The condition objects of one model for one picture at a time."""
@@ -98,9 +100,19 @@ def empty_noise(model: Any, device: torch.device) -> torch.Tensor:
 
 
 def takes_picture(model: Any) -> bool:
-    """Whether the network takes a picture beside the noise; ComfyUI gives it an empty one where there is none."""
+    """Whether the network needs a picture beside the noise, so that an image without one is worth a word.
+
+    ComfyUI gives it an empty one where there is none. Kandinsky 5 gets nothing but that, and HunyuanVideo 1.5 gets it
+    for text to video too, with the same network as for image to video.
+    """
+    if type(model).__name__ in _PICTURE_OR_NONE:
+        return False
     noise = empty_noise(model, torch.device("cpu"))
-    return model.concat_cond(noise=noise, latent_image=noise, device=noise.device) is not None
+    given = {"noise": noise, "latent_image": noise, "device": noise.device}
+    without = model.concat_cond(**given)
+    if without is None:
+        return False
+    return not torch.equal(without, model.concat_cond(**given, concat_latent_image=torch.full_like(noise, 3.0)))
 
 
 def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

@@ -28,14 +28,34 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[torch.Tensor]:
     """The latents (C, [frames,] h, w) of a LATENT, one for each of its batch, in float32 on the CPU."""
     samples = latent["samples"]
     name = f"latent {number}"
-    if not isinstance(samples, torch.Tensor) or samples.ndim not in (4, 5):
-        shape = tuple(getattr(samples, "shape", ()))
+    if getattr(samples, "is_nested", False):
         raise ValueError(
-            f"Samples: {name} has the shape {shape}: expected a batch of pictures (4 dimensions) or clips (5)."
+            f"Samples: {name} is video and sound together, as LTXVConcatAVLatent makes, and Graft trains the video of"
+            " such models without the sound. Connect the video's latent from before that node, or through"
+            " LTXVSeparateAVLatent."
+        )
+    if not isinstance(samples, torch.Tensor) or samples.ndim not in (4, 5):
+        shape, sound = tuple(getattr(samples, "shape", ())), ""
+        if len(shape) == 3:
+            sound = (
+                " Three are sound alone, as of ACE-Step 1.5 and Stable Audio, which Graft does not train; of sound it"
+                " trains ACE-Step 1, whose latents have 4."
+            )
+        raise ValueError(
+            f"Samples: {name} has the shape {shape}: expected a batch of pictures (4 dimensions) or clips (5).{sound}"
         )
     samples = samples.detach().to("cpu", torch.float32)
     check_finite(samples, name)
     return list(samples)
+
+
+def conditionings_of(conditioning: Sequence[Any], name: str, samples: int) -> list[Conditioning]:
+    """A CONDITIONING that belongs to one LATENT of so many samples: one for all of them, or one for each, as
+    ComfyUI's Resolution Bucket gives.
+    """
+    if len(conditioning) == samples > 1:
+        return [conditioning_of([part], f"{name}, sample {n}") for n, part in enumerate(conditioning, 1)]
+    return [conditioning_of(conditioning, name)] * samples
 
 
 def conditioning_of(conditioning: Sequence[Any], name: str) -> Conditioning:
@@ -46,15 +66,21 @@ def conditioning_of(conditioning: Sequence[Any], name: str) -> Conditioning:
     if len(conditioning) != 1:
         raise ValueError(
             f"Samples: {name} has {len(conditioning)} parts, as Conditioning (Combine) makes, and a training step takes"
-            " one. Connect one of them."
+            " one. Connect one of them, or as many parts as its latent has samples, as Resolution Bucket gives."
         )
     context, entries = conditioning[0]
     asked = [said for key, said in _SAMPLERS.items() if entries.get(key) is not None]
     if asked or entries.get("strength", 1.0) != 1.0:
         said = " and ".join(dict.fromkeys(asked or ["a strength of its own"]))
+        instead = ""
+        if entries.get("control") is not None:
+            instead = (
+                " Control that is trained is a latent in the conditioning, as nodes such as ReferenceLatent and"
+                " WanFunControlToVideo put it there."
+            )
         raise ValueError(
             f"Samples: {name} has {said}, which only samplers apply, so the model would not learn it. Connect the"
-            " conditioning from before that node."
+            f" conditioning from before that node.{instead}"
         )
     if context.shape[0] != 1:
         raise ValueError(

@@ -43,6 +43,7 @@ SOCKETS = {
     "state": "training state",
     "training_only": "training-only LoRA",
     "vae": "VAE",
+    "validation_dataset": "validation dataset",
     "words": "words",
 }
 

@@ -684,6 +684,25 @@ class GraftSamples(io.ComfyNode):
                     max=4096,
                     tooltip="Batch size of these samples; clips need a smaller one. 0 uses that of Optimizer Settings.",
                 ),
+                Dataset.Input(
+                    "validation_dataset",
+                    optional=True,
+                    tooltip=(
+                        "Optional. Another dataset, from Samples or Dataset, that measures the validation loss and is"
+                        " never trained on. It replaces validation split."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "loss_weight",
+                    display_name="loss weight",
+                    default=1.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip="How much these samples count in the loss, beside other images of the run. 1 is usual.",
+                ),
             ],
             outputs=[Dataset.Output(display_name="GRAFT_DATASET"), io.String.Output(display_name="report")],
         )
@@ -704,11 +723,17 @@ class GraftSamples(io.ComfyNode):
         caption_dropout=(0.0,),
         regularisation_share=(0.25,),
         batch_size=(0,),
+        validation_dataset=None,
+        loss_weight=(1.0,),
     ) -> io.NodeOutput:
         from ..training.data.samples import SampleSettings
         from . import samples_reading
 
-        settings = SampleSettings(repeats[0], validation[0], caption_dropout[0], batch_size[0])
+        measured = _only("validation dataset", validation_dataset)
+        share = validation[0]
+        if measured is not None:
+            share = 0.0
+        settings = SampleSettings(repeats[0], share, caption_dropout[0], batch_size[0], loss_weight[0])
         return samples_reading.output(
             latents,
             conditioning,
@@ -720,6 +745,7 @@ class GraftSamples(io.ComfyNode):
             _only("regularization dataset", regularisation),
             regularisation_share[0],
             _only("more images", more_images),
+            measured,
         )
 
 

@@ -15,7 +15,7 @@ from .. import host
 from ..host import samples as graph
 from ..training.data import combine, folder_report, samples
 from ..training.data.cache import Cache
-from ..training.data.dataset import Conditioning
+from ..training.data.dataset import Conditioning, Dataset
 from ..training.data.sample_store import SampleStore
 from ..training.data.samples import Sample, SampleSettings
 
@@ -33,6 +33,7 @@ def output(
     regularisation: Any,
     share: float,
     more_images: Any,
+    validation: Any,
 ) -> io.NodeOutput:
     """What the node gives."""
     made = _samples(latents, conditionings, captions, masks)
@@ -48,12 +49,24 @@ def output(
         lines.append(f"regularization dataset: {len(regularisation.images)} images, {share:.0%} of each batch")
     if any("noise_mask" in latent for latent in latents):
         lines.append("noise masks of latents are not used: connect them as masks")
+    if validation is not None:
+        dataset = _measured_by(dataset, validation)
+        lines.append(f"validation dataset: {len(dataset.held_out)} images are measured, in place of validation split")
+        left_out = len(validation.images) + len(validation.held_out) - len(dataset.held_out)
+        if left_out:
+            lines.append(f"{left_out} images of it are trained on too, so they are not measured")
     if more_images is not None:
         parts = [dataset, more_images]
         dataset = combine.combine(parts)
         lines += folder_report.together(parts, dataset)
     report = "\n".join(lines)
     return io.NodeOutput(replace(dataset, report=report), report, ui={"text": [report]})
+
+
+def _measured_by(dataset: Dataset, validation: Dataset) -> Dataset:
+    """The dataset with all images of another one held out."""
+    every = replace(validation, images=validation.images + validation.held_out, held_out=())
+    return combine.with_validation(dataset, every, "Samples: every image of validation dataset", "disconnect it")
 
 
 def _samples(
@@ -66,15 +79,24 @@ def _samples(
         tensors += of_latent
         sizes.append(len(of_latent))
     _check_channels(tensors)
-    converted = [graph.conditioning_of(one, f"conditioning {number}") for number, one in enumerate(conditionings, 1)]
     flat_masks = [mask for one in masks for mask in graph.masks_of(one)]
-    by_sample = _for_each(converted, sizes, "conditionings")
+    by_sample = _conditionings(conditionings, sizes)
     texts = _for_each(list(captions) or [""], sizes, "captions")
     weights = _for_each(list(flat_masks) or [None], sizes, "masks")
     made = []
     for latent, conditioning, caption, mask in zip(tensors, by_sample, texts, weights, strict=True):
         made.append(Sample(latent, conditioning, caption.strip(), _fitted(mask, latent)))
     return made
+
+
+def _conditionings(given: Sequence[Any], sizes: Sequence[int]) -> list[Conditioning]:
+    """The conditioning of each sample; `sizes` are how many samples each LATENT holds."""
+    names = [f"conditioning {number}" for number in range(1, len(given) + 1)]
+    if len(given) != len(sizes):
+        converted = [graph.conditioning_of(one, name) for one, name in zip(given, names, strict=True)]
+        return _for_each(converted, sizes, "conditionings")
+    of_latents = map(graph.conditionings_of, given, names, sizes)
+    return [one for of_latent in of_latents for one in of_latent]
 
 
 def _check_channels(latents: Sequence[torch.Tensor]) -> None:

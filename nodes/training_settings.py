@@ -417,7 +417,7 @@ class GraftOptimizer(io.ComfyNode):
                     step=1e-6,
                     tooltip=(
                         "How large each step is. Start at 1e-4 for a LoRA, 1e-5 with lion, 1 with prodigy, 0.01 with"
-                        " adafactor. Lower it if the loss jumps or the LoRA overfits. adacoor ignores it."
+                        " adafactor, 0.1 with sgd. Lower it if the loss jumps or the LoRA overfits. adacoor ignores it."
                     ),
                 ),
                 advanced(
@@ -656,6 +656,7 @@ class GraftOptimizer(io.ComfyNode):
             ("block_rates",),
             ("optimizer", "options"),
             ("optimizer",),
+            _OF_RATES,
             ("precision",),
             ("schedule", "floor"),
             ("warmup", "total_steps"),
@@ -683,11 +684,29 @@ class GraftOptimizer(io.ComfyNode):
         return io.NodeOutput(optimizers.OptimizerSettings(**settings))
 
 
-def _usable_optimizer(**settings) -> None:
-    """Raises ValueError for settings that are wrong, and for an optimizer that is not installed."""
-    from ..training.optimizers.build import check_installed
+_OF_RATES = (  # what decides whether a run can learn at all
+    "optimizer",
+    "options",
+    "learning_rate",
+    "text_encoder_rate",
+    "block_rates",
+    "lora_plus",
+    "scale_lr",
+    "clip_norm",
+)
 
-    check_installed(optimizers.OptimizerSettings(**settings).optimizer)
+
+def _usable_optimizer(**settings) -> None:
+    """Raises ValueError for settings that are wrong, for an optimizer that is not installed, and for a learning rate at
+    which no run learns anything.
+    """
+    from ..training.optimizers.build import check_installed
+    from ..training.optimizers.checks import check_rate
+
+    made = optimizers.OptimizerSettings(**settings)
+    check_installed(made.optimizer)
+    if "learning_rate" in settings and not made.scale_lr:  # whose batch size only the run knows
+        check_rate(made)
 
 
 class GraftObjective(io.ComfyNode):
@@ -983,6 +1002,17 @@ class GraftObjective(io.ComfyNode):
                     tooltip=(
                         "For loss function dpo: how firmly it holds on to the model as it was. 2000 (SD 1.5) to 5000"
                         " (SDXL) is published. Raise it if images fall apart, lower it if too little changes."
+                    ),
+                ),
+                advanced(
+                    io.Boolean,
+                    "sigma_bounds",
+                    display_name="minimum and maximum are sigmas",
+                    default=False,
+                    optional=True,
+                    tooltip=(
+                        "For flow models. On: minimum and maximum timestep are noise levels (sigma) of the sampler,"
+                        " whatever the model's own shift. Off: fractions of the schedule, before that shift."
                     ),
                 ),
             ],

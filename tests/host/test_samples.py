@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from graft_nodes.host.samples import conditioning_of, latents_of, masks_of
+from graft_nodes.host.samples import conditioning_of, conditionings_of, latents_of, masks_of
 
 
 def test_latents_are_float32_pictures_or_clips():
@@ -20,6 +20,18 @@ def test_latents_are_float32_pictures_or_clips():
 def test_latents_of_other_shapes_are_refused(samples):
     with pytest.raises(ValueError, match=r"^Samples: latent 3 has the shape \(.*\): expected a batch of pictures"):
         latents_of({"samples": samples}, 3)
+
+
+def test_a_conditioning_of_a_batch_is_one_for_all_or_one_for_each():
+    parts = [[torch.full((1, 2, 3), float(number)), {"n": number}] for number in range(3)]
+    found = conditionings_of(parts, "conditioning 1", 3)
+    assert [(int(one.context[0, 0, 0]), one.extras["n"]) for one in found] == [(0, 0), (1, 1), (2, 2)]
+    (shared, *others) = conditionings_of(parts[:1], "conditioning 1", 3)
+    assert others == [shared, shared]
+    with pytest.raises(ValueError, match="conditioning 1, sample 2 has a ControlNet"):
+        conditionings_of([parts[0], [parts[1][0], {"control": print}]], "conditioning 1", 2)
+    with pytest.raises(ValueError, match="conditioning 1 has 3 parts"):
+        conditionings_of(parts, "conditioning 1", 2)
 
 
 def test_a_conditioning_is_float32_with_its_own_entries():

@@ -129,7 +129,7 @@ CASES: dict[str, dict[str, Case]] = {
         "floor": Case(0.9, {"GraftOptimizer": {"schedule": "linear", "total_steps": 2}}),
         "batch_size": Case(3),
         "accumulation": Case(2),
-        "clip_norm": Case(1e-5, {"GraftOptimizer": {"optimizer": "sgd"}}),
+        "clip_norm": Case(1e-3, {"GraftOptimizer": {"optimizer": "sgd", "learning_rate": 1.0}}),
         "weight_decay": Case(5.0),
         "lora_plus": Case(16.0),
         "precision": Case("bf16"),
@@ -164,6 +164,7 @@ CASES: dict[str, dict[str, Case]] = {
         "expert": Case("low noise", EXPERT),
         "boundary": Case(0.7, EXPERT),
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
+        "sigma_bounds": Case(True, EPS, refused="minimum and maximum are sigmas is for flow models"),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),

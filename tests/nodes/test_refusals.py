@@ -320,6 +320,12 @@ def test_a_dataset_config_is_read_before_the_run(host, pictures):
         assert bool(said) == bool(words) and all(words in one for one in said.values()), text
 
 
+def test_a_rate_at_which_nothing_is_learned_is_refused_at_its_widget(host):
+    said = refused(host, "GraftOptimizer", optimizer="prodigy", learning_rate=1e-4)
+    assert "set learning rate to 1, which is usual" in said["learning_rate"]
+    assert refused(host, "GraftOptimizer", optimizer="prodigy", learning_rate=1.0) == {}
+
+
 def test_an_optimizer_that_is_not_installed_is_refused(host, monkeypatch):
     build = host.module("training.optimizers.build")
     monkeypatch.setattr(build, "_installed", lambda module: module != "prodigyopt")

@@ -64,8 +64,15 @@ def test_counts_are_one_for_each_sample_for_each_latent_or_for_all(host, parts):
         samples(host, parts, captions=["a"] * 5)
     with pytest.raises(ValueError, match="3 and 4 channels"):
         samples(host, parts, latents=[*latents[:5], {"samples": torch.zeros(1, 4, 8, 8)}])
-    with pytest.raises(ValueError, match="latent 1 has the shape"):
+    in_parts = [[part for one in conditionings[n : n + 3] for part in one] for n in (0, 3)]
+    by_bucket, _ = samples(host, parts, latents=batches, conditioning=in_parts)
+    assert by_bucket.digest == whole.digest
+    with pytest.raises(ValueError, match=r"conditioning 2 has 2 parts.* or as many parts as its latent has samples"):
+        samples(host, parts, latents=batches, conditioning=[in_parts[0], in_parts[1][:2]])
+    with pytest.raises(ValueError, match=r"latent 1 has the shape \(1, 3, 8\).*Three are sound alone"):
         samples(host, parts, latents=[{"samples": torch.zeros(1, 3, 8)}])
+    with pytest.raises(ValueError, match=r"latent 1 has the shape \(3, 8\)"):
+        samples(host, parts, latents=[{"samples": torch.zeros(3, 8)}])
     with pytest.raises(ValueError, match="latent 1 holds NaN"):
         samples(host, parts, latents=[{"samples": torch.full((1, 3, 8, 8), torch.nan)}])
 
@@ -92,6 +99,7 @@ def test_everything_counts_in_the_digest_and_nothing_else(host, parts):
         samples(host, parts, clip=[clip]),
         samples(host, parts, empty=[conditionings[0]]),
         samples(host, parts, batch_size=[3]),
+        samples(host, parts, loss_weight=[0.5]),
         samples(host, parts, more_images=[one]),
         samples(host, parts, regularisation=[samples(host, parts)[0]]),
         samples(host, parts, regularisation=[samples(host, parts)[0]], regularisation_share=[0.5]),
@@ -131,6 +139,33 @@ def test_masks_are_at_the_size_of_the_latents_and_weigh_the_loss(host, parts):
     assert 0.2 * losses[1][0] < losses[0][0] < 0.8 * losses[1][0]
 
 
+def test_samples_of_their_own_are_measured_and_never_trained_on(host, parts):
+    _, _, latents, conditionings = parts
+    first, others = slice(0, 3), slice(2, 6)  # the third sample is trained on
+    own, _ = samples(host, parts, latents=latents[others], conditioning=conditionings[others], validation=[0.5])
+    given = {"latents": latents[first], "conditioning": conditionings[first], "validation": [0.9]}
+    dataset, report = samples(host, parts, **given, validation_dataset=[own])
+    names = ["sample 1", "sample 2", "sample 3"]
+    assert [image.name for image in dataset.images] == names and len(dataset.held_out) == 3
+    unseen = {sha256_of_tensors({"": one["samples"][0].float()}) for one in latents[3:]}
+    assert {image.sha256 for image in dataset.held_out} == unseen
+    assert "validation dataset: 3 images are measured" in report and "1 images of it are trained on too" in report
+    assert dataset.digest != samples(host, parts, **{**given, "validation": [0.0]})[0].digest
+    state = trained(host, parts, dataset, "samples measured")
+    assert [step for step, _ in state.history.validation] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"every image of validation dataset is trained on too.*or disconnect it"):
+        samples(host, parts, **given, validation_dataset=[samples(host, parts, **{**given, "validation": [0.0]})[0]])
+
+
+def test_a_loss_weight_scales_the_loss_of_the_samples(host, parts):
+    runs = [
+        trained(host, parts, samples(host, parts, loss_weight=[weight])[0], f"samples weigh {weight}")
+        for weight in (1.0, 0.25)
+    ]
+    first, second = (run.history.loss[0] for run in runs)
+    assert second == pytest.approx(0.25 * first, rel=1e-5)
+
+
 def test_a_dropped_prompt_keeps_what_belongs_to_the_sample(host, parts):
     from graft_nodes.training.data.batches import draw_items, make_batches
 
@@ -157,7 +192,7 @@ def test_a_dropped_prompt_keeps_what_belongs_to_the_sample(host, parts):
 def test_what_only_samplers_apply_is_refused_by_name(host, parts):
     one = parts[3][0]
     for given, said in (
-        ([changed(one, control=object())], "conditioning 1 has a ControlNet"),
+        ([changed(one, control=object())], "conditioning 1 has a ControlNet.*Control that is trained is a latent"),
         ([changed(one, hooks=object(), area=(1, 1, 0, 0))], "has hooks and an area"),
         ([changed(one, strength=0.5)], "a strength of its own"),
         ([[*one, *one]], "conditioning 1 has 2 parts"),

@@ -96,20 +96,21 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     )
 
 
-def with_validation(dataset: Dataset, validation: Dataset) -> Dataset:
-    """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too."""
+def with_validation(dataset: Dataset, validation: Dataset, every: str = "", without: str = "") -> Dataset:
+    """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too: the
+    error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
+    """
     check_together([dataset, validation])
     held_out = _not_trained(_with_own_settings(validation, validation.images), dataset.images)
     if not held_out:
-        raise ValueError(
-            f"Dataset: every image of validation folder {validation.folder!r} is trained on too, so it measures"
-            " nothing. Put other images there, or leave validation folder empty."
-        )
+        every = every or f"Dataset: every image of validation folder {validation.folder!r}"
+        without = without or "leave validation folder empty"
+        raise ValueError(f"{every} is trained on too, so it measures nothing. Put other images there, or {without}.")
     joined = _joined(dataset, [dataset, validation])
     digest = sha256_of_spaced_json(["validation dataset", dataset.digest, validation.digest])
 
     def pictures() -> Dataset:
-        return with_validation(dataset.as_pictures(), validation.as_pictures())
+        return with_validation(dataset.as_pictures(), validation.as_pictures(), every, without)
 
     return replace(joined, held_out=held_out, digest=digest, pictures=pictures)
 

@@ -51,12 +51,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """How samples are trained: `validation` is the share held out, `batch_size` their own (0: the run's)."""
+    """How samples are trained: `validation` is the share held out, `batch_size` their own (0: the run's), and
+    `loss_weight` scales their loss.
+    """
 
     repeats: int = 1
     validation: float = 0.1
     caption_dropout: float = 0.0
     batch_size: int = 0
+    loss_weight: float = 1.0
 
 
 def make_dataset(
@@ -78,6 +81,8 @@ def make_dataset(
     held_out = validation_split.held_out([(image.name, image.sha256) for image in images], settings.validation)
     digest: list[Any] = ["samples", contents, settings.repeats, settings.validation, settings.caption_dropout]
     digest += [settings.batch_size, None if empty is None else _digest_of(empty)]
+    if settings.loss_weight != 1:
+        digest.append(["loss weight", settings.loss_weight])
     regularisation = fields.get("regularisation")
     if regularisation is not None:
         digest += [regularisation.digest, fields["regularisation_share"]]
@@ -135,6 +140,7 @@ class _Shared:
             repeats=settings.repeats,
             mask=sample.mask,
             dropout=dropout,
+            loss_weight=settings.loss_weight,
             batch_size=settings.batch_size,
             sha256=sha256,
             extras=shared.own,

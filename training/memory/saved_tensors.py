@@ -2,8 +2,8 @@
 gradient.
 
 Autograd refuses such a change for the tensors that it keeps itself. For those that a hook keeps (checkpointing and
-offload have such hooks) it looks no more, so `KeptTensor` does. For models that cannot do without,
-`copied_before_changes` makes a copy of what is needed before it changes.
+offload have such hooks) it looks no more, so `KeptTensor` does. `copied_before_changes` makes a copy of what is needed
+before it changes, and `CopiesWhereNeeded` does so for models that cannot do without.
 
 `torch.autograd.graph.allow_mutation_on_saved_tensors` is meant for the same, but finds a tensor by its first element
 alone: the gradient is wrong where a slice was kept and the whole changes. It also takes a new tensor for an old one
@@ -12,10 +12,11 @@ that had its place in memory.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -23,9 +24,12 @@ from weakref import WeakSet, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+CHANGED = "The model changes activations in place that its gradients need"
+_AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
 _PLAIN = (Tensor, nn.Parameter)
+_late: WeakSet[type[nn.Module]] = WeakSet()  # networks that have changed such a tensor in a later step alone
 _here = threading.local()  # the modes that a thread is in
 
 
@@ -67,16 +71,17 @@ class KeptTensor:
             return self.value().clone()
         return self.value()
 
-    def before_change(self, is_recorded: bool) -> None:
-        """Its memory will change now; `is_recorded` says whether autograd knows it."""
+    def before_change(self, is_recorded: bool) -> bool:
+        """Its memory will change now; `is_recorded` says whether autograd knows it. Returns whether it was copied."""
         self._memory = None
         if not (is_recorded or self.is_argument):
             self._is_spoiled = True
         if self.is_changed:
-            return
+            return False
         needs_gradient = self._tensor.requires_grad
         self._tensor = self._tensor.detach().clone().requires_grad_(needs_gradient)
         self._version, self.is_copy = _version(self._tensor), True
+        return True
 
 
 class _Memory:
@@ -87,10 +92,14 @@ class _Memory:
 
 
 class CopyBeforeChange(TorchDispatchMode):
-    """While it is entered, a KeptTensor gets a copy before anything changes its memory."""
+    """While it is entered, a KeptTensor gets a copy before anything changes its memory.
+
+    `has_copied` says that this was needed, `has_left` that some of the model ran in `left`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.has_copied = self.has_left = False
         # A KeptTensor holds its _Memory and its tensor; so an address here is of memory that is still in use.
         self._memories: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
 
@@ -132,7 +141,8 @@ class CopyBeforeChange(TorchDispatchMode):
         if memory is None:
             return
         for kept in list(memory.kept):
-            kept.before_change(is_recorded=torch.is_grad_enabled() and tensor.requires_grad)
+            if kept.before_change(is_recorded=torch.is_grad_enabled() and tensor.requires_grad):
+                self.has_copied = True
 
 
 def active_mode() -> CopyBeforeChange | None:
@@ -158,13 +168,119 @@ def entered(mode: CopyBeforeChange | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def copied_before_changes() -> Iterator[None]:
-    """A context for forward and backward passes in which the model may change tensors that its gradients need.
+def left() -> Iterator[None]:
+    """A context for code that no CopyBeforeChange may see, as torch.compile's: what changes there is refused."""
+    modes = _modes()
+    if not modes:
+        yield
+        return
+    for mode in modes:
+        mode.has_left = True
+    _here.modes = []
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _here.modes = modes
+
+
+@contextmanager
+def copied_before_changes(mode: CopyBeforeChange | None = None) -> Iterator[None]:
+    """A context for a forward pass in which the model may change tensors that its gradients need.
 
     Every operation passes through Python here: only for models that need it.
     """
-    with CopyBeforeChange(), saved_tensors_hooks(KeptTensor, KeptTensor.value):
+    with mode or CopyBeforeChange(), saved_tensors_hooks(KeptTensor, KeptTensor.value):
         yield
+
+
+class CopiesWhereNeeded:
+    """A context in which a network may change tensors that its gradients need; others pay for it in one step only.
+
+    The first step with inputs of a form runs in `copied_before_changes`. Where something had to be copied, all later
+    steps do too. `step_of` gets the arguments of a forward pass and says which step it belongs to; None is one by
+    itself. Inputs have one form if the same ones are there, with the same sides longer than 1.
+    """
+
+    def __init__(self, network: nn.Module, step_of: Callable[[Mapping[str, Any]], int | None]) -> None:
+        self._network, self._step_of = network, step_of
+        self._mode = CopyBeforeChange()
+        self._mode.has_copied = type(network) in _late
+        self._first_steps: dict[Hashable, int] = {}
+        self._is_watched = True
+        self._before: Any = None
+
+    def __enter__(self) -> CopiesWhereNeeded:
+        self._before = self._network.__dict__.get("forward")
+        plain = self._network.forward
+
+        @wraps(plain)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with self._around(args, kwargs):
+                return plain(*args, **kwargs)
+
+        self._network.forward = forward
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is None:
+            self._network.__dict__.pop("forward", None)
+        else:
+            self._network.forward = self._before
+        if refuses_change(error):
+            raise RuntimeError(f"{CHANGED}, {self._why_not_copied()} {error}") from error
+
+    def _around(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+        if not torch.is_grad_enabled():
+            return nullcontext()
+        self._is_watched = not self._is_sharded and (self._mode.has_copied or self._is_first(args, kwargs))
+        if not self._is_watched:
+            return nullcontext()
+        return copied_before_changes(self._mode)
+
+    def _is_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this forward pass belongs to the first step with inputs of their form."""
+        step = self._step_of(kwargs)
+        if step is None:
+            return True
+        return self._first_steps.setdefault(_form((args, kwargs)), step) == step
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether FSDP2 divides the network: it takes memory away and gives it back behind tensors that are kept."""
+        sharding = sys.modules.get("torch.distributed.tensor")  # its import takes seconds
+        return sharding is not None and any(isinstance(p, sharding.DTensor) for p in self._network.parameters())
+
+    def _why_not_copied(self) -> str:
+        if self._is_sharded:
+            return "which cannot be copied first under --shard: start without --shard."
+        if not self._is_watched:
+            _late.add(type(self._network))
+            return "and did not in the first step. Run it again: they are copied in every step then."
+        if self._mode.has_left:
+            return "in blocks that torch.compile has compiled: set compile of Optimizer Settings to off."
+        return (
+            "where autograd does not record it (under no_grad, or through detach() or .data), so no copy can mend it:"
+            " this version of ComfyUI cannot train it."
+        )
+
+
+def refuses_change(error: BaseException | None) -> bool:
+    """Whether an error is autograd's, or a KeptTensor's, about a tensor that was changed in place."""
+    return isinstance(error, RuntimeError) and _AUTOGRAD_REFUSAL in str(error) and not str(error).startswith(CHANGED)
+
+
+def _form(value: Any) -> Hashable:
+    """Which inputs there are, and which of their sides are longer than 1."""
+    if isinstance(value, Tensor):
+        return tuple(side > 1 for side in value.shape)
+    if isinstance(value, list | tuple):
+        return tuple(map(_form, value))
+    if isinstance(value, dict):
+        return tuple((str(key), _form(item)) for key, item in value.items())
+    return type(value)
 
 
 def _version(tensor: Tensor) -> int:

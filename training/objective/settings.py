@@ -14,7 +14,17 @@ from .weightings import WEIGHTINGS
 PRIORS = ("none", "regularisation", "output-preservation")
 # Not part of a run's identity at their defaults, which are what runs of before had.
 _LATER = frozenset(
-    {"sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "model_shift", "expert", "boundary", "beta"}
+    {
+        "sigmoid_scale",
+        "logit_mean",
+        "logit_std",
+        "mode_scale",
+        "model_shift",
+        "expert",
+        "boundary",
+        "beta",
+        "sigma_bounds",
+    }
 )
 _MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
@@ -26,7 +36,8 @@ class ObjectiveSettings:
     `sigmoid_scale`, `logit_mean`, `logit_std`, `mode_scale` and `shift` are those of some samplings of timesteps.
     Without `model_shift` what is drawn are the noise levels of a flow model. An `expert` of a pair gets only the noise
     levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`). `both` becomes one
-    setting for each of them (`experts.of_pair`). `beta` is that of loss dpo (`preference`).
+    setting for each of them (`experts.of_pair`). `beta` is that of loss dpo (`preference`). With `sigma_bounds`
+    minimum and maximum timestep are noise levels of a flow model, whatever its shift.
     """
 
     loss: str = "mse"
@@ -51,6 +62,7 @@ class ObjectiveSettings:
     expert: str = NO_EXPERT
     boundary: float = 0.0
     beta: float = 2000.0
+    sigma_bounds: bool = False
 
     def __post_init__(self) -> None:
         errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
@@ -182,6 +194,11 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         raise ValueError(
             f"Objective Settings: only flow models have a shift of their own, and this model predicts {prediction}:"
             " switch model's own shift on."
+        )
+    if prediction != "flow" and settings.sigma_bounds:
+        raise ValueError(
+            "Objective Settings: minimum and maximum are sigmas is for flow models, whose noise levels go from 0 to 1,"
+            f" and this model predicts {prediction}: switch it off. They are fractions of the schedule then."
         )
     if prediction != "flow" and settings.expert != NO_EXPERT:
         raise ValueError(

@@ -20,6 +20,7 @@ from ..random_draws import generator as seeded_generator
 TOKENS_AT_1024 = 4096
 NO_EXPERT, HIGH_NOISE, LOW_NOISE, BOTH_EXPERTS = EXPERTS = ("none", "high noise", "low noise", "both")
 _POOL, _MOST_POOLS = 1024, 4096  # noise levels drawn at once for an expert, and how often before giving up
+_HALVINGS = 40  # of the timesteps, to find the one of a noise level: float32 knows no finer ones
 _FINE = 10_000  # steps of the schedule that validation chooses an expert's from
 
 
@@ -34,6 +35,8 @@ class TimestepSettings(Protocol):
     def min_timestep(self) -> float: ...
     @property
     def max_timestep(self) -> float: ...
+    @property
+    def sigma_bounds(self) -> bool: ...
     @property
     def sigmoid_scale(self) -> float: ...
     @property
@@ -133,16 +136,78 @@ TIMESTEPS: Registry[TimestepSampling] = Registry(
 
 
 def draw_timesteps(
-    settings: TimestepSettings, count: int, generator: torch.Generator, tokens: int = TOKENS_AT_1024
+    settings: TimestepSettings,
+    count: int,
+    generator: torch.Generator,
+    tokens: int = TOKENS_AT_1024,
+    sigma: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Timestep shares (count,) in [0, 1) of the chosen distribution, for images of that many tokens.
 
-    `min_timestep` and `max_timestep` squeeze the whole distribution between them, as kohya's do.
+    The whole distribution is squeezed between the minimum and the maximum, as kohya's is. `sigma` is a flow model's,
+    with its shift: with `sigma_bounds` it says at which shares the bounds lie.
     """
     u = TIMESTEPS.get(settings.timesteps).draw(count, generator, DrawRequest(settings, tokens))
     if settings.min_timestep > 0 or settings.max_timestep < 1:
-        u = settings.min_timestep + (settings.max_timestep - settings.min_timestep) * u
+        least, most = _shares_of_bounds(settings, sigma)
+        u = least + (most - least) * u
     return u.clamp(0.0, 1 - 2**-24)
+
+
+def draw_levels(
+    settings: TimestepSettings,
+    count: int,
+    generator: torch.Generator,
+    tokens: int,
+    sigma: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Noise levels (count,) of the chosen distribution, on the CPU. `sigma` is the model's, with its shift."""
+    if settings.expert != NO_EXPERT:
+        return draw_expert_levels(settings, count, generator, tokens, sigma)
+    return levels_at(settings, draw_timesteps(settings, count, generator, tokens, sigma), sigma)
+
+
+def levels_at(settings: TimestepSettings, drawn: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
+    """The noise levels of what `draw_timesteps` has drawn."""
+    levels = drawn
+    if not gives_levels(settings):
+        levels = sigma(drawn)
+    if settings.sigma_bounds:  # rounded, a level may lie beside its bound
+        levels = levels.clamp(settings.min_timestep, settings.max_timestep)
+    return levels
+
+
+def bounds_as_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    """The noise levels of the minimum and the maximum timestep. `sigma` is the model's, with its shift."""
+    if settings.sigma_bounds or gives_levels(settings):
+        return settings.min_timestep, settings.max_timestep
+    least, most = sigma(torch.tensor([settings.min_timestep, settings.max_timestep])).tolist()
+    return least, most
+
+
+def _shares_of_bounds(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor] | None) -> tuple[float, float]:
+    """Between which shares timesteps are drawn.
+
+    Raises ValueError when a model has no noise levels between bounds that are noise levels.
+    """
+    bounds = settings.min_timestep, settings.max_timestep
+    if not settings.sigma_bounds or gives_levels(settings) or sigma is None:
+        return bounds
+    wanted = torch.tensor(bounds)
+    below, above = torch.zeros(2), torch.ones(2)
+    for _ in range(_HALVINGS):
+        middle = (below + above) / 2
+        is_below = sigma(middle) < wanted
+        below, above = torch.where(is_below, middle, below), torch.where(is_below, above, middle)
+    least, most = above.tolist()
+    if settings.min_timestep == 0:
+        least = 0.0
+    if least >= most:
+        raise ValueError(
+            f"Objective Settings: this model has no noise levels (sigma) from minimum timestep {bounds[0]:g} to maximum"
+            f" timestep {bounds[1]:g}: its highest is {float(sigma(torch.ones(1))):.3g}."
+        )
+    return least, most
 
 
 def belongs(settings: TimestepSettings, sigma: Tensor) -> Tensor:
@@ -212,14 +277,19 @@ def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor
     shift = "without the model's own shift"
     if not gives_levels(settings):
         shift = "on top of the model's own shift"
-    if settings.expert != NO_EXPERT:
-        levels = draw_expert_levels(settings, 10_000, generator, tokens, sigma)
-    else:
-        levels = draw_timesteps(settings, 10_000, generator, tokens)
-        if not gives_levels(settings):
-            levels = sigma(levels)
+    levels = draw_levels(settings, 10_000, generator, tokens, sigma)
     least, median, most = levels.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return (
         f"timestep sampling {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90%"
-        f" of them from {least:.2f} to {most:.2f}"
+        f" of them from {least:.2f} to {most:.2f}{_said_bounds(settings, sigma)}"
+    )
+
+
+def _said_bounds(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor]) -> str:
+    if settings.min_timestep == 0 and settings.max_timestep == 1:
+        return ""
+    least, most = bounds_as_levels(settings, sigma)
+    return (
+        f"; none below {least:.3g} (minimum timestep {settings.min_timestep:g}) or above {most:.3g} (maximum timestep"
+        f" {settings.max_timestep:g})"
     )

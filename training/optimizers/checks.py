@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...patches.adapters.registry import trainable_kind
-from .block_rates import is_text_encoder, is_up, unmatched
+from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched
 from .build import missing
-from .learning_rate_schedule import rate_at
+from .learning_rate_schedule import peak_rate, rate_at
 from .record import RunFacts
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -33,7 +33,10 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
         )
     for pattern in unmatched(settings.block_rates, run.trained):
         errors.append(f"block learning rates: {pattern!r} matches no trained tensor")
-    errors += OPTIMIZERS.get(settings.optimizer).check_run(run)
+    record = OPTIMIZERS.get(settings.optimizer)
+    errors += record.check_run(run)
+    if run.trained:
+        errors += record.cannot_learn(settings, _highest_rate(settings), run)
     if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
         errors.append(
             "offload to CPU memory is layers, which moves frozen weights, and adapter type full freezes none: set it to"
@@ -46,6 +49,20 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
         )
     if errors:
         raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+
+
+def check_rate(settings: OptimizerSettings) -> None:
+    """Raise ValueError for a learning rate at which no run learns anything."""
+    errors = OPTIMIZERS.get(settings.optimizer).cannot_learn(settings, _highest_rate(settings), None)
+    if errors:
+        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+
+
+def _highest_rate(settings: OptimizerSettings) -> float:
+    """The highest learning rate that a tensor may get."""
+    factors = [factor for _, factor in parse_block_rates(settings.block_rates)]
+    rate = peak_rate(settings) * max([1.0, *factors]) * max(1.0, settings.lora_plus)
+    return max(rate, settings.text_encoder_rate)
 
 
 def _takes_other_rates(settings: OptimizerSettings) -> bool:

@@ -35,6 +35,8 @@ class SettingsView(Protocol):
     @property
     def block_rates(self) -> str: ...
     @property
+    def clip_norm(self) -> float: ...
+    @property
     def parsed_options(self) -> Mapping[str, Any]: ...
 
 
@@ -103,6 +105,10 @@ def _no_errors(subject: Any) -> list[str]:
     return []
 
 
+def _learns(settings: SettingsView, rate: float, run: RunFacts | None) -> list[str]:
+    return []
+
+
 def _one_layout(options: Mapping[str, Any]) -> object:
     return None
 
@@ -142,6 +148,11 @@ class OptimizerRecord:
     """
     diverges_from: float = math.inf
     """From about this learning rate on, a step changes every weight by more than the weight's own size."""
+
+    cannot_learn: Callable[[SettingsView, float, RunFacts | None], Sequence[str]] = _learns
+    """Errors for a rate (the highest that the settings give to a tensor) at which nothing is learned, whatever the run,
+    or in this run; each says which rate is usual.
+    """
 
     check_options: Callable[[Mapping[str, Any]], Sequence[str]] = _no_errors
     """Errors for options that do not go together."""

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
 from ..memory.checkpointing import blocks
-from ..memory.saved_tensors import active_mode
+from ..memory.saved_tensors import left
 
 BACKEND = "inductor"
 _COMPILERS = ("g++", "clang++", "cl")
@@ -141,12 +141,7 @@ class BlockCompiler:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return plain(*args, **kwargs)
-            if active_mode() is not None:
-                raise ValueError(
-                    f"This version of ComfyUI changes in {type(block).__name__} what gradients need, so its blocks"
-                    f" cannot be compiled: {_OFF}."
-                )
-            with _outside_modes():
+            with left(), _outside_modes():
                 return compiled(*map(_as_compiled, args), **{name: _as_compiled(one) for name, one in kwargs.items()})
 
         return forward

@@ -20,7 +20,7 @@ from ..memory.offload import to_device
 from ..objective import preference
 from ..objective.loss import losses
 from ..objective.noise import noise_like, perturbation
-from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, gives_levels, tokens_of
+from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, levels_at, tokens_of
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE, autocast
 from ..random_draws import generator as seeded_generator
@@ -135,10 +135,8 @@ def _noise_levels(work: Workspace, clean: Tensor, generator: torch.Generator) ->
     count, tokens = clean.shape[0], tokens_of(clean.shape[-2], clean.shape[-1])
     if objective.expert != NO_EXPERT:
         return to_device(draw_expert_levels(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
-    sigma = to_device(draw_timesteps(objective, count, generator, tokens), denoiser.device)
-    if gives_levels(objective):
-        return sigma
-    return denoiser.sigma(sigma)
+    drawn = to_device(draw_timesteps(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
+    return levels_at(objective, drawn, denoiser.sigma)
 
 
 def _base_predictions(

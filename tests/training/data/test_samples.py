@@ -135,6 +135,7 @@ def test_the_digest_follows_samples_and_settings():
         make_dataset(plain, replace(SETTINGS, validation=0.5)),
         make_dataset(plain, replace(SETTINGS, caption_dropout=0.5)),
         make_dataset(plain, replace(SETTINGS, batch_size=2)),
+        make_dataset(plain, replace(SETTINGS, loss_weight=0.5)),
         make_dataset(plain, SETTINGS, text(7)),
         make_dataset(plain, SETTINGS, text(8)),
         make_dataset(plain, SETTINGS, regularisation=regularisation, regularisation_share=0.5),

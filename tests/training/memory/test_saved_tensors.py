@@ -3,12 +3,19 @@ refusal.
 """
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.offload import activations_on_host
-from graft_nodes.training.memory.saved_tensors import CopyBeforeChange, KeptTensor, copied_before_changes
+from graft_nodes.training.memory.saved_tensors import (
+    CopiesWhereNeeded,
+    CopyBeforeChange,
+    KeptTensor,
+    active_mode,
+    copied_before_changes,
+)
 from torch import nn
 from torch.nn.functional import silu
 
@@ -396,3 +403,118 @@ def test_activations_in_host_memory_are_refused_or_copied_too():
             forgotten = trained(net)
     for gradients_of_one in (found, forgotten):
         assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(gradients_of_one, wanted, strict=True))
+
+
+# --- which networks need copies ---------------------------------------------------------------------------------------
+
+
+class Watched(nn.Module):
+    """A network of two blocks that notes whether its operations pass through Python."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.net, self.was_watched = Net(block), []
+
+    def forward(self, x, other, step):
+        self.was_watched.append(active_mode() is not None)
+        return self.net(x, other)
+
+
+class InAMethod(Block):
+    def forward(self, x, options):
+        return self.changed(self.first(x).exp(), x, options)
+
+    def changed(self, h, x, options):
+        h.addcmul_(h * self.second(self.norm(x)), h)
+        return x + h.tanh() * x, options[0] * h
+
+
+class ByHelper(Block):
+    def forward(self, x, options):
+        h = self.first(x).exp()
+        scaled(h, self.second(self.norm(x)))
+        return x + h.tanh() * x, options[0] * h
+
+
+def scaled(h, by):
+    h.mul_(1 + h * by)
+
+
+class BySlices(Block):
+    def forward(self, x, options):
+        h = self.first(x).exp()
+        h[:, :2] = (h + (h * self.second(self.norm(x))) * h)[:, :2]
+        h[:, 2:] += (h * self.second(self.norm(x)) * h)[:, 2:]
+        return x + h.tanh() * x, options[0] * h
+
+
+def steps_of(net, count, wrap=None):
+    """The gradients of some steps, each of a forward and backward pass."""
+    found = []
+    with CopiesWhereNeeded(net, lambda kwargs: kwargs["step"]), wrap(net) if wrap else nullcontext():
+        for step in range(count):
+            net(leaf(1), leaf(2), step=step).sum().backward()
+            found.append([p.grad.clone() for p in net.parameters()])
+            net.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("wrap", [None, checkpointed, activations_on_host])
+@pytest.mark.parametrize("block", [OfItsOwn, OfItsInputs, InAMethod, ByHelper, BySlices])
+def test_a_network_that_changes_what_it_needs_is_found_out_in_its_first_step(block, wrap):
+    net = Watched(block)
+    wanted = trained(Net(Block))[: len(list(net.parameters()))]
+    for found in steps_of(net, 3, wrap=wrap):
+        assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(found, wanted, strict=True))
+    assert net.was_watched == [True] * 3 and "forward" not in vars(net)
+
+
+@pytest.mark.parametrize("wrap", [None, checkpointed, activations_on_host])
+def test_other_networks_pay_in_one_step_for_each_form_of_inputs(wrap):
+    net = Watched(Block)
+    with CopiesWhereNeeded(net, lambda kwargs: kwargs["step"]), wrap(net) if wrap else nullcontext():
+        with torch.no_grad():
+            net(leaf(1), leaf(2), step=0)
+        for step, rows in enumerate((3, 3, 5, 1, 1, 3)):  # two passes of one step, as of pairs
+            for _ in range(2):
+                net(leaf(1, rows, 4), leaf(2, rows, 4), step=step).sum().backward()
+    by_step = [False], [True] * 2, [False] * 2, [False] * 2, [True] * 2, [False] * 2, [False] * 2
+    assert net.was_watched == [watched for passes in by_step for watched in passes]
+
+
+class OnceInAWhile(Block):
+    is_changing = False
+
+    def forward(self, x, options):
+        h = self.first(x).exp()
+        if self.is_changing:
+            h.mul_(h)
+        return x + h.tanh() * self.second(self.norm(x)), options[0] * h
+
+
+def test_a_change_that_comes_later_is_refused_and_copied_in_the_next_run(monkeypatch):
+    monkeypatch.setattr(OnceInAWhile, "is_changing", False)
+    net = Watched(OnceInAWhile)
+    with (
+        pytest.raises(RuntimeError, match=r"^The model changes .* Run it again: .*modified by an inplace operation"),
+        CopiesWhereNeeded(net, lambda kwargs: kwargs["step"]),
+    ):
+        for step in range(2):
+            net(leaf(1), leaf(2), step=step).sum().backward()
+            OnceInAWhile.is_changing = True
+    net.was_watched.clear()
+    steps_of(net, 3)
+    assert net.was_watched == [True] * 3
+
+
+@pytest.mark.parametrize("change", [without_gradient, detached, data])
+def test_a_change_that_no_copy_can_mend_says_so(change):
+    class Hidden(Block):
+        def forward(self, x, options):
+            h = self.first(x).exp()
+            kept = h.square()
+            change(h, x)
+            return kept, options[0] * h
+
+    with pytest.raises(RuntimeError, match=r"where autograd does not record it .* this version of ComfyUI cannot"):
+        steps_of(Watched(Hidden), 1)

@@ -3,12 +3,13 @@ without the model's own shift.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
-from graft_nodes.training.objective.timesteps import describe_levels, draw_timesteps, tokens_of
+from graft_nodes.training.objective.timesteps import describe_levels, draw_levels, draw_timesteps, tokens_of
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, equal
 
@@ -151,10 +152,13 @@ class Shifted:
         ({"min_timestep": 0.5, "max_timestep": 0.6, "model_shift": False}, 0.5, 0.6),
         ({"timesteps": "sigmoid", "min_timestep": 0.5, "max_timestep": 0.6}, 0.5, 0.6),
         ({"timesteps": "flux_shift", "max_timestep": 0.1}, 0.0, 0.1),
+        ({"min_timestep": 0.5, "sigma_bounds": True}, 0.5, 1.0),
+        ({"min_timestep": 0.2, "max_timestep": 0.3, "sigma_bounds": True}, 0.2, 0.3),
+        ({"timesteps": "sigmoid", "min_timestep": 0.5, "max_timestep": 0.6, "sigma_bounds": True}, 0.5, 0.6),
     ],
     ids=str,
 )
-def test_without_the_models_shift_minimum_and_maximum_are_noise_levels(lab, settings, least, most):
+def test_minimum_and_maximum_bound_the_noise_levels(lab, settings, least, most):
     denoiser, dataset = Shifted(lab.Flow()), lab.pictures()
     train(lab.state(denoiser, dataset, objective=ObjectiveSettings(**settings)), denoiser, dataset, 6)
     assert len(denoiser.levels) > 12 and min(denoiser.levels) >= least and max(denoiser.levels) <= most
@@ -213,3 +217,54 @@ def test_a_run_with_new_settings_resumes(lab):
     start = lab.state(denoiser, dataset, objective=ObjectiveSettings(timesteps="flux_shift", model_shift=False))
     whole = train(start, denoiser, dataset, 3)
     assert equal(whole, train(train(start, denoiser, dataset, 1), denoiser, dataset, 2))
+
+
+def _sd3(u):
+    return 3 * u / (1 + 2 * u)
+
+
+@pytest.mark.parametrize("name", ["uniform", "logit-normal"])
+def test_bounds_in_sigma_keep_the_shape_between_them(name):
+    """The distribution is squeezed between the timesteps of the bounds, which invert SD 3's shift."""
+    settings = ObjectiveSettings(timesteps=name, min_timestep=0.3, max_timestep=0.8, sigma_bounds=True)
+    found = draw_levels(settings, COUNT, torch.Generator().manual_seed(3), TOKENS, _sd3).double()
+    u = _uniform() if name == "uniform" else _normal().sigmoid()
+    least, most = (sigma / (3 - 2 * sigma) for sigma in (0.3, 0.8))
+    assert torch.allclose(found, _sd3(least + (most - least) * u), atol=1e-6)
+    assert float(found.min()) >= 0.3 and float(found.max()) <= float(torch.tensor(0.8))
+
+
+def test_bounds_in_sigma_are_no_part_of_runs_of_before():
+    plain = ObjectiveSettings(min_timestep=0.3)
+    assert "sigma_bounds" not in plain.identity()
+    assert replace(plain, sigma_bounds=True).identity() != plain.identity()
+    same = (draw_levels(one, 50, torch.Generator().manual_seed(3), TOKENS, _sd3) for one in _without_bounds())
+    assert torch.equal(*same)
+
+
+def _without_bounds():
+    return ObjectiveSettings(), ObjectiveSettings(sigma_bounds=True)
+
+
+def test_bounds_without_noise_levels_between_them_are_refused():
+    settings = ObjectiveSettings(min_timestep=0.9, sigma_bounds=True)
+    with pytest.raises(
+        ValueError, match=r"no noise levels \(sigma\) from minimum timestep 0\.9 .* its highest is 0\.5"
+    ):
+        draw_levels(settings, 1, torch.Generator(), TOKENS, lambda u: u / 2)
+    with pytest.raises(ValueError, match="minimum and maximum are sigmas is for flow models"):
+        check_for(settings, "eps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_timestep": 0.5}, "none below 0.75 (minimum timestep 0.5) or above 1 (maximum timestep 1)"),
+        ({"max_timestep": 0.5, "sigma_bounds": True}, "none below 0 (minimum timestep 0) or above 0.5 (maximum"),
+        ({"max_timestep": 0.5, "timesteps": "sigmoid"}, "none below 0 (minimum timestep 0) or above 0.5 (maximum"),
+    ],
+    ids=str,
+)
+def test_the_report_gives_both_bounds_as_sigmas(settings, said):
+    assert said in describe_levels(ObjectiveSettings(**settings), _sd3, TOKENS)
+    assert "none below" not in describe_levels(ObjectiveSettings(), _sd3, TOKENS)

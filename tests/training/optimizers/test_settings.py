@@ -4,13 +4,18 @@ the first step.
 
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.training.optimizers.checks import remarks
+from graft_nodes.training.optimizers.block_rates import is_up
+from graft_nodes.training.optimizers.checks import check_run, remarks
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
+from graft_nodes.training.optimizers.record import RunFacts
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.step import advance_, backward_
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import Settings, Start, begin, with_settings
@@ -180,3 +185,99 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
 def test_what_is_probably_not_meant_is_said(settings, said):
     found = remarks(OptimizerSettings(**settings))
     assert (said in found[0] and len(found) == 1) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("settings", "usual"),
+    [
+        ({"optimizer": "sgd"}, ""),  # so few weights move
+        ({"optimizer": "prodigy"}, "set learning rate to 1, which is usual"),
+        ({"optimizer": "prodigy", "options": "d0 = 1e-2"}, ""),
+        ({"optimizer": "prodigy", "learning_rate": 1e-2}, ""),
+        ({"optimizer": "adafactor"}, "set learning rate to 0.01, which is usual"),
+        ({"optimizer": "adafactor", "options": "scale_parameter = false"}, ""),
+        ({"optimizer": "adafactor", "options": "relative_step = true"}, ""),
+        ({"optimizer": "adafactor", "learning_rate": 1e-3}, ""),
+        ({"optimizer": "adamw"}, ""),
+    ],
+)
+def test_a_rate_at_which_nothing_is_learned_is_refused(lab, settings, usual):
+    pytest.importorskip({"prodigy": "prodigyopt"}.get(settings["optimizer"], "torch"))
+    given = {"learning_rate": 1e-4, "clip_norm": 1.0, "schedule": "constant", "warmup": 0, **settings}
+    if not usual:
+        lab.state(lab.Flow(), lab.pictures(), **given)
+        return
+    with pytest.raises(ValueError, match=usual):
+        lab.state(lab.Flow(), lab.pictures(), **given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({}, True),
+        ({"clip_norm": 0.0}, False),
+        ({"clip_norm": 100.0}, False),
+        ({"lora_plus": 16.0}, False),
+        ({"block_rates": "blocks.* = 100"}, False),
+        ({"scale_lr": True, "batch_size": 64}, False),
+        ({"text_encoder_rate": 1e-2}, False),
+        ({"options": "momentum = 0.99"}, False),
+        ({"learning_rate": 1e-2}, False),
+    ],
+    ids=str,
+)
+def test_sgd_of_a_clipped_gradient_moves_many_weights_too_little(settings, is_refused):
+    names = {"blocks.0.lora_up": 3_000_000, "text_encoders.a.lora_down": 1_000_000}
+    run = RunFacts({name: torch.empty(count, device="meta") for name, count in names.items()}, "lora")
+    given = OptimizerSettings(**{"optimizer": "sgd", "learning_rate": 1e-4, **settings})
+    if not is_refused:
+        check_run(given, run)
+        return
+    with pytest.raises(ValueError, match=r"each of 4,000,000 weights by at most 5e-07 .* set learning rate to 0\.1"):
+        check_run(given, run)
+
+
+def test_a_hundred_such_steps_are_shorter_than_one_of_adamw():
+    """Along the same clipped gradient again and again, which is the furthest that they can come."""
+    gradient = torch.randn(4_000_000, generator=torch.Generator().manual_seed(0))
+    gradient /= gradient.norm()
+    way = {}
+    for name, optimizer, steps in (
+        ("sgd", lambda p: torch.optim.SGD([p], 1e-4, momentum=0.9), 100),
+        ("adamw", lambda p: torch.optim.AdamW([p], 1e-4), 1),
+    ):
+        weights = torch.nn.Parameter(torch.zeros(4_000_000))
+        weights.grad = gradient
+        moving = optimizer(weights)
+        for _ in range(steps):
+            moving.step()
+        way[name] = float(weights.detach().square().mean().sqrt())
+    assert way["sgd"] < way["adamw"]
+
+
+def test_adafactor_moves_whole_weights_at_adamws_rate_and_goes_on_with_runs_of_before(lab):
+    """Whole weights are far from 0; an adapter that has moved is trained further."""
+    given = {"optimizer": "adafactor", "schedule": "constant", "warmup": 0}
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    lab.state(denoiser, dataset, AdapterSettings("full"), learning_rate=1e-4, **given)
+    moved = train(lab.state(denoiser, dataset, learning_rate=1e-2, **given), denoiser, dataset, 1)
+    lower = replace(moved.settings.optimizer, learning_rate=1e-4)
+    assert with_settings(moved, lower, None).settings.optimizer == lower
+
+
+@pytest.mark.parametrize("optimizer", ["prodigy", "adafactor"])
+def test_what_is_refused_would_not_have_learned(lab, monkeypatch, optimizer):
+    """In 200 steps at 1e-4 an adapter does not come as far as in one of AdamW's."""
+    pytest.importorskip({"prodigy": "prodigyopt"}.get(optimizer, "torch"))
+    given = {"learning_rate": 1e-4, "clip_norm": 1.0, "schedule": "constant", "warmup": 0, "weight_decay": 0.0}
+    denoiser, dataset = lab.Flow(), lab.pictures()
+
+    def way(name, steps):
+        begun = lab.state(denoiser, dataset, optimizer=name, **given)
+        trained = train(begun, denoiser, dataset, steps).trained
+        return max(float((t - begun.trained[key]).abs().max()) for key, t in trained.items() if is_up(key))
+
+    one = way("adamw", 1)
+    record = OPTIMIZERS.get(optimizer)
+    monkeypatch.setitem(OPTIMIZERS._records, optimizer, replace(record, cannot_learn=lambda *_: []))
+    assert way(optimizer, 200) < one

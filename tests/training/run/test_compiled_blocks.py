@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graft_nodes.host.autograd_inplace import AvoidInplaceOps
+from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copied_where_needed
 from graft_nodes.patches.adapters.rank_mask import at_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
-from graft_nodes.training.memory.saved_tensors import copied_before_changes
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.compiling import CompilationReport
@@ -207,9 +206,46 @@ def test_blocks_that_change_their_input(lab, monkeypatch, backend, checkpointing
     assert far(*found) < ERROR and compiler().graphs == 2
 
 
+class OfItsOwn(nn.Module):
+    """It changes by a call what it has made itself and its gradients need."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        x = x.movedim(1, -1)
+        h = self.first(x).sigmoid()
+        h.addcmul_(self.second(x), h)
+        return (x + h).movedim(-1, 1)
+
+
+class OfItsInput(OfItsOwn):
+    """It changes what the block before it needs."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        x.mul_(out)
+        return out.sigmoid()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_blocks_that_change_by_calls_what_they_have_made_are_compiled(lab, monkeypatch, checkpointing):
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")  # as inductor, it computes with new tensors
+    found = []
+    for compile in ("blocks", "off"):
+        net = net_of(lab, OfItsOwn)
+        with copied_where_needed(net):
+            found.append(trained(lab, module=net, compile=compile, checkpointing=checkpointing))
+    assert far(*found) < ERROR and compiler().graphs == 2
+
+
 def test_what_must_be_copied_first_is_refused(lab):
-    with copied_before_changes(), pytest.raises(ValueError, match="set compile of Optimizer Settings to off"):
-        trained(lab)
+    net = net_of(lab, OfItsInput)
+    with copied_where_needed(net):
+        trained(lab, module=net, compile="off")
+    with pytest.raises(RuntimeError, match="set compile of Optimizer Settings to off"), copied_where_needed(net):
+        trained(lab, module=net)
 
 
 class Breaking(nn.Module):

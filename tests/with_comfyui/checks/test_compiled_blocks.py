@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import comfy.supported_models
 import families
 import pytest
 import torch
@@ -13,6 +14,7 @@ from graft_nodes.patches.token_routing.settings import RoutingSettings
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -58,3 +60,14 @@ def test_trains_as_without(family, way, checkpointing):
     expected, _ = trained(patcher, family, "off", checkpointing=checkpointing)
     assert far(found, expected) < 1e-5
     assert far(found, trained(patcher, family, "off", 0)[0]) > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_trains_as_without_where_blocks_change_by_calls_what_gradients_need(monkeypatch, checkpointing):
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")  # as inductor, it computes with new tensors
+    if not hasattr(comfy.supported_models, "LTXV"):
+        pytest.skip("this ComfyUI has no LTXV")
+    patcher = families.build("ltx")
+    found, notes = trained(patcher, "ltx", checkpointing=checkpointing)
+    assert notes[0].startswith("compiled blocks") and not any("times more while training" in note for note in notes)
+    assert far(found, trained(patcher, "ltx", "off", checkpointing=checkpointing)[0]) < 1e-5

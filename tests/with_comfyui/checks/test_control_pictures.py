@@ -6,6 +6,7 @@ import functools
 import shutil
 from pathlib import Path
 
+import comfy.supported_models
 import numpy as np
 import pytest
 import torch
@@ -27,6 +28,7 @@ from graft_nodes.training.run import workspace
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
+from tiny_families import EVERY
 
 import nodes
 
@@ -275,13 +277,32 @@ def test_a_model_that_takes_none_is_refused_at_the_first_step(tmp_path, name, me
         ("flux", {"in_channels": 96}, True),
         ("sd3", {}, False),
         ("omnigen2", {}, False),
+        ("qwen edit", {}, False),
+        ("ltx", {}, False),
+        ("hunyuan", {}, False),
     ],
 )
 def test_which_models_take_a_picture_beside_the_noise(name, config, takes):
+    _available(name)
     patcher = build(name, **config)
     x = conditions.empty_noise(patcher.model, torch.device("cpu"))
     assert ("c_concat" in patcher.model.extra_conds(**_asked(x))) == takes
     assert conditions.takes_picture(patcher.model) == takes
+
+
+@pytest.mark.parametrize("name", ["hunyuan 1.5", "kandinsky 5"])
+def test_text_to_video_with_an_empty_picture_beside_the_noise_needs_none(name):
+    """ComfyUI gives these the empty picture for plain text to video."""
+    _available(name)
+    patcher = build(name)
+    x = conditions.empty_noise(patcher.model, torch.device("cpu"))
+    assert "c_concat" in patcher.model.extra_conds(**_asked(x))
+    assert not conditions.takes_picture(patcher.model)
+
+
+def _available(name):
+    if not hasattr(comfy.supported_models, EVERY[name].supported):
+        pytest.skip(f"this ComfyUI has no {EVERY[name].supported}")
 
 
 def _asked(x):

@@ -298,6 +298,28 @@ def test_clips_and_parts_of_them_from_core_s_dataset_nodes_become_samples(host, 
     assert found[0]["state"].history.loss != found[1]["state"].history.loss
 
 
+def test_what_cores_resolution_bucket_gives_becomes_samples(host):
+    """Latents of two sizes, batched by size, with the conditioning of each sample."""
+    nodes_dataset = pytest.importorskip("comfy_extras.nodes_dataset", reason="this ComfyUI has no dataset nodes")
+    latents = [{"samples": random(1, 4, 8, 8 + 2 * (n % 2), seed=n)} for n in range(5)]
+    conditionings = [[[random(1, 5, 6, seed=10 + n), {"pooled_output": random(1, 8, seed=20 + n)}]] for n in range(5)]
+    bucketed = nodes_dataset.ResolutionBucket.execute(latents, conditionings).args
+    order = [0, 2, 4, 1, 3]
+    expected = [latents[n] for n in order], [conditionings[n] for n in order]
+    found = []
+    for given in (bucketed, expected):
+        dataset = host.call("GraftSamples", latents=given[0], conditioning=given[1], validation=[0.0])[0]
+        found.append(dataset.digest)
+    assert len(bucketed[0]) == 2 and found[0] == found[1]
+
+
+def test_video_with_sound_is_refused_by_its_name(host):
+    nested = pytest.importorskip("comfy.nested_tensor", reason="this ComfyUI has no nested latents")
+    both = nested.NestedTensor((random(1, 4, 2, 8, 8), random(1, 8, 10, 16)))
+    with pytest.raises(ValueError, match=r"latent 1 is video and sound together.*LTXVSeparateAVLatent"):
+        host.call("GraftSamples", latents=[{"samples": both}], conditioning=[[[random(1, 5, 6), {}]]])
+
+
 class Pictures:
     """A list of pictures (1, 64, 80, 3) with a mask each, of what a CLIP vision model sees of them, and of other
     clips.
@@ -541,3 +563,28 @@ def test_ten_thousand_draws_are_all_on_the_experts_side_of_comfyuis_own_sigmas(h
         border = 0.875 / (shift - (shift - 1) * 0.875)
         spread = {"high noise": (1 + border) / 2, "low noise": border / 2}[expert]
         assert float(time.mean()) == pytest.approx(spread, abs=0.01)
+
+
+@pytest.mark.parametrize(("family", "shift"), [("sd3", 3.0), ("wan", 8.0)])
+def test_bounds_in_sigma_are_those_of_comfyuis_own_schedule(host, family, shift):
+    """Trained and reported are levels between two sigmas of the sampler, uniform in the model's own time."""
+    import comfy.samplers
+
+    sampling = build(family).get_model_object("model_sampling")
+    sampling.set_parameters(shift=shift)
+    settings = host.module("training.objective.settings").ObjectiveSettings
+    draws = host.module("training.objective.timesteps")
+    at = partial(host.module("host.model_sampling").sigma_at, sampling)
+    schedule = comfy.samplers.calculate_sigmas(sampling, "simple", 20)  # from 1 down to 0
+    most, least = float(schedule[6]), float(schedule[15])
+    objective = settings(min_timestep=least, max_timestep=most, sigma_bounds=True)
+    found = draws.draw_levels(objective, 10_000, torch.Generator().manual_seed(1), 1560, at).double()
+    assert float(found.min()) >= least and float(found.max()) <= most
+    times = found / (shift - (shift - 1) * found)
+    ends = [sigma / (shift - (shift - 1) * sigma) for sigma in (least, most)]
+    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    assert torch.allclose(times.quantile(quarters), ends[0] + (ends[1] - ends[0]) * quarters, atol=0.01)
+    said = draws.describe_levels(objective, at, 1560)
+    assert f"none below {least:.3g} " in said and f"or above {most:.3g} " in said
+    fractions = draws.describe_levels(settings(min_timestep=0.5), at, 1560)
+    assert f"none below {shift / (1 + shift):.3g} (minimum timestep 0.5)" in fractions

@@ -11,12 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....patches.adapters.registry import trainable_kind
 from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment, rms
 from ..option_readers import FLAG, number
-from ..record import BuildRequest, OptimizerRecord, SettingsView, TorchClass, changed_settings, rate_settings
+from ..record import (
+    BuildRequest,
+    OptimizerRecord,
+    RunFacts,
+    SettingsView,
+    TorchClass,
+    changed_settings,
+    rate_settings,
+)
 
 SMALLEST_SIZE = 1e-3  # that a weight is taken to have: eps2 of torch and of transformers
 _SMALLEST_SQUARE = 1e-30
+_ADAMWS_RATE = 1e-4
 _SMALLEST_RATE, _LARGEST_RATE = 1e-6, 1e-2  # of relative_step: the first with warmup_init, for each step so far
 
 
@@ -121,6 +131,26 @@ def _remarks(settings: SettingsView) -> list[str]:
     ]
 
 
+def _cannot_learn(settings: SettingsView, rate: float, run: RunFacts | None) -> list[str]:
+    """An adapter has weights that begin at 0: at AdamW's rate it takes thousands of steps to move them as far as AdamW
+    does in one.
+    """
+    options = _options(settings)
+    if options.get("relative_step") or not options.get("scale_parameter", True) or rate > _ADAMWS_RATE or run is None:
+        return []
+    if trainable_kind(run.kind).full_weights or not any(map(_is_at_zero, run.trained.values())):
+        return []
+    return [
+        f"adafactor multiplies the learning rate ({rate:g}) by the size of each weight, at least {SMALLEST_SIZE:g}, and"
+        " an adapter has weights that begin at 0, so they would hardly move: set learning rate to 0.01, which is usual,"
+        " or keep it and set the option scale_parameter = false"
+    ]
+
+
+def _is_at_zero(weight: Tensor) -> bool:
+    return weight.device.type == "meta" or not bool(weight.any())
+
+
 RECORD = OptimizerRecord(
     name="adafactor",
     help="almost no optimizer memory; try learning rate 0.01",
@@ -139,4 +169,5 @@ RECORD = OptimizerRecord(
     check_options=_check_options,
     check_settings=_check_settings,
     remarks=_remarks,
+    cannot_learn=_cannot_learn,
 )

@@ -10,8 +10,10 @@ import torch
 
 from ..block_rates import parse_block_rates
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, number
-from ..record import BuildRequest, OptimizerRecord, Package, SettingsView, changed_settings
+from ..record import BuildRequest, OptimizerRecord, Package, RunFacts, SettingsView, changed_settings
 from . import adamw
+
+_LEAST = 1e-3
 
 
 def _build(request: BuildRequest) -> torch.optim.Optimizer:
@@ -53,6 +55,16 @@ def _has_mean_of_gradients(options: Mapping[str, Any]) -> bool:
     return "betas" not in options or options["betas"][0] > 0
 
 
+def _cannot_learn(settings: SettingsView, rate: float, run: RunFacts | None) -> list[str]:
+    """What it finds grows only when the weights have moved further than that, which takes 1 / rate steps."""
+    if rate >= _LEAST or "d0" in settings.parsed_options:
+        return []
+    return [
+        f"prodigy multiplies the rate that it finds by the learning rate, and at {rate:g} it does not find one within"
+        " thousands of steps, so nothing would be learned: set learning rate to 1, which is usual"
+    ]
+
+
 RECORD = OptimizerRecord(
     name="prodigy",
     help="finds the learning rate itself; set learning rate to 1",
@@ -75,6 +87,7 @@ RECORD = OptimizerRecord(
     diverges_from=10.0,
     check_settings=_check_settings,
     remarks=_remarks,
+    cannot_learn=_cannot_learn,
     group_numbers={"k": int, "d": float, "d_max": float, "d_numerator": float},
     state_layout=_has_mean_of_gradients,
 )
