@@ -280,7 +280,7 @@ def _form(value: Any) -> Hashable:
         return tuple(map(_form, value))
     if isinstance(value, dict):
         return tuple((str(key), _form(item)) for key, item in value.items())
-    return type(value)
+    return type(value).__name__
 
 
 def _version(tensor: Tensor) -> int:

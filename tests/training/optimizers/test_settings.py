@@ -227,7 +227,7 @@ def test_a_rate_at_which_nothing_is_learned_is_refused(lab, settings, usual):
     ids=str,
 )
 def test_sgd_of_a_clipped_gradient_moves_many_weights_too_little(settings, is_refused):
-    names = {"blocks.0.lora_up": 3_000_000, "text_encoders.a.lora_down": 1_000_000}
+    names = {"blocks.0.lora_up.weight": 3_000_000, "text_encoders.a.lora_down.weight": 1_000_000}
     run = RunFacts({name: torch.empty(count, device="meta") for name, count in names.items()}, "lora")
     given = OptimizerSettings(**{"optimizer": "sgd", "learning_rate": 1e-4, **settings})
     if not is_refused:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import comfy.supported_models
+import inspect
+
 import families
 import pytest
 import torch
@@ -62,12 +63,12 @@ def test_trains_as_without(family, way, checkpointing):
     assert far(found, trained(patcher, family, "off", 0)[0]) > 1e-3
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_trains_as_without_where_blocks_change_by_calls_what_gradients_need(monkeypatch, checkpointing):
-    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")  # as inductor, it computes with new tensors
-    if not hasattr(comfy.supported_models, "LTXV"):
-        pytest.skip("this ComfyUI has no LTXV")
+def test_blocks_that_change_by_calls_what_gradients_need_are_refused(monkeypatch):
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
+    lightricks = pytest.importorskip("comfy.ldm.lightricks.model", reason="this ComfyUI has no LTXV")
+    if ".addcmul_(" not in inspect.getsource(lightricks):
+        pytest.skip("LTX-Video of this ComfyUI makes new tensors")
     patcher = families.build("ltx")
-    found, notes = trained(patcher, "ltx", checkpointing=checkpointing)
-    assert notes[0].startswith("compiled blocks") and not any("times more while training" in note for note in notes)
-    assert far(found, trained(patcher, "ltx", "off", checkpointing=checkpointing)[0]) < 1e-5
+    trained(patcher, "ltx", "off", steps=1)
+    with pytest.raises(ValueError, match="set compile to off"):
+        trained(patcher, "ltx")
