@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from graft_nodes.headless import schema, workflow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,6 +276,36 @@ def test_a_preference_is_trained_at_the_first_click(host):
     assert "preference pairs: 24, as shape-" in report
     assert "put the demo's images into ComfyUI's input folder, as graft_demo/preference" in report
     assert state.settings.objective.loss == "dpo" and state.history.loss[0] == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_a_slider_is_trained_and_drawn_at_five_strengths_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, SLIDER))
+    step = id_of(graph, "TrainStep")
+    result = host.run(graph, {"state": [step, 0], "dataset": [id_of(graph, "GraftSlider"), 0]})
+    assert result["success"], result["errors"]
+    state, dataset = result["captured"]["state"], result["captured"]["dataset"]
+    assert state.step == 2 and not dataset.has_pictures and dataset.slider.target == ("a yellow circle middle",)
+    (file,) = (Path(host.output) / "loras").glob("slider_*.safetensors")
+    assert file.stat().st_size
+    rows = [node_id for node_id, node in graph.items() if node["class_type"] == "SaveImage"]
+    assert len(rows) == 5 and all(len(result["history"][row]["images"]) == 4 for row in rows)
+
+
+def test_a_decoder_is_repaired_at_the_first_click(host):
+    fresh(host)
+    graph = shortened(graph_of(host, DECODER))
+    given = {"state": [id_of(graph, "TrainStep"), 0], "vae": [id_of(graph, "GraftTrainedVAE"), 0]}
+    result = host.run(graph, {**given, "base": [id_of(graph, "GraftDemoVAE"), 0]})
+    assert result["success"], result["errors"]
+    state, vae, base = (result["captured"][name] for name in ("state", "vae", "base"))
+    assert state.step == 2 and {name.partition(".")[0] for name in state.trained} == {"decoder"}
+    ours, theirs = vae.get_sd(), base.get_sd()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items() if name not in state.trained)
+    assert not any(torch.equal(theirs[name], tensor) for name, tensor in state.trained.items() if tensor.ndim > 1)
+    rows = [node_id for node_id, node in graph.items() if node["class_type"] == "SaveImage"]
+    assert len(rows) == 2 and all(len(result["history"][row]["images"]) == 4 for row in rows)
+    assert len(result["history"][id_of(graph, "TrainStep")]["graft_previews"]) >= 1
 
 
 def test_images_from_the_graph_are_trained_at_the_first_click(host):

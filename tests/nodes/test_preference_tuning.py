@@ -1,7 +1,6 @@
 """Preference tuning through the nodes: what the demo model draws after it, stored results, resume, and refusals."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,12 +114,8 @@ def test_prior_preservation_is_refused_before_anything_runs(host):
 @pytest.mark.long
 def test_the_demo_draws_what_is_preferred(host):
     """The template as it is: round shapes are half of what the model draws before, and four fifths after."""
-    root = Path(__file__).resolve().parents[2]
     score, rule = host.module("demo.score"), host.module("demo.rule")
-    schema, workflow = host.module("headless.schema"), host.module("headless.workflow")
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
-    file = root / "example_workflows" / "Teach the demo model what you prefer.json"
-    graph = workflow.read(str(file)).graph(look_up)
+    graph = host.template("Teach the demo model what you prefer")
     ids = {node["class_type"]: node_id for node_id, node in graph.items()}
     host.fresh()
     capture = {"state": [ids["TrainStep"], 0], "model": [ids["TrainStep"], 1]}

@@ -1,11 +1,10 @@
-"""A slider between two colors of the demo model: the hue that the pixel rule sees follows the strength."""
+"""The template of a slider as it is: the hue that the pixel rule sees follows the strength."""
 
 import numpy as np
 import pytest
-from graft_nodes.demo import rule, score
+from graft_nodes.demo import rule
 
 STRENGTHS = np.linspace(-3, 3, 9)
-PROMPT = "a yellow circle middle"
 
 
 def _hue(picture):
@@ -13,27 +12,44 @@ def _hue(picture):
     return (rule.detect(picture).hue + 60) % 360 - 60
 
 
-@pytest.mark.slow
+def _drawn(graph):
+    """{strength: the link to its pictures}, 0 for those of the model alone."""
+    links = {}
+    for node_id, node in graph.items():
+        if node["class_type"] == "VAEDecode":
+            sampler = graph[node["inputs"]["samples"][0]]
+            strength = graph[sampler["inputs"]["model"][0]]["inputs"].get("lora_strength", 0.0)
+            links[strength] = [node_id, 0]
+    return links
+
+
+@pytest.mark.long
 def test_the_hue_follows_the_strength(host):
-    model, clip, vae = host.call("GraftDemo")[:3]
-    ends = {"positive": "a green circle middle", "negative": "a red circle middle", "target": PROMPT}
-    sizes = {"width": 256, "height": 256, "steps": 5, "cfg": 1.0}
-    data, _ = host.call("GraftSlider", **ends, **sizes, guidance=0.4, clip=clip, vae=vae)
-    (adapter,) = host.call("GraftAdapter", rank=8)
-    (optimizer,) = host.call("GraftOptimizer", learning_rate=0.003, batch_size=4)
-    given = {"model": model, "dataset": data, "adapter": adapter, "optimizer": optimizer}
-    state, _ = host.call("GraftTrainStart", **given, run="slider learns")
-    made = host.call("TrainStep", state=state, steps=30, validate_every=30)
-    hues = []
-    for strength in STRENGTHS:
-        patched = model
-        if strength:
-            patched = host.call("LoRAStackPatch", model=model, lora_model=made[3], lora_strength=float(strength))[0]
-        pictures = score.sample(patched, clip, vae, [PROMPT] * 4, seed=5)
-        hues.append(float(np.mean([_hue(picture) for picture in pictures])))
-    said = ", ".join(f"{strength:+.2f}: {hue:.0f}" for strength, hue in zip(STRENGTHS, hues, strict=True))
-    assert np.corrcoef(STRENGTHS, hues)[0, 1] >= 0.9, said
-    assert hues[-1] - hues[0] >= 30, said
-    assert hues == sorted(hues), said
-    validation = made[0].history.validation
+    graph = host.template("Train a slider")
+    (step,) = (node_id for node_id, node in graph.items() if node["class_type"] == "TrainStep")
+    patches = [node["inputs"] for node in graph.values() if node["class_type"] == "LoRAStackPatch"]
+    assert [patch["lora_strength"] for patch in patches] == [-3.0, -1.5, 1.5, 3.0]
+    host.fresh()
+    hues = {}
+    for strengths in (None, (-2.25, -0.75, 0.75, 2.25)):  # the template's, then those between them
+        if strengths:
+            for patch, strength in zip(patches, strengths, strict=True):
+                patch["lora_strength"] = strength
+        drawn = _drawn(graph)
+        capture = {str(strength): link for strength, link in drawn.items()}
+        result = host.run(graph, {"state": [step, 0], **capture})
+        assert result["success"], result["errors"]
+        found = result["captured"]
+        assert (step in result["cached"]) == bool(strengths), "nothing is trained twice"
+        for strength in drawn:
+            pictures = found[str(strength)].numpy()
+            assert pictures.shape == (4, 256, 256, 3)
+            hues[strength] = float(np.mean([_hue(picture) for picture in pictures]))
+    assert sorted(hues) == list(STRENGTHS)
+    seen = [hues[strength] for strength in STRENGTHS]
+    said = ", ".join(f"{strength:+.2f}: {hue:.0f}" for strength, hue in zip(STRENGTHS, seen, strict=True))
+    assert np.corrcoef(STRENGTHS, seen)[0, 1] >= 0.9, said
+    assert seen[-1] - seen[0] >= 30, said
+    assert seen == sorted(seen), said
+    validation = found["state"].history.validation
     assert validation[-1][1] < validation[0][1], validation
