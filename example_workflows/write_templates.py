@@ -836,8 +836,8 @@ SLIDER_NOTE = (
     "# Train a slider",
     "A LoRA whose strength moves a color, trained from three prompts, without images and without a GPU: from *a red"
     " circle middle* to *a green circle middle*, for the prompt *a yellow circle middle*.",
-    "**Press Run.** It trains for a minute or two. The four rows of images are the same noise at strengths -3, -1.5,"
-    " 1.5 and 3, with **Before**, the model alone, between them: the circles go from orange to green.",
+    "**Press Run.** It trains for a minute or two. Five rows of images are drawn from the same noise: **Before** at the"
+    " top is the model alone, below it are strengths -3, -1.5, 1.5 and 3. The circles go from orange to green.",
     "**With your own model**: take its loaders in place of *Demo Model*. Write what the slider is for into *target"
     " prompt* (*a person*), its ends into *positive prompt* (*a very old person*) and *negative prompt* (*a very young"
     " person*), set width and height to what the model draws, denoising steps to 20, and guidance to 3. Train 300 to"

@@ -11,7 +11,7 @@ from .refusals import refusal
 from .schema import Dataset, advanced, aliases
 
 # The names of training/objective/slider.py, which only a run imports.
-METHODS = ("both directions", "concept sliders", "picture pairs")
+METHODS = ("both directions", "concept sliders", "picture pairs", "ai-toolkit")
 
 
 class GraftSlider(io.ComfyNode):
@@ -35,9 +35,11 @@ class GraftSlider(io.ComfyNode):
                     options=list(METHODS),
                     default=METHODS[0],
                     tooltip=(
-                        "both directions: strengths 1 and -1 are trained in each step (AI-Toolkit's concept slider)."
-                        " concept sliders: strength 1 alone, as in the paper, in half the time. picture pairs: strength"
-                        " 1 learns one picture, -1 the other; no prompts are used."
+                        "both directions: strengths 1 and -1 are trained in each step. concept sliders: strength 1"
+                        " alone, as in the paper, in half the time. picture pairs: strength 1 learns one picture, -1"
+                        " the other; no prompts are used. ai-toolkit: both directions with AI-Toolkit's targets, which"
+                        " get the mean and the deviation of the model's own prediction. Take it if strength 1 burns"
+                        " images."
                     ),
                 ),
                 io.String.Input(
@@ -146,6 +148,29 @@ class GraftSlider(io.ComfyNode):
                         " pictures with a control picture each as reference latents."
                     ),
                 ),
+                advanced(
+                    io.String,
+                    "anchor",
+                    display_name="anchor prompt",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip=(
+                        "What the slider must leave as it is: a person, for a slider of a woman. The adapter is trained"
+                        " to predict for it what the model predicts without it. Empty is no anchor, which is faster."
+                    ),
+                ),
+                advanced(
+                    io.Float,
+                    "anchor_strength",
+                    display_name="anchor strength",
+                    default=1.0,
+                    min=0.01,
+                    max=100.0,
+                    step=0.1,
+                    optional=True,
+                    tooltip="How much the anchor counts. Raise it if what the anchor names changes all the same.",
+                ),
             ],
             outputs=[Dataset.Output(display_name="GRAFT_DATASET"), io.String.Output(display_name="report")],
         )
@@ -162,6 +187,8 @@ class GraftSlider(io.ComfyNode):
         guidance=None,
         steps=None,
         cfg=None,
+        anchor="",
+        anchor_strength=1.0,
     ) -> bool | str:
         from ..training.objective.slider import SliderSettings
 
@@ -177,6 +204,8 @@ class GraftSlider(io.ComfyNode):
             guidance=guidance,
             steps=steps,
             cfg=cfg,
+            anchor=anchor,
+            anchor_strength=anchor_strength,
         )
 
     @classmethod
@@ -196,12 +225,15 @@ class GraftSlider(io.ComfyNode):
         clip=None,
         vae=None,
         dataset=None,
+        anchor="",
+        anchor_strength=1.0,
     ) -> io.NodeOutput:
         from ..training.data import sliders
         from ..training.objective.slider import SliderSettings
 
-        texts = positive, negative, target, neutral, keep
-        settings = SliderSettings.read(method, *texts, guidance=guidance, steps=steps, cfg=cfg)
+        texts = positive, negative, target, neutral, keep, anchor
+        values = {"guidance": guidance, "steps": steps, "cfg": cfg, "anchor_strength": anchor_strength}
+        settings = SliderSettings.read(method, *texts, **values)
         if settings.takes_prompts:
             made = _of_prompts(settings, clip, vae, dataset, (width, height))
         else:

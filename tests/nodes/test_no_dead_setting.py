@@ -62,6 +62,7 @@ FULL = {"GraftAdapter": {"kind": "full"}}
 WORDS = {"GraftWords": {"words": "two", "initial": "circle"}}
 PROMPTS = {"positive": "a green circle", "negative": "a red circle", "target": "a yellow circle"}
 SLIDER = {"GraftSlider": {**PROMPTS, "width": 64, "height": 64, "steps": 2, "cfg": 1.0}}
+ANCHORED = {"GraftSlider": {**SLIDER["GraftSlider"], "anchor": "a blue circle"}}
 VAE = {"GraftTrainVAEStart": {"crop": 64, "latent_bound": 1000.0}, "GraftDemoVAE": {"damage": 1.0}}
 WHOLE_VAE = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "part": "whole"}}
 JUDGED_VAE = {**VAE, "GraftTrainVAEStart": {**VAE["GraftTrainVAEStart"], "discriminator": 0.5}}
@@ -240,6 +241,8 @@ CASES: dict[str, dict[str, Case]] = {
         "clip": Case("other", SLIDER),
         "vae": Case(None, SLIDER, refused="connect VAE, which tells the shape of the latents"),
         "dataset": Case("dead2", SLIDER),
+        "anchor": Case("a blue circle", SLIDER),
+        "anchor_strength": Case(3.0, ANCHORED),
     },
     "GraftTrainVAEStart": {
         "vae": Case(0.5, VAE),

@@ -97,11 +97,14 @@ def test_every_setting_changes_the_run(host, models):
         "height": 128,
         "steps": 3,
         "cfg": 2.0,
+        "anchor": "a square",
     }
     digests = {name: _slider(host, models, **{name: value})[0].digest for name, value in flips.items()}
-    assert plain not in digests.values() and len(set(digests.values())) == len(flips)
+    anchored = {"anchor": "a square", "anchor_strength": 2.0}
+    digests["anchor_strength"] = _slider(host, models, **anchored)[0].digest
+    assert plain not in digests.values() and len(set(digests.values())) == len(digests)
     schema = host.nodes.NODE_CLASS_MAPPINGS["GraftSlider"].define_schema()
-    assert {one.id for one in schema.inputs} == {*flips, "clip", "vae", "dataset"}
+    assert {one.id for one in schema.inputs} == {*digests, "clip", "vae", "dataset"}
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,15 @@ from .stored_latent import read_latent
 
 @dataclass(frozen=True, eq=False)
 class SliderConditionings:
-    """What the model itself sees of a slider's prompts, one conditioning for each image."""
+    """What the model itself sees of a slider's prompts, one conditioning for each image; none where there is no
+    anchor.
+    """
 
     positive: tuple[Conditioning, ...]
     negative: tuple[Conditioning, ...]
     neutral: tuple[Conditioning, ...]
     empty: tuple[Conditioning, ...]
+    anchor: tuple[Conditioning, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,11 +236,15 @@ def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
     def encoded(prompts: Sequence[str]) -> tuple[Conditioning, ...]:
         return tuple(_encoded_as(item, prompt) for item, prompt in zip(items, prompts, strict=True))
 
+    anchor: tuple[Conditioning, ...] = ()
+    if slider.anchor:
+        anchor = encoded([one.anchor for one in sets])
     return SliderConditionings(
         encoded([one.positive for one in sets]),
         encoded([one.negative for one in sets]),
         encoded([one.neutral for one in sets]),
         encoded([""] * len(items)),
+        anchor,
     )
 
 

@@ -6,7 +6,7 @@ A pair is an image with its worse picture (`name.win.png`, `name.lose.png`), or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ def of_noise(
     for number in range(HELD_OUT):
         image = images[number % len(images)]
         held_out.append(replace(image, name=f"held-out noise {number + 1}", repeats=1))
-    identity = ["slider", asdict(settings), list(latent.shape), list(size), list(encoders)]
+    identity = ["slider", settings.identity, list(latent.shape), list(size), list(encoders)]
     return Dataset(
         tuple(images),
         conditionings,
@@ -99,7 +99,7 @@ def of_pictures(
         images=tuple(images),
         held_out=tuple(held_out),
         conditionings=conditionings,
-        digest=sha256_of_json(["slider", asdict(settings), dataset.digest, text_encoder.digest]),
+        digest=sha256_of_json(["slider", settings.identity, dataset.digest, text_encoder.digest]),
         unhashed=tuple(dict.fromkeys(dataset.unhashed + text_encoder.unhashed)),
         pictures=None,
         slider=settings,
@@ -129,7 +129,7 @@ def of_pairs(settings: SliderSettings, dataset: Dataset) -> Dataset:
         dataset,
         images=tuple(map(_paired, dataset.images)),
         held_out=tuple(map(_paired, dataset.held_out)),
-        digest=sha256_of_json(["slider", asdict(settings), dataset.digest]),
+        digest=sha256_of_json(["slider", settings.identity, dataset.digest]),
         pictures=None,
         slider=settings,
     )
@@ -199,6 +199,8 @@ def said(dataset: Dataset) -> list[str]:
     ]
     if first.neutral != first.target:
         lines[0] += f", starting from {first.neutral!r}"
+    if first.anchor:
+        lines[0] += f", held at {first.anchor!r} with strength {settings.anchor_strength:g}"
     if others:
         lines.append(f"and {len(others)} more sets of prompts")
     if is_noise(dataset):
@@ -215,7 +217,11 @@ def metadata(dataset: Dataset) -> dict[str, str]:
     if not settings.takes_prompts:
         return values
     values["graft_slider_guidance"] = f"{settings.guidance:g}"
-    for role in ("positive", "negative", "target", "neutral"):
+    roles = ["positive", "negative", "target", "neutral"]
+    if settings.anchor:
+        roles.append("anchor")
+        values["graft_slider_anchor_strength"] = f"{settings.anchor_strength:g}"
+    for role in roles:
         values[f"graft_slider_{role}"] = "\n".join(getattr(prompts, role) for prompts in settings.sets)
     return values
 

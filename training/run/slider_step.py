@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
-from ..data.batches import Batch
+from ..data.batches import Batch, SliderConditionings
 from ..data.dataset import Conditioning
 from ..memory.offload import to_device
 from ..objective.loss import losses
-from ..objective.slider import SliderSettings, moved, partly_denoised
+from ..objective.slider import SliderSettings, denoised_by, moved, normalised, partly_denoised, predicted, with_anchor
 from ..optimizers.precision import autocast
 from .workspace import Workspace
 
@@ -44,10 +44,31 @@ def slider_losses(
 
 def losses_at(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> Tensor:
     """Losses (B,) for the noisy latents `x` at `sigma`."""
+    assert batch.directions is not None
+    slider, anchor = _slider(work), batch.directions.anchor
+    teacher = _without_adapter(work, batch.directions, x, sigma, without_routing(options))
+    direction = _errors(work, batch, batch.conditionings, x, teacher.target, sigma, options)
+    if teacher.anchor is not None:
+        held = _errors(work, batch, anchor, x, teacher.anchor, sigma, options)
+        return with_anchor(direction, held, slider.anchor_strength)
+    if slider.is_normalised:
+        return with_anchor(direction, torch.zeros_like(direction), 0.0)
+    return direction
+
+
+def _errors(
+    work: Workspace,
+    batch: Batch,
+    conditionings: Sequence[Conditioning],
+    x: Tensor,
+    target: Tensor,
+    sigma: Tensor,
+    options: Options,
+) -> Tensor:
+    """The weighted errors (B,) of the model with the adapter, for one prompt each."""
     objective, denoiser = work.start_state.settings.objective, work.denoiser
-    target = _target(work, batch, x, sigma, without_routing(options))
     with autocast(work.start_state.settings.optimizer, denoiser.device):
-        denoised = denoiser.denoise(x, sigma, batch.conditionings, options)
+        denoised = denoiser.denoise(x, sigma, conditionings, options)
     mask = None
     if batch.mask is not None:
         mask = to_device(batch.mask, denoiser.device)
@@ -75,18 +96,35 @@ def from_noise(work: Workspace, batch: Batch, noise: Tensor, sigma: Tensor, opti
         return partly_denoised(denoise, start, levels, sigma)
 
 
-def _target(work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> Tensor:
-    """The model's own prediction for the neutral prompt, moved along the direction of the others."""
-    assert batch.directions is not None
-    strength = work.strength
+class _Teacher(NamedTuple):
+    """What the adapter learns to predict: for the target prompt, and for the anchor if there is one."""
+
+    target: Tensor
+    anchor: Tensor | None
+
+
+def _without_adapter(
+    work: Workspace, directions: SliderConditionings, x: Tensor, sigma: Tensor, options: Options
+) -> _Teacher:
+    """The model's own prediction for the neutral prompt, moved along the direction of the others, and for the anchor.
+    All are denoised latents.
+    """
+    slider, strength, kind = _slider(work), work.strength, work.denoiser.prediction
+    anchor = None
     with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
 
-        def predicted(conditionings: Sequence[Conditioning]) -> Tensor:
+        def seen(conditionings: Sequence[Conditioning]) -> Tensor:
             return work.denoiser.denoise(x, sigma, conditionings, options)
 
-        neutral = predicted(batch.directions.neutral)
-        positive, negative = predicted(batch.directions.positive), predicted(batch.directions.negative)
-    return moved(neutral, positive, negative, strength * _slider(work).guidance)
+        neutral = seen(directions.neutral)
+        positive, negative = seen(directions.positive), seen(directions.negative)
+        if directions.anchor:
+            anchor = seen(directions.anchor)
+    target = moved(neutral, positive, negative, strength * slider.guidance)
+    if slider.is_normalised:
+        outputs = (predicted(kind, x, one, sigma) for one in (target, neutral))
+        target = denoised_by(kind, x, normalised(*outputs), sigma)
+    return _Teacher(target, anchor)
 
 
 def _slider(work: Workspace) -> SliderSettings:

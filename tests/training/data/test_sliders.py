@@ -72,10 +72,29 @@ def test_each_row_gets_the_prompts_of_its_set_and_none_is_dropped():
 
 def test_the_digest_changes_with_what_goes_in():
     made = [noise(), noise(guidance=2.0), noise(steps=7), noise("tall"), noise(positive="tall old")]
+    made += [noise(anchor="tall person"), noise(anchor="tall person", anchor_strength=2.0)]
     made.append(sliders.of_pictures(settings(), pictures(partner=False), CONTEXTS, Hash()))
     made.append(sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures()))
     assert len({data.digest for data in made}) == len(made)
     assert noise().digest == noise().digest
+
+
+def test_a_run_from_before_anchors_is_stored_as_before():
+    values = {"": 0.0, "person": 0.3, "old": 0.9, "young": -0.4}
+    contexts = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in values.items()}
+    data = sliders.of_noise(settings(), torch.zeros(4, 6, 6), (48, 48), contexts, ("vae", "clip"))
+    assert data.digest == "53fd63eb1115b17160bc2b86c36822e897e85d533aa7ad1738fa8714bcc00509"
+
+
+def test_an_anchor_comes_with_each_row_and_into_the_report_and_the_metadata():
+    data = noise(anchor="tall person", anchor_strength=0.5)
+    (batch,) = make_batches(data, 3, 0.0, 0, 0, 0, "part 0")
+    assert all(torch.equal(one.context, CONTEXTS["tall person"].context) for one in batch.directions.anchor)
+    assert sliders.said(data)[0].endswith(", held at 'tall person' with strength 0.5")
+    found = sliders.metadata(data)
+    assert found["graft_slider_anchor"] == "tall person" and found["graft_slider_anchor_strength"] == "0.5"
+    (plain,) = make_batches(noise(), 3, 0.0, 0, 0, 0, "part 0")
+    assert plain.directions.anchor == () and "graft_slider_anchor" not in sliders.metadata(noise())
 
 
 def test_pictures_get_each_set_in_place_of_their_captions():

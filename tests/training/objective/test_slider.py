@@ -5,12 +5,16 @@ from itertools import pairwise
 import pytest
 import torch
 from graft_nodes.training.objective.slider import (
+    AI_TOOLKIT,
     BOTH_DIRECTIONS,
     CONCEPT_SLIDERS,
+    METHODS,
     PICTURE_PAIRS,
     PromptSet,
     SliderSettings,
+    denoised_by,
     partly_denoised,
+    predicted,
 )
 
 
@@ -36,8 +40,9 @@ def test_one_line_stands_for_all_and_the_negative_may_be_empty():
 
 
 def test_the_strengths_of_each_method():
-    strengths = {method: _read(method=method).strengths for method in (BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS)}
-    assert strengths == {BOTH_DIRECTIONS: (1.0, -1.0), CONCEPT_SLIDERS: (1.0,), PICTURE_PAIRS: (1.0, -1.0)}
+    both = (1.0, -1.0)
+    wanted = {BOTH_DIRECTIONS: both, CONCEPT_SLIDERS: (1.0,), PICTURE_PAIRS: both, AI_TOOLKIT: both}
+    assert {method: _read(method=method).strengths for method in METHODS} == wanted
     assert _read(method=PICTURE_PAIRS) == SliderSettings(PICTURE_PAIRS), "pairs have no prompts"
 
 
@@ -52,15 +57,43 @@ def test_the_strengths_of_each_method():
         ({"guidance": 0.0}, "guidance is 0.0, expected above 0"),
         ({"cfg": 0.5}, "denoising CFG is 0.5, expected 1"),
         ({"steps": 0}, "denoising steps is 0, expected 1 or more"),
+        ({"anchor": "a\nb"}, "anchor prompt has 2 lines and positive prompt 1"),
+        ({"anchor_strength": 0.0}, "anchor strength is 0.0, expected above 0"),
         (
             {"method": "none"},
-            "slider method is 'none', expected one of both directions, concept sliders, picture pairs",
+            "slider method is 'none', expected one of both directions, concept sliders, picture pairs, ai-toolkit",
         ),
     ],
 )
 def test_wrong_settings_are_refused(given, said):
     with pytest.raises(ValueError, match=f"Slider: {said}"):
         _read(**given)
+
+
+def test_an_anchor_has_the_words_to_keep_in_front_and_none_is_none():
+    (one, two) = _read(anchor="people", keep="black\nwhite").sets
+    assert (one.anchor, two.anchor) == ("black people", "white people")
+    assert [prompts.anchor for prompts in _read(keep="black\nwhite").sets] == ["", ""]
+
+
+def test_settings_without_an_anchor_have_the_identity_of_before_anchors():
+    fields = {"method", "positive", "negative", "target", "neutral", "keep", "guidance", "steps", "cfg"}
+    assert _read().identity.keys() == fields
+    assert _read(anchor="people").identity.keys() == fields | {"anchor", "anchor_strength"}
+
+
+@pytest.mark.parametrize("prediction", ["eps", "v", "flow"])
+def test_what_the_network_gives_is_told_from_denoised_latents_and_back(prediction):
+    """ComfyUI's own definitions: x - sigma e (eps, flow), and x / (sigma^2 + 1) - v sigma / sqrt(sigma^2 + 1) (v)."""
+    draws = torch.Generator().manual_seed(2)
+    x, output = torch.randn(2, 3, 4, 5, 5, generator=draws, dtype=torch.float64)
+    sigma = torch.tensor([0.05, 0.5, 0.97], dtype=torch.float64)
+    s = sigma.view(-1, 1, 1, 1)
+    denoised = x - s * output
+    if prediction == "v":
+        denoised = x / (s**2 + 1) - output * s / (s**2 + 1).sqrt()
+    assert torch.allclose(predicted(prediction, x, denoised, sigma), output, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(denoised_by(prediction, x, output, sigma), denoised, rtol=1e-12, atol=1e-12)
 
 
 def test_each_row_is_denoised_to_its_own_level():

@@ -7,16 +7,23 @@ import pytest
 import torch
 from graft_nodes.training.data import sliders
 from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.distributed import process_group
 from graft_nodes.training.objective.settings import ObjectiveSettings
-from graft_nodes.training.objective.slider import BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS, SliderSettings
+from graft_nodes.training.objective.slider import (
+    AI_TOOLKIT,
+    BOTH_DIRECTIONS,
+    CONCEPT_SLIDERS,
+    PICTURE_PAIRS,
+    SliderSettings,
+)
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.slider_step import losses_at
-from graft_nodes.training.run.workspace import Workspace
+from graft_nodes.training.run.workspace import Workspace, check
 from graft_nodes.training.state import equal
 from graft_nodes.training.trainable.settings import AdapterSettings
 
-VALUES = {"": 0.0, "person": 0.3, "old": 0.9, "young": -0.4, "someone": 0.1, "dog": -0.7}
+VALUES = {"": 0.0, "person": 0.3, "old": 0.9, "young": -0.4, "someone": 0.1, "dog": -0.7, "people": 0.5}
 CONTEXTS = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in VALUES.items()}
 SIZE = (48, 48)
 ADAPTER = AdapterSettings(targets="all", rank=2)
@@ -96,10 +103,17 @@ def merged(module, state, strength):
 @pytest.mark.parametrize("strength", [1.0, -1.0])
 def test_the_loss_is_that_of_the_papers_target(lab, prediction, strength):
     """arXiv 2311.12092: e*(x, target) + eta (e*(x, positive) - e*(x, negative)), in the network's own prediction; at
-    strength -1 the other way, as AI-Toolkit's.
+    strength -1 the other way.
     """
+    found, predicted = _measured(lab, prediction, strength, noise(neutral="someone"))
+    target = predicted("someone", 0) + strength * 3.0 * (predicted("old", 0) - predicted("young", 0))
+    expected = (predicted("person", strength) - target).square().flatten(1).mean(1)
+    assert torch.allclose(found.double(), expected, rtol=2e-4)
+
+
+def _measured(lab, prediction, strength, data):
+    """(the losses of four rows, what the network predicts for a prompt with the adapter at a strength in float64)."""
     denoiser, raw = predicting(lab, prediction)
-    data = noise(neutral="someone")
     state = moved_state(lab, denoiser, data)
     base = copy.deepcopy(denoiser.module)
     draws = torch.Generator().manual_seed(6)
@@ -113,11 +127,49 @@ def test_the_loss_is_that_of_the_papers_target(lab, prediction, strength):
 
     def predicted(text, at):
         contexts = torch.full((4,), VALUES[text], dtype=torch.float64)
-        return raw(merged(base, state, at), x.double(), sigma.double(), contexts)
+        with torch.no_grad():
+            return raw(merged(base, state, at), x.double(), sigma.double(), contexts)
 
-    target = predicted("someone", 0) + strength * 3.0 * (predicted("old", 0) - predicted("young", 0))
-    expected = (predicted("person", strength) - target).square().flatten(1).mean(1)
-    assert torch.allclose(found.double(), expected, rtol=2e-4)
+    return found, predicted
+
+
+@pytest.mark.parametrize("prediction", ["eps", "v", "flow"])
+@pytest.mark.parametrize("strength", [1.0, -1.0])
+@pytest.mark.parametrize("anchor", ["", "people"])
+def test_the_loss_is_ai_toolkits(lab, prediction, strength, anchor):
+    """`get_guided_loss` of AI-Toolkit's ConceptSliderTrainer, written anew in float64: four targets around the
+    prediction for the target class, each with that prediction's mean and deviation over the batch; at each polarity a
+    third of the error against the target that enhances its end, against the one that erases the other, and against the
+    anchor.
+    """
+    data = noise(method=AI_TOOLKIT, anchor=anchor, anchor_strength=0.7)
+    found, predicted = _measured(lab, prediction, strength, data)
+    neutral, positive, negative = (predicted(text, 0).numpy() for text in ("person", "old", "young"))
+    steered = predicted("person", strength).numpy()
+
+    def like_neutral(values):
+        return neutral.mean() + neutral.std(ddof=1) * (values - values.mean()) / (values.std(ddof=1) + 1e-8)
+
+    towards = positive - negative
+    if strength > 0:
+        enhanced, erased = like_neutral(neutral + 3.0 * towards), like_neutral(neutral - 3.0 * -towards)
+    else:
+        enhanced, erased = like_neutral(neutral + 3.0 * -towards), like_neutral(neutral - 3.0 * towards)
+    held = 0.0
+    if anchor:
+        held = 0.7 * ((predicted(anchor, strength) - predicted(anchor, 0)).numpy() ** 2).mean()
+    expected = (((steered - enhanced) ** 2).mean() + ((steered - erased) ** 2).mean() + held) / 3
+    assert float(found.detach().double().mean()) == pytest.approx(expected, rel=2e-4)
+
+
+@pytest.mark.parametrize("method", [BOTH_DIRECTIONS, CONCEPT_SLIDERS])
+def test_an_anchor_counts_a_third_with_every_method_of_prompts(lab, method):
+    data = noise(method=method, anchor="people", anchor_strength=2.0)
+    found, predicted = _measured(lab, "flow", 1.0, data)
+    target = predicted("person", 0) + 3.0 * (predicted("old", 0) - predicted("young", 0))
+    direction, held = predicted("person", 1.0) - target, predicted("people", 1.0) - predicted("people", 0)
+    parts = [error.square().flatten(1).mean(1) for error in (direction, held)]
+    assert torch.allclose(found.double(), (2 * parts[0] + 2.0 * parts[1]) / 3, rtol=2e-4)
 
 
 def test_both_directions_count_alike_and_get_the_same_noise(lab):
@@ -184,7 +236,7 @@ def test_a_pair_is_learned_at_both_strengths_with_the_same_noise(lab):
     assert all("reference_latents" not in one.extras for one in batch.conditionings)
 
 
-@pytest.mark.parametrize("method", [BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS, "pictures"])
+@pytest.mark.parametrize("method", [BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS, AI_TOOLKIT, "pictures"])
 def test_two_calls_are_one_and_the_model_is_left_as_it_was(lab, method):
     denoiser = lab.Flow()
     if method == PICTURE_PAIRS:
@@ -192,7 +244,8 @@ def test_two_calls_are_one_and_the_model_is_left_as_it_was(lab, method):
     elif method == "pictures":
         data = sliders.of_pictures(settings(), lab.pictures(5, held_out=[4]), CONTEXTS, sliders_clip())
     else:
-        data = noise(method=method, positive="old\ndog", negative="young", steps=3)
+        anchor = "people" if method == AI_TOOLKIT else ""
+        data = noise(method=method, positive="old\ndog", negative="young", steps=3, anchor=anchor)
     before = {name: tensor.clone() for name, tensor in denoiser.module.state_dict().items()}
     start = lab.state(denoiser, data, AdapterSettings(targets="all", rank=4, rank_dropout=0.3, network_dropout=0.2))
     callbacks = Callbacks(validate_every=2)
@@ -211,8 +264,9 @@ def sliders_clip():
     return Hash()
 
 
-def test_gradients_are_those_of_finite_differences(lab):
-    denoiser, data = lab.Flow(), noise(steps=2)
+@pytest.mark.parametrize("given", [{}, {"method": AI_TOOLKIT, "anchor": "people"}], ids=["plain", AI_TOOLKIT])
+def test_gradients_are_those_of_finite_differences(lab, given):
+    denoiser, data = lab.Flow(), noise(steps=2, **given)
     work = Workspace(moved_state(lab, denoiser, data, learning_rate=1e-3), denoiser, data)
     x = torch.randn(4, 4, 6, 6, generator=torch.Generator().manual_seed(6))
     sigma = torch.full((4,), 0.6)
@@ -276,3 +330,16 @@ def test_strength_moves_the_prediction_one_way_and_the_other(lab):
 def test_what_a_slider_cannot_be_trained_with_is_refused(adapter, objective, said):
     with pytest.raises(ValueError, match=f"Slider is connected, and {said}"):
         sliders.check(noise(), adapter, False, ObjectiveSettings(**objective))
+
+
+@pytest.mark.parametrize("made", [noise, pairs], ids=["noise", "pairs"])
+def test_ranks_that_divide_the_model_are_refused(lab, made):
+    class Two(process_group.SingleProcess):
+        size, shard = 2, False
+
+    data = noise() if made is noise else pairs(lab)
+    state = lab.state(lab.Flow(), data, ADAPTER, ema=False, accumulation=2)
+    check(state, lab.Flow(), data, Two())
+    Two.shard = True
+    with pytest.raises(ValueError, match="Slider: --shard divides the model among ranks: start without --shard"):
+        check(state, lab.Flow(), data, Two())

@@ -1,6 +1,9 @@
-"""Sliders on tiny models of ComfyUI's own classes: gradients at both strengths are those of finite differences, two
-calls are one, and ComfyUI computes with the saved LoRA at a strength below 0 what training computed.
+"""Sliders on tiny models of ComfyUI's own classes, with every method, from noise, pictures and pairs: gradients at each
+strength are those of finite differences, two calls are one, and ComfyUI computes with the saved LoRA at a strength
+below 0 what training computed.
 """
+
+from dataclasses import replace
 
 import comfy.supported_models
 import pytest
@@ -8,38 +11,73 @@ import torch
 from families import build, conditions, latent
 from graft_nodes import host as wall
 from graft_nodes.training.data import sliders
-from graft_nodes.training.data.dataset import Conditioning
-from graft_nodes.training.objective.slider import SliderSettings
+from graft_nodes.training.data.dataset import Conditioning, Dataset, WorsePicture
+from graft_nodes.training.objective.slider import (
+    AI_TOOLKIT,
+    BOTH_DIRECTIONS,
+    CONCEPT_SLIDERS,
+    PICTURE_PAIRS,
+    SliderSettings,
+)
 from graft_nodes.training.run.slider_step import losses_at
+from graft_nodes.training.run.step import batch_losses
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
 from tiny_families import FAMILIES
 
 NAMES = ("sd1", "sd2-v", "sdxl", "sd3", "flux", "qwen", "z-image", "wan")
+PICTURES = "pictures"  # with prompts in place of their captions
+WAYS = [(name, way) for name in NAMES for way in (BOTH_DIRECTIONS, AI_TOOLKIT)]
+WAYS += [(name, way) for name in ("sd1", "sd2-v", "flux") for way in (CONCEPT_SLIDERS, PICTURE_PAIRS, PICTURES)]
 
 
-def _state(host, name):
-    """A state at step 1 of a slider of noise, so that its adapter does something."""
+class Hash:
+    digest, unhashed = "clip", ()
+
+
+def _settings(way):
+    if way == PICTURE_PAIRS:
+        return SliderSettings(way)
+    prompts = {"positive": ("old",), "negative": ("young",), "target": ("person",)}
+    if way == AI_TOOLKIT:
+        prompts["anchor"] = ("people",)
+    method = BOTH_DIRECTIONS if way == PICTURES else way
+    return SliderSettings(method, **prompts, guidance=1.0, steps=2)
+
+
+def _data(name, way):
+    settings, texts = _settings(way), ("", "person", "old", "young", "people")
+    conditionings = {text: Conditioning(*conditions(name, seed)) for seed, text in enumerate(texts)}
+    if way in (PICTURE_PAIRS, PICTURES):
+        latents = [latent(name, seed) for seed in range(4)]
+        data = Dataset.from_latents(latents, ["person"] * 4, conditionings, held_out=[3])
+        if way == PICTURES:
+            return sliders.of_pictures(settings, data, conditionings, Hash())
+        worse = [WorsePicture(latent(name, 10 + seed).float()) for seed in range(4)]
+        images = [replace(image, worse=other) for image, other in zip(data.images, worse, strict=False)]
+        held_out = [replace(image, worse=worse[3]) for image in data.held_out]
+        return sliders.of_pairs(settings, replace(data, images=tuple(images), held_out=tuple(held_out)))
+    zeros = latent(name, 0)
+    size = (8 * zeros.shape[-1], 8 * zeros.shape[-2])
+    return sliders.of_noise(settings, zeros, size, conditionings, ("vae", "clip"))
+
+
+def _state(host, name, way=BOTH_DIRECTIONS):
+    """A state at step 1 of a slider, so that its adapter does something."""
     if not hasattr(comfy.supported_models, FAMILIES[name].supported):
         pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
     with torch.inference_mode():
         model = build(name)
-    texts = ("", "person", "old", "young")
-    conditionings = {text: Conditioning(*conditions(name, seed)) for seed, text in enumerate(texts)}
-    settings = SliderSettings(positive=("old",), negative=("young",), target=("person",), guidance=1.0, steps=2)
-    zeros = latent(name, 0)
-    size = (8 * zeros.shape[-1], 8 * zeros.shape[-2])
-    data = sliders.of_noise(settings, zeros, size, conditionings, ("vae", "clip"))
     (adapter,) = host.call("GraftAdapter", rank=2)
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
-    given = {"model": model, "dataset": data, "adapter": adapter, "optimizer": optimizer}
-    state, _ = host.call("GraftTrainStart", **given, run=f"slider {name}")
+    given = {"model": model, "dataset": _data(name, way), "adapter": adapter, "optimizer": optimizer}
+    state, _ = host.call("GraftTrainStart", **given, run=f"slider {name} {way}")
     return host.call("TrainStep", state=state, steps=1, validate_every=2)[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_at_both_strengths_are_those_of_finite_differences(host, name):
-    state = _state(host, name)
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_gradients_at_each_strength_are_those_of_finite_differences(host, name, way):
+    state = _state(host, name, way)
     with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model) as denoiser:
         work = Workspace(state, denoiser, state.subject.dataset)
         try:
@@ -48,7 +86,7 @@ def test_gradients_at_both_strengths_are_those_of_finite_differences(host, name)
                 draws = torch.Generator().manual_seed(3)
                 x = denoiser.process_in(torch.randn(batch.latents.shape, generator=draws))
                 sigma = denoiser.sigma(torch.full((len(x),), 0.6))
-                for strength in (1.0, -1.0):
+                for strength in work.dataset.slider.strengths:
                     _check_slope(work, lambda at=strength: _loss(work, at, batch, x, sigma))
         finally:
             work.close()
@@ -56,6 +94,8 @@ def test_gradients_at_both_strengths_are_those_of_finite_differences(host, name)
 
 def _loss(work, strength, batch, x, sigma):
     with work.at_strength(strength):
+        if work.dataset.has_pictures:
+            return batch_losses(work, batch, torch.Generator().manual_seed(5), {}).double().sum()
         return losses_at(work, batch, x, sigma, {}).double().sum()
 
 
@@ -81,9 +121,9 @@ def _check_slope(work, loss):
     assert norm == pytest.approx((4 * slopes[1] - slopes[0]) / 3, rel=3e-2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_calls_are_one(host, name):
-    state = _state(host, name)
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_two_calls_are_one(host, name, way):
+    state = _state(host, name, way)
     whole = host.call("TrainStep", state=state, steps=2, validate_every=2)[0]
     half = host.call("TrainStep", state=state, steps=1, validate_every=2)[0]
     parts = host.call("TrainStep", state=half, steps=1, validate_every=2)[0]
