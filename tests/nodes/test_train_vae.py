@@ -423,6 +423,10 @@ REFUSED = {
     "no weights": ({"vae": ["1", 2]}, "this VAE has no weights, as Demo Model's"),
     "nothing held out": ({"part": "whole", "data": {"validation": 0.0}}, "no image is held out to see whether"),
     "snapshots": ({"ema": {"schedule": "power", "snapshots": 1, "widths": "0.05 0.1"}}, "EMA Settings keeps snapshots"),
+    "compile": (
+        {"optimizer": {"compile": "blocks"}},
+        "compile is blocks, and VAE training takes none: set compile to off",
+    ),
     "offload": (
         {"optimizer": {"offload": "activations"}},
         "offload to CPU memory is activations, and VAE training takes none",
@@ -436,6 +440,54 @@ def test_what_does_not_fit_is_refused(host, pictures, case):
     host.fresh()
     result = host.run(_workflow(host, pictures, f"vae refused {case}", 1, **given))
     assert not result["success"] and said in str(result["errors"]), result["errors"]
+
+
+def test_several_ranks_are_refused(host, trained):
+    process_group, workspace = host.module("training.distributed.process_group"), host.module("training.run.workspace")
+
+    class Two(process_group.SingleProcess):
+        size = 2
+
+    state = trained["state"]
+    with host.module("host.autoencoder").opened(state.subject.vae) as coder:
+        workspace.check(state, coder, state.subject.dataset, process_group.SingleProcess())
+        with pytest.raises(ValueError, match="a VAE is trained by one process, and there are several ranks"):
+            workspace.check(state, coder, state.subject.dataset, Two())
+
+
+NO_PICTURES = "this VAE is not one of pictures, and VAE training takes pictures only"
+NO_SINGLE_ONES = r"Graft does not know how this VAE \(DemoAutoencoder\) takes single pictures"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"latent_dim": 1}, NO_PICTURES),
+        ({"output_channels": 4}, NO_PICTURES),
+        ({"not_video": True}, NO_SINGLE_ONES),
+        ({"latent_dim": 3, "temporal_compression_decode": lambda: None}, NO_SINGLE_ONES),
+        ({"patcher": None}, "this VAE has no weights, as Demo Model's"),
+        ({"first_stage_model": torch.nn.Identity()}, "this VAE has no weights, as Demo Model's"),
+    ],
+    ids=["sound", "four channels", "layers", "frames", "no patcher", "no parameters"],
+)
+def test_a_vae_that_cannot_be_trained_is_refused(host, given, said):
+    vae = host.call("GraftDemoVAE", damage=1.0)[0]
+    check = host.module("host.autoencoder").check
+    check(vae)
+    for name, value in given.items():
+        setattr(vae, name, value)
+    with pytest.raises(ValueError, match=f"Start VAE Training: .*{said}"):
+        check(vae)
+
+
+def test_a_vae_with_patches_on_it_is_refused(host):
+    vae = host.call("GraftDemoVAE", damage=1.0)[0]
+    vae.patcher = vae.patcher.clone()
+    name, weight = next(iter(vae.first_stage_model.named_parameters()))
+    assert vae.patcher.add_patches({name: (torch.zeros_like(weight),)})
+    with pytest.raises(ValueError, match=r"this VAE has 1 patched weights on it\. Connect it without them"):
+        host.module("host.autoencoder").check(vae)
 
 
 def test_other_nodes_say_that_it_is_a_vae(host, trained):
