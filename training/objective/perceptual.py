@@ -30,9 +30,9 @@ def distances(network: nn.Module, left: Tensor, right: Tensor) -> Tensor:
 def _package() -> Any:
     try:
         import lpips
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # the latter of a torchvision for another torch
         raise ValueError(
-            f"Start VAE Training: LPIPS weight is above 0 and needs the package lpips, which needs torchvision"
-            f" ({error}): pip install lpips torchvision, or set LPIPS weight to 0."
+            f"Start VAE Training: LPIPS weight is above 0 and needs the package lpips, which needs the"
+            f" torchvision of this torch ({error}): pip install lpips torchvision, or set LPIPS weight to 0."
         ) from error
     return lpips
