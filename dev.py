@@ -11,8 +11,9 @@ python dev.py front-ends [VERSION …] [pytest arguments]  run the tests that de
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
                                         ~/ComfyUI
-python dev.py newer-torch [pytest arguments]  run the tests on a newer torch, in an environment of its own in build/;
-                                        GRAFT_TORCH=2.15.0 does the same for every command
+python dev.py newer-torch [test|host|browser] [pytest arguments]  run these tests (test, if none is named) on a newer
+                                        torch, in an environment of its own in build/; GRAFT_TORCH=2.15.0 does the same
+                                        for every command
 python dev.py templates [TEMPLATE …] [--write]  compare what Graft makes of ComfyUI's own templates with what its front
                                         end exports in a browser: COMFYUI_PATH or ~/ComfyUI; --help lists the options
 python dev.py execution-tests CHECKOUT …  run ComfyUI's own execution tests on the embedded host: of a folder, or of a
@@ -74,6 +75,7 @@ UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 TYPED_PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # a test process computes on one core
+TIERS = ("test", "host", "browser")  # what runs on a newer torch too
 LONG_RUNS = {
     "fuzz": "graft_nodes.tests.fuzz",
     "mutate": "graft_nodes.tests.mutation",
@@ -210,9 +212,13 @@ def front_end(version: str) -> Path:
 
 
 def newer_torch(arguments: list[str]) -> None:
-    """Run the tests on a newer torch: this file once more, with the environment of that torch."""
+    """Run a tier of the tests on a newer torch: this file once more, with the environment of that torch."""
+    if arguments[:1] and arguments[0] in TIERS:
+        tier, *arguments = arguments
+    else:
+        tier = "test"
     newer = {**os.environ, "GRAFT_TORCH": NEWER_TORCH}
-    status = subprocess.call([sys.executable, str(ROOT / "dev.py"), "test", *arguments], env=newer)
+    status = subprocess.call([sys.executable, str(ROOT / "dev.py"), tier, *arguments], env=newer)
     if status:
         sys.exit(status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import types
 
@@ -215,7 +216,9 @@ def test_ram_pressure_keeps_results_while_memory_is_free(keeping, memory):
     assert [run(source(name)) for name in "abab"] == [["a"], ["b"], [], []]
 
 
-def test_ram_pressure_forgets_earlier_workflows_first(keeping, memory):
+def test_ram_pressure_forgets_earlier_workflows_first(host, keeping, memory):
+    if "ram_inactive" not in inspect.getsource(host.execution):
+        pytest.skip("this ComfyUI does not tell earlier workflows from the latest one")
     run = keeping("RAM_PRESSURE", ram=1.0, ram_inactive=2.0)
     memory.available = 3 * GB
     run(source("a"))

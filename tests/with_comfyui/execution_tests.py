@@ -22,6 +22,7 @@ from graft_nodes.headless import command
 REPOSITORY = "https://github.com/comfyanonymous/ComfyUI"
 CLIENT = Path(__file__).parent / "execution_tests.txt"  # the tests' websocket client, locked
 TESTS = "tests/execution"
+UNIT_TESTS = "tests-unit/execution_test"
 PACKS = f"{TESTS}/testing_nodes"
 # What does not run here, and why; docs/headless.md tells it too.
 LEFT_OUT = {
@@ -29,6 +30,10 @@ LEFT_OUT = {
     " list is headless/editor_server/jobs.py, and test_execution.py asks for it over HTTP",
     "test_preview_method.py": "samples with SDXL's weights on a server that runs already; the same is tested with small"
     " models in tests/editor/test_server_events.py",
+    "test_cache_provider.py": "unit tests of caches that other packs plug in (comfy_execution.cache_provider); the"
+    " embedded host keeps results in the four ways that its options name, and in no other",
+    "test_enrich_output.py": "unit tests of comfy_execution.asset_enrichment, which adds the ids of ComfyUI's asset"
+    " database to outputs; the embedded host has no such database",
 }
 MAIN = """import sys
 from graft_nodes.tests.with_comfyui.execution_tests import serve
@@ -79,19 +84,22 @@ def run_tests(checkout: str, more: list[str]) -> int:
     """Run one checkout's tests; returns pytest's exit status."""
     with tempfile.TemporaryDirectory(prefix="graft-execution-tests-") as name:
         folder = Path(name)
-        root = folder / "ComfyUI"
-        shutil.copytree(fetched(checkout, folder) / "tests", root / "tests")
+        root, source = folder / "ComfyUI", fetched(checkout, folder)
+        shutil.copytree(source / "tests", root / "tests")
+        if (source / UNIT_TESTS).is_dir():
+            shutil.copytree(source / UNIT_TESTS, root / UNIT_TESTS)
         (root / "main.py").write_text(MAIN, encoding="utf-8")
         (root / "pytest.ini").write_text("[pytest]\nmarkers =\n  execution\n  inference\n", encoding="utf-8")
         paths = (str(root), comfyui_api_stubs.MODULES, websocket_client(folder), os.environ.get("PYTHONPATH", ""))
         programs = (str(Path(sys.executable).parent), os.environ["PATH"])
         environment = {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep), "PATH": os.pathsep.join(programs)}
         words = ["-p", "no:cacheprovider", "--output_dir", str(folder / "output"), "--port", str(free_port())]
-        for file, reason in LEFT_OUT.items():
-            if (root / TESTS / file).is_file():
-                print(f"left out: {file}: {reason}", flush=True)
-                words.append(f"--ignore={TESTS}/{file}")
-        arguments = [sys.executable, "-m", "pytest", "-q", TESTS, *words, *more]
+        tests = [path for path in (TESTS, UNIT_TESTS) if (root / path).is_dir()]
+        for path in tests:
+            for file in sorted(LEFT_OUT.keys() & {entry.name for entry in (root / path).iterdir()}):
+                print(f"left out: {path}/{file}: {LEFT_OUT[file]}", flush=True)
+                words.append(f"--ignore={path}/{file}")
+        arguments = [sys.executable, "-m", "pytest", "-q", *tests, *words, *more]
         return subprocess.call(arguments, cwd=root, env={**os.environ, **environment})
 
 

@@ -13,6 +13,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 # The embedded host's tests that hold for a real ComfyUI too.
 SHARED = (
     "execution",
+    "expansion",
+    "caching",
+    "growing_inputs",
     "schema",
     "comfy_api",
     "folder_paths",
