@@ -88,6 +88,7 @@ class WordTokenizer:
 
     embedding_key = "words"
     embedding_size = 64
+    max_length = LENGTH
     embedding_directory: object = None  # the demo has no embeddings of its own
 
     def __init__(self, embedding_directory: object = None, tokenizer_data: object = None) -> None:

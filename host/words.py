@@ -21,10 +21,13 @@ _MARKS = ("</w>", "▁", "Ġ")  # that tokenizers put before or after a whole wo
 
 
 class BegunWords(NamedTuple):
-    """Words before the first step: the settings with their bounds, and the vectors by trained name."""
+    """Words before the first step: the settings with their bounds, the vectors by trained name, and what the report
+    says of them.
+    """
 
     settings: WordSettings
     vectors: dict[str, Tensor]
+    notes: list[str]
 
 
 def file_of(word: str) -> str:
@@ -50,20 +53,24 @@ class _Part(NamedTuple):
 def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> BegunWords:
     """The vectors that the words start from, for each text encoder that the MODEL sees something of.
 
-    Raises ValueError for words that no caption has, that the CLIP knows already, or whose initial words have another
-    number of tokens than asked for.
+    Raises ValueError for words that no caption has, that the CLIP knows already, or that a tokenizer cannot hold.
     """
     _check_captions(settings, dataset)
     parts = _parts(clip)
     errors = _known_words(settings, clip, parts)
     clip = fully_loaded(clip)
     vectors: dict[str, Tensor] = {}
+    notes: list[str] = []
     for word, initial in zip(settings.words, settings.initial, strict=True):
         for part in parts:
-            tokens = _tokens(part, initial)
-            if not tokens or settings.count not in (0, len(tokens)):
-                errors.append(_wrong_count(settings, initial, part, len(tokens)))
+            found = _tokens(part, initial)
+            tokens = _counted(found, settings.count)
+            problem = _problem(part, word, initial, len(tokens))
+            if problem:
+                errors.append(problem)
                 continue
+            if len(tokens) != len(found):
+                notes.append(_counted_note(part, word, initial, len(found), len(tokens)))
             vectors[trained_name(word, part.key)] = _looked_up(part, tokens)
     if errors:
         raise ValueError("Train Words: " + "; ".join(errors) + ".")
@@ -74,7 +81,7 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
     vectors = {name: tensor for name, tensor in vectors.items() if name.rpartition(".")[2] in read}
     if settings.max_norm:
         settings = replace(settings, bounds=_bounds(settings, [part for part in parts if part.key in read]))
-    return BegunWords(settings, vectors)
+    return BegunWords(settings, vectors, notes)
 
 
 def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
@@ -153,13 +160,41 @@ def _is_token(part: _Part, word: str) -> bool:
     return text.lower() == word.lower()
 
 
-def _wrong_count(settings: WordSettings, initial: str, part: _Part, count: int) -> str:
+def _counted(tokens: Sequence[Any], count: int) -> list[Any]:
+    """As many of the initial words' tokens as a word has vectors: all for 0, else cut off or, as kohya does it, from
+    the first one again.
+    """
+    if not count or not tokens:
+        return list(tokens)
+    return [tokens[index % len(tokens)] for index in range(count)]
+
+
+def _counted_note(part: _Part, word: str, initial: str, found: int, count: int) -> str:
+    done = "repeated"
+    if count < found:
+        done = "cut off"
+    return f"{word}: initial words {initial!r} are {found} tokens in {part.key}, {done} for {count} vectors"
+
+
+def _problem(part: _Part, word: str, initial: str, count: int) -> str:
+    """Why a word cannot have so many vectors in a text encoder; "" if it can."""
     if not count:
         return f"initial words {initial!r} have no token in {part.key}: write a word"
-    return (
-        f"initial words {initial!r} are {count} tokens in {part.key}, and vectors per word is {settings.count}: set"
-        f" that to 0, or write {settings.count} words that are one token each"
-    )
+    room = _room(part.tokenizer)
+    if count > room:
+        return (
+            f"{word} would have {count} vectors in {part.key}, which reads {room} tokens at once: set vectors per word"
+            f" to {room} or fewer, or write fewer initial words"
+        )
+    return ""
+
+
+def _room(tokenizer: Any) -> int:
+    """How many tokens of a caption a tokenizer puts into one row: 75 for CLIP."""
+    start = getattr(tokenizer, "start_token", None) is not None
+    end = getattr(tokenizer, "end_token", None) is not None
+    room: int = tokenizer.max_length - start - end
+    return room
 
 
 @torch.no_grad()

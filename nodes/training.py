@@ -284,7 +284,7 @@ def _begun(
     identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
     unhashed += dataset.unhashed
     switched = training_only_lora(model, training_only, adapter.full_weights)
-    words, vectors = _begun_words(words, clip, model, dataset)
+    words, vectors, notes = _begun_words(words, clip, model, dataset)
     start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "", words)
     base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
     encoder, parts = _trained_encoder(adapter, clip, model, dataset)
@@ -302,7 +302,7 @@ def _begun(
         training_only=switched.report if switched else "",
         takes_picture=takes_picture(model.model),
     )
-    return state, report
+    return state, "\n".join([report, *notes])
 
 
 def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> None:
@@ -323,10 +323,10 @@ def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> N
         )
 
 
-def _begun_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any]:
-    """Words with their bounds, and the vectors that they start from; (None, None) without words."""
+def _begun_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any, list[str]]:
+    """Words with their bounds, the vectors that they start from, and lines for the report; nothing without words."""
     if words is None:
-        return None, None
+        return None, None, []
     from ..host import words as words_of_host
 
     return words_of_host.begin(words, clip, model, dataset)

@@ -300,8 +300,8 @@ class GraftWords(io.ComfyNode):
                     min=0,
                     max=64,
                     tooltip=(
-                        "How many vectors a word has. 0: as many as the initial words have tokens. Write more initial"
-                        " words for more vectors, such as orange cat; 2 to 8 hold more detail."
+                        "How many vectors a word has: 2 to 8 hold more detail. 0: as many as the initial words have"
+                        " tokens. With another number these are repeated or cut off."
                     ),
                 ),
                 io.Float.Input(

@@ -117,6 +117,20 @@ def test_the_loss_is_that_of_the_vectors_in_the_captions(host, alone):
     assert torch.allclose(live.context.float(), _encode(alone["clip"], "a red embedding:zorp, right"), atol=1e-6)
 
 
+@pytest.mark.parametrize(("count", "rows"), [(1, "red"), (5, "red circle red circle red")])
+def test_initial_words_are_repeated_or_cut_off(host, pictures, count, rows):
+    """As kohya's train_textual_inversion.py does it: vector i starts from token i modulo their number."""
+    found = _run(host, _workflow(host, pictures, f"words count {count}", 1, alone=True, count=count))
+    table, words = found["base clip"].cond_stage_model.words.weight, host.module("demo.words")
+    begun = found["start"].trained[NAME]
+    assert torch.equal(begun, table[[words.row(word) for word in rows.split()]].detach().float().cpu())
+    assert found["state"].trained[NAME].shape == begun.shape and not torch.equal(found["state"].trained[NAME], begun)
+    done = "cut off" if count == 1 else "repeated"
+    assert f"zorp: initial words 'red circle' are 2 tokens in words, {done} for {count} vectors" in found["report"]
+    tokens = found["clip"].tokenize("a embedding:zorp left")["words"][0]
+    assert torch.equal(torch.stack([token for token, _ in tokens[1 : count + 1]]), found["state"].trained[NAME])
+
+
 @pytest.mark.parametrize("kind", ["lora", "full", None])
 def test_two_calls_are_one_and_the_models_keep_their_bytes(host, pictures, kind):
     adapter = None if kind is None else {"kind": kind, "targets": "attention"}
@@ -223,7 +237,8 @@ REFUSED = {
     "pair": ({"start": {"low_noise_model": ["1", 0]}}, "each of the two models would train vectors of its own"),
     "missing": ({"words": "blorp"}, "no caption of the dataset has blorp as a word of its own; the first is 'a"),
     "known": ({"words": "left"}, "'left' is a word that words knows as a token of its own"),
-    "count": ({"count": 3}, "initial words 'red circle' are 2 tokens in words, and vectors per word is 3"),
+    "count": ({"count": 9}, "zorp would have 9 vectors in words, which reads 8 tokens at once: set vectors per word"),
+    "text": ({"initial": "red circle left " * 3}, "zorp would have 9 vectors in words, which reads 8 tokens at once"),
     "nothing": ({"initial": "!"}, "initial words '!' have no token in words"),
     "one rate": (
         {"optimizer": {"optimizer": "adacoor", "learning_rate": 1.0}},

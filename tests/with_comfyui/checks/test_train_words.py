@@ -30,7 +30,7 @@ def _encode(clip, text):
         return [context.clone(), *(t.clone() for t in extras.values() if isinstance(t, torch.Tensor))]
 
 
-def _begun(host, name, monkeypatch):
+def _begun(host, name, monkeypatch, **settings):
     """(MODEL, CLIP, a state at step 0 that trains a word alone)."""
     if not hasattr(comfy.supported_models, FAMILIES[name].supported):
         pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
@@ -39,9 +39,8 @@ def _begun(host, name, monkeypatch):
         model = build(name, **ENCODERS[name][-1])
     conditionings = wall.encoding.encode_captions(clip, ["", *CAPTIONS])
     data = Dataset.from_latents([latent(name, seed) for seed in range(2)], CAPTIONS, conditionings)
-    (words,) = host.call(
-        "GraftWords", words=WORD, initial="the brown fox", learning_rate=0.02, alone=True, max_norm=0.0
-    )
+    given = {"words": WORD, "initial": "the brown fox", "learning_rate": 0.02, "alone": True, "max_norm": 0.0}
+    (words,) = host.call("GraftWords", **{**given, **settings})
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
     given = {"model": model, "clip": clip, "dataset": data, "optimizer": optimizer, "words": words}
     state, _ = host.call("GraftTrainStart", **given, run=f"words {name}")
@@ -124,11 +123,20 @@ def test_a_word_that_a_tokenizer_knows_is_refused(host, monkeypatch):
     (known,) = host.call("GraftWords", words="square", initial="cat", **words)
     with pytest.raises(ValueError, match="'square' is a word that clip_l and clip_g knows as a token of its own"):
         host.call("GraftTrainStart", **given, words=known)
-    (three,) = host.call("GraftWords", words=WORD, initial="orange cat", count=3, **words)
-    with pytest.raises(
-        ValueError, match="initial words 'orange cat' are 2 tokens in clip_l, and vectors per word is 3"
-    ):
-        host.call("GraftTrainStart", **given, words=three)
+    (long,) = host.call("GraftWords", words=WORD, initial="orange cat " * 38, **words)
+    with pytest.raises(ValueError, match=f"{WORD} would have 76 vectors in clip_l, which reads 75 tokens at once"):
+        host.call("GraftTrainStart", **given, words=long)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_encoder_takes_the_number_of_vectors_that_is_asked_for(host, name, monkeypatch):
+    """Their rows are those of the initial words' tokens, from the first one again or cut off."""
+    whole = _begun(host, name, monkeypatch)[-1].trained
+    for count in (1, 9):
+        begun = _begun(host, name, monkeypatch, count=count)[-1].trained
+        assert begun.keys() == whole.keys()
+        for key, vectors in begun.items():
+            assert torch.equal(vectors, whole[key][[i % len(whole[key]) for i in range(count)]])
 
 
 def test_a_tokenizer_that_fails_at_embeddings_is_refused(host, monkeypatch):
