@@ -15,6 +15,34 @@ from ..storage.digest import sha256_of_tensors
 _LOOKUP = "_try_get_embedding"  # of ComfyUI's SDTokenizer, from 0.3.64 to 0.33.0
 
 
+class TokenVectors(Tensor):
+    """Vectors that stand among the numbers of tokens. A tensor answers a comparison with a number element by element,
+    where the tokenizers of language models (Qwen-Image, HunyuanVideo) look for special tokens and expect yes or no: a
+    vector is none of them. All that is computed with it is a plain tensor.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # as torch.nn.Parameter has it
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, int):
+            return False
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> Any:
+        if isinstance(other, int):
+            return True
+        return super().__ne__(other)
+
+    __hash__ = Tensor.__hash__
+
+    def __getitem__(self, index: Any) -> TokenVectors:
+        """One vector, which stands among tokens too."""
+        return super().__getitem__(index).as_subclass(TokenVectors)
+
+    def __iter__(self) -> Iterator[TokenVectors]:
+        return (self[index] for index in range(len(self)))
+
+
 class CarriedEmbeddings:
     """What the tokenizer of a CLIP carries: the embeddings, and an identity for fingerprints."""
 
@@ -30,7 +58,7 @@ class CarriedEmbeddings:
 def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
     """The text encoders of a CLIP whose tokenizers read `embedding:NAME`."""
     parts = []
-    for name, part in parts_of(clip.tokenizer):
+    for name, part in parts_of(getattr(clip, "tokenizer", None)):
         width = getattr(table_of(clip, name, part), "embedding_dim", None) or part.embedding_size
         parts.append(TokenizerPart(part.embedding_key, width))
     return tuple(parts)
@@ -42,10 +70,14 @@ def carried_files(clip: Any) -> dict[str, str]:
 
 
 def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
-    """A clone of a CLIP that knows these embeddings too. The CLIP and its tokenizer do not change."""
+    """A clone of a CLIP that knows these embeddings too, in place of those of their names. The CLIP and its tokenizer
+    do not change.
+    """
     clone = clip.clone()
     clone.tokenizer = tokenizer_with(clip.tokenizer, embeddings)
-    clone.tokenizer.graft_embeddings = CarriedEmbeddings((*_carried(clip), *embeddings))
+    names = {embedding.name for embedding in embeddings}
+    others = [embedding for embedding in _carried(clip) if embedding.name not in names]
+    clone.tokenizer.graft_embeddings = CarriedEmbeddings((*others, *embeddings))
     return clone
 
 
@@ -65,7 +97,7 @@ def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Any:
 
 
 def _carried(clip: Any) -> tuple[Embedding, ...]:
-    carried = getattr(clip.tokenizer, "graft_embeddings", None)
+    carried = getattr(getattr(clip, "tokenizer", None), "graft_embeddings", None)
     if carried is None:
         return ()
     embeddings: tuple[Embedding, ...] = carried.embeddings
@@ -74,7 +106,7 @@ def _carried(clip: Any) -> tuple[Embedding, ...]:
 
 def parts_of(tokenizer: Any) -> Iterator[tuple[str, Any]]:
     """(attribute, tokenizer) of each text encoder; the attribute is "" for the tokenizer itself."""
-    for name, part in (("", tokenizer), *vars(tokenizer).items()):
+    for name, part in (("", tokenizer), *getattr(tokenizer, "__dict__", {}).items()):
         if hasattr(part, _LOOKUP) and hasattr(part, "embedding_key"):
             yield name, part
 
@@ -112,9 +144,10 @@ class _Lookup:
             leftover = f"{name[len(plain) :]} {leftover}"
         if plain not in self.vectors:
             return self._before(text)
+        vectors = self.vectors[plain].as_subclass(TokenVectors)
         if self.says_name:
-            return self.vectors[plain], name, leftover
-        return self.vectors[plain], leftover
+            return vectors, name, leftover
+        return vectors, leftover
 
     def _before(self, text: str) -> tuple[Any, ...]:
         answer: tuple[Any, ...] = self.before(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,21 +31,23 @@ class PatchedModels(NamedTuple):
     report: str
 
 
-def apply_lora_stack(model: Any, clip: Any, entries: Sequence[LoraEntry], mode: str = "auto") -> PatchedModels:
+def apply_lora_stack(
+    model: Any, clip: Any, entries: Sequence[LoraEntry], mode: str = "auto", trained_on: Collection[str] = ()
+) -> PatchedModels:
     """Applies LoRAs to clones of a MODEL and, when it is not None, a CLIP. The inputs do not change.
 
     `entries` go on in order, as one stack, on top of what the inputs carry. `mode`: "merge" (weights change while the
     model is loaded), "bypass" (activations), "host" (ComfyUI's own patches, one fused adapter a weight; for merging,
     extracting and saving models), or "auto". ComfyUI's generic names (`diffusion_model.*.lora_up.weight`, `.diff`) are
     understood like every other, so a trained LORA_MODEL is an entry. The CLIP gets the embeddings in the files too:
-    prompts call them with `embedding:NAME`. Raises ValueError that lists everything wrong with
-    every entry; no model is touched before that.
+    prompts call them with `embedding:NAME`; of two with one name the CLIP's own counts, unless it is among
+    `trained_on`. Raises ValueError that lists everything wrong with every entry; no model is touched before that.
     """
     from .lora_host_patches import with_enlarging_loras
 
     weights = model_weights(model, clip)
     if clip is not None and any(key_formats.embedding_names(entry.state_dict) for entry in entries):
-        weights = _with_tokenizer(weights, clip)
+        weights = _with_tokenizer(weights, clip, trained_on)
     stack = read_stack.read_stack(entries, weights, mode, generic_keys)
     report = list(stack.report)
     patchers = {"model": with_enlarging_loras(model, stack.enlarging)}
@@ -129,11 +131,12 @@ def model_weights(model: Any, clip: Any = None) -> ModelWeights:
     return ModelWeights(targets, shapes, clip is not None, frozenset(enlarged), can_enlarge())
 
 
-def _with_tokenizer(weights: ModelWeights, clip: Any) -> ModelWeights:
-    """With what a CLIP's tokenizers read as `embedding:NAME`."""
+def _with_tokenizer(weights: ModelWeights, clip: Any, replaced: Collection[str]) -> ModelWeights:
+    """With what a CLIP's tokenizers read as `embedding:NAME`, and the embeddings that it carries, less `replaced`."""
     from . import embeddings
 
-    return weights._replace(tokenizer=embeddings.tokenizer_parts(clip), embeddings=embeddings.carried_files(clip))
+    carried = {name: file for name, file in embeddings.carried_files(clip).items() if name not in replaced}
+    return weights._replace(tokenizer=embeddings.tokenizer_parts(clip), embeddings=carried)
 
 
 def _targets(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,12 +11,22 @@ import torch
 from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding
+from ..storage.safetensors import read_header
 from ..training.data.dataset import Dataset
 from ..training.trainable.words import CaptionWords, WordSettings, by_word, is_name, trained_name
-from .embeddings import carried_files, parts_of, table_of, tokenizer_with
+from .embeddings import TokenVectors, carried_files, parts_of, table_of, tokenizer_with
 from .encoding import LiveEncoder, prompt_of
 from .text_encoder_gradients import backward_of_conditions, differentiable, fully_loaded
 
+_WORD_OF_GRAFT = "graft_word"  # in the metadata of an embedding that Save Words wrote
+# Text encoders whose tokenizers ComfyUI makes without an embeddings folder.
+_WITHOUT_FOLDER = frozenset(
+    {
+        *("byt5_small", "chinese_roberta", "gemma2_2b", "gemma3_4b", "gemma3_12b", "gemma4", "jina_clip_2", "lyrics"),
+        *("mt5xl", "pile_t5xl", "qwen25_3b", "qwen25_7b", "qwen3_2b", "t5base", "t5gemma", "umt5base", "umt5xxl"),
+    }
+)
+_PROBE = "graft_probe"  # the name of an embedding that is looked for once
 _MARKS = ("</w>", "▁", "Ġ")  # that tokenizers put before or after a whole word
 
 
@@ -35,11 +45,35 @@ def file_of(word: str) -> str:
     import folder_paths
 
     if not is_name(word):
-        raise ValueError(
-            f"Save Words: the word {word!r} is no file name: use Save LoRA, which keeps it in the LoRA file."
-        )
+        raise ValueError(f"the word {word!r} is no file name: use Save LoRA, which keeps it in the LoRA file")
     folders: list[str] = folder_paths.get_folder_paths("embeddings")
     return os.path.join(folders[0], f"{word}.safetensors")
+
+
+def saved_metadata(word: str) -> dict[str, str]:
+    """The metadata of a word's file, by which it is known as Graft's."""
+    return {"format": "pt", _WORD_OF_GRAFT: word}
+
+
+def problem_of_file(word: str) -> str:
+    """Why a word cannot be saved as a file of ComfyUI's embeddings folder: another one is there; "" if it can."""
+    path = file_of(word)
+    if not os.path.exists(path) or _WORD_OF_GRAFT in read_header(path)[1]:
+        return ""
+    return f"{path} is there already, and Graft did not save it: move it away, or train the word under another name"
+
+
+def says_where_read(words: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Which words ComfyUI alone does not find in its embeddings folder."""
+    parts: dict[str, None] = {}
+    for vectors in words.values():
+        parts.update(dict.fromkeys(part for part in vectors if part in _WITHOUT_FOLDER))
+    if not parts:
+        return []
+    return [
+        f"ComfyUI's own tokenizer of {' and '.join(parts)} reads no embeddings folder, and so ignores this file: save"
+        " the words with Save LoRA, and load that file with LoRA Stack"
+    ]
 
 
 class _Part(NamedTuple):
@@ -57,6 +91,7 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
     """
     _check_captions(settings, dataset)
     parts = _parts(clip)
+    _check_tokenizer(clip, parts)
     errors = _known_words(settings, clip, parts)
     clip = fully_loaded(clip)
     vectors: dict[str, Tensor] = {}
@@ -74,7 +109,6 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
             vectors[trained_name(word, part.key)] = _looked_up(part, tokens)
     if errors:
         raise ValueError("Train Words: " + "; ".join(errors) + ".")
-    _check_tokenizer(clip, vectors)
     read = _parts_read(clip, model, vectors, dataset)
     if not read:
         raise ValueError("Train Words: the model sees nothing of what this CLIP makes of a word: connect its own CLIP.")
@@ -113,26 +147,44 @@ def _parts(clip: Any) -> list[_Part]:
     return parts
 
 
-def _check_tokenizer(clip: Any, vectors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where ComfyUI's own tokenizer fails at vectors among its tokens, as Qwen-Image's does."""
-    embeddings = [Embedding(word, "", parts) for word, parts in by_word(vectors).items()]
-    tokenizer = tokenizer_with(clip.tokenizer, embeddings)
+def _check_tokenizer(clip: Any, parts: Sequence[_Part]) -> None:
+    """Raises ValueError where vectors do not come out of ComfyUI's own tokenizer, as of LongCat-Image's."""
+    vectors = {part.key: torch.zeros(1, part.tokenizer.embedding_size) for part in parts}
+    tokenizer = tokenizer_with(clip.tokenizer, [Embedding(_PROBE, "", vectors)])
     try:
-        tokenizer.tokenize_with_weights(f"embedding:{embeddings[0].name} ")
+        rows = tokenizer.tokenize_with_weights(f"a embedding:{_PROBE} ")
+        if any(isinstance(token, TokenVectors) for row in _rows(rows) for token, *_ in row):
+            return
+        problem = "it drops them"
     except RuntimeError as error:
-        raise ValueError(
-            f"Train Words: ComfyUI's tokenizer of this model ({type(tokenizer).__name__}) cannot read embedding:NAME"
-            f" ({error}), so that words cannot be trained for it: train a LoRA instead."
-        ) from error
+        problem = str(error)
+    raise ValueError(
+        f"Train Words: ComfyUI's tokenizer of this model ({type(tokenizer).__name__}) takes no vectors among its tokens"
+        f" ({problem}), so that words cannot be trained for it: train a LoRA instead."
+    )
+
+
+def _rows(tokens: Any) -> Iterator[Sequence[Any]]:
+    """The rows of what a tokenizer answers: those of one text encoder, or of several by name."""
+    if not isinstance(tokens, Mapping):
+        tokens = {"": tokens}
+    for rows in tokens.values():
+        yield from rows
 
 
 def _known_words(settings: WordSettings, clip: Any, parts: Sequence[_Part]) -> list[str]:
     """What is wrong with words that the CLIP knows already."""
     errors = []
     carried = carried_files(clip)
-    for word in settings.words:
-        if word in carried:
-            errors.append(f"this CLIP has embedding:{word} already, from {carried[word]}: choose another word")
+    for word, initial in zip(settings.words, settings.initial, strict=True):
+        in_the_way = problem_of_file(word)
+        if in_the_way:
+            errors.append(in_the_way)
+        if word in carried and initial != f"embedding:{word}":
+            errors.append(
+                f"this CLIP has embedding:{word} already, from {carried[word]}: choose another word, or"
+                f" train it on with the initial words embedding:{word}"
+            )
         knowing = [part.key for part in parts if _is_token(part, word)]
         if knowing:
             errors.append(

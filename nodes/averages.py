@@ -326,6 +326,7 @@ class EMAMerge(io.ComfyNode):
         from ..training.expert_lora import of_expert
         from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data
+        from .step_call import trained_words
 
         state = single(state, "EMA Merge")
         _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
@@ -349,7 +350,7 @@ class EMAMerge(io.ComfyNode):
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
             average = replace(average, lora=of_expert(average.lora, state.settings.objective))
         grafted = host.lora.apply_lora_stack(
-            model, clip, [LoraEntry("the average", average.lora, strength, strength)], mode
+            model, clip, [LoraEntry("the average", average.lora, strength, strength)], mode, trained_words(state)
         )
         picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(average.curves), "lines": list(average.lines)}

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WORDS_OF_GRAFT = "graft_word"  # in the metadata of an embedding that Save Words wrote
 MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")
 
@@ -449,27 +448,28 @@ class GraftSaveWords(io.ComfyNode):
 
     @classmethod
     def execute(cls, lora_model) -> io.NodeOutput:
-        from ..host.words import file_of
+        from ..host import words as words_of_host
         from ..patches.lora_files import embeddings
         from ..storage.atomic import make_folders
-        from ..storage.safetensors import read_header, write_safetensors
+        from ..storage.safetensors import write_safetensors
 
         _, words = embeddings.split(lora_model)
         if not words:
             raise ValueError(
                 "Save Words: this LoRA has no words. Connect Train Words to Start Training and train them."
             )
-        paths = {name: file_of(name) for name in words}
-        for path in paths.values():
-            if os.path.exists(path) and _WORDS_OF_GRAFT not in read_header(path)[1]:
-                raise ValueError(
-                    f"Save Words: {path} is there already, and Graft did not save it. Move it away, or train the word"
-                    " under another name."
-                )
+        try:
+            problems = [problem for name in words if (problem := words_of_host.problem_of_file(name))]
+            paths = {name: words_of_host.file_of(name) for name in words}
+        except ValueError as error:
+            raise ValueError(f"Save Words: {error}.") from error
+        if problems:
+            raise ValueError(f"Save Words: {'; '.join(problems)}.")
         for name, path in paths.items():
             make_folders(Path(path).parent)
-            write_safetensors(path, words[name], {"format": "pt", _WORDS_OF_GRAFT: name})
+            write_safetensors(path, words[name], words_of_host.saved_metadata(name))
         said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
+        said += words_of_host.says_where_read(words)
         return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
 
 

@@ -85,7 +85,16 @@ def with_lora(state: Any, clip: Any, lora: Any) -> Any:
     """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
-    return host.lora.apply_lora_stack(model, clip, [LoraEntry(f"{state.run} at step {state.step}", lora)])
+    entries = [LoraEntry(f"{state.run} at step {state.step}", lora)]
+    return host.lora.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
+
+
+def trained_words(state: Any) -> tuple[str, ...]:
+    """The words that a state trains: they take the place of those that its CLIP has under the same names."""
+    if state is None or state.start.words is None:
+        return ()
+    words: tuple[str, ...] = state.start.words.words
+    return words
 
 
 def outputs(

@@ -262,6 +262,7 @@ def _begun(
     from ..training.data import sliders
     from ..training.reports import text
     from ..training.store.store import Store
+    from ..training.trainable.words import check_reference
     from .step_call import Subject, noted
 
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
@@ -281,6 +282,7 @@ def _begun(
             f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
             " on it. Take them off first."
         )
+    check_reference(words, settings.objective.compares_pairs)
     identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
     unhashed += dataset.unhashed
     switched = training_only_lora(model, training_only, adapter.full_weights)

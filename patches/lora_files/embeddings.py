@@ -21,7 +21,7 @@ from .key_formats import registry as key_formats
 _NOT_IN_PROMPTS = re.compile(r'[\s<>\[\]():"|?*\\/,]+')  # what a prompt or a file name cannot hold
 _ANY_ENCODER = ("", "emb_params", "string_to_param")  # keys that say no text encoder: the width tells
 _OUTPUT = "_out"  # OneTrainer's embeddings behind the text encoder
-_SINGLE, _ANY_KEY = ("clip_l", "clip_h"), "string_to_param.*"  # of files for models with one CLIP
+_WRITTEN_NAMES = {"clip_h": "clip_l", "t5xxl": "t5", "gemma2_2b": "gemma"}  # OneTrainer's for ComfyUI's, else the same
 _OTHER_NAMES = {"clip_l": "clip_h"}  # SD 2 has one text encoder, which OneTrainer calls clip_l
 
 
@@ -95,17 +95,13 @@ def split(lora: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict
 
 
 def bundled(words: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Trained words as LoRA files carry them.
-
-    The vectors of CLIP-L alone are called `string_to_param.*`, as sd-webui and ComfyUI read embeddings of SD 1 and 2;
-    others have a key for each text encoder, as OneTrainer's.
+    """Trained words as LoRA files carry them: a key for each text encoder, under the name that OneTrainer has for it.
+    sd-webui reads those of SD 1, 2 and SDXL.
     """
     tensors: dict[str, Tensor] = {}
     for name, vectors in words.items():
         for encoder, tensor in vectors.items():
-            if len(vectors) == 1 and encoder in _SINGLE:
-                encoder = _ANY_KEY
-            tensors[f"bundle_emb.{name}.{encoder}"] = tensor
+            tensors[f"bundle_emb.{name}.{_WRITTEN_NAMES.get(encoder, encoder)}"] = tensor
     return tensors
 
 

@@ -2,13 +2,16 @@
 the CLIP that comes out.
 """
 
+import json
 import os
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 NAME = "bundle_emb.zorp.words"
 
@@ -247,8 +250,100 @@ REFUSED = {
     "empty": ({"initial": " , "}, "initial words is empty"),
     "letters": ({"words": "a zorp"}, "words has 'a zorp', expected letters, digits, _ and - only"),
     "pairs": ({"words": "zorp, blorp, plop", "initial": "red, circle"}, "initial words has 2 entries for 3 words"),
+    "twice": ({"words": "zorp, Zorp"}, "words has a word twice"),
+    "many": ({"words": ",".join(f"zorp{i}" for i in range(65))}, "words has 65 words, expected at most 64"),
     "idle": ({"alone": True, "stop_after": 0.5}, "nothing would be trained then: set it to 1"),
 }
+
+
+@pytest.fixture
+def given(alone):
+    """What Start Training gets of the run above."""
+    subject = alone["state"].subject
+    return {"model": subject.model, "clip": alone["base clip"], "dataset": subject.dataset, "run": "refused"}
+
+
+@pytest.mark.parametrize("tokenizer", [None, object(), "missing"])
+def test_a_clip_without_a_tokenizer_of_embeddings_is_refused(host, given, tokenizer):
+    clip = given["clip"].clone()
+    clip.tokenizer = tokenizer
+    if tokenizer == "missing":
+        del clip.tokenizer
+    (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)
+    with pytest.raises(ValueError, match="this CLIP has no tokenizer that reads embedding:NAME, so that words cannot"):
+        host.call("GraftTrainStart", **{**given, "clip": clip}, words=words)
+
+
+def test_a_tokenizer_that_drops_vectors_is_refused(host, given, monkeypatch):
+    tokenizer = host.module("demo.words").WordTokenizer
+    monkeypatch.setattr(tokenizer, "_vectors_of", lambda self, name: ())
+    (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)
+    with pytest.raises(ValueError, match=r"\(WordTokenizer\) takes no vectors among its tokens \(it drops them\)"):
+        host.call("GraftTrainStart", **given, words=words)
+
+
+def test_a_clip_of_another_model_is_refused(host, given, monkeypatch):
+    denoiser = host.module("host.text_encoder_gradients").Denoiser
+    monkeypatch.setattr(denoiser, "conditions", lambda self, conditioning: [torch.ones(1)])
+    (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)
+    with pytest.raises(ValueError, match="the model sees nothing of what this CLIP makes of a word: connect its own"):
+        host.call("GraftTrainStart", **given, words=words)
+
+
+def test_dpo_is_refused_as_its_reference_has_no_word(host, given, alone):
+    (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)
+    (objective,) = host.call("GraftObjective", loss="dpo")
+    with pytest.raises(ValueError, match="loss function dpo of Objective Settings compares with the model before"):
+        host.call("GraftTrainStart", **given, words=words, objective=objective)
+
+
+def test_shards_are_refused(host, alone):
+    workspace, groups = host.module("training.run.workspace"), host.module("training.distributed.process_group")
+    group = types.SimpleNamespace(**{**vars(groups.SingleProcess()), "shard": True, "size": 2})
+    said = pytest.raises(ValueError, match="--shard divides the model among ranks, and words cannot be trained")
+    with host.module("host").denoiser.denoiser(alone["base"], clip=alone["base clip"]) as denoiser, said:
+        workspace.check(alone["state"], denoiser, alone["state"].subject.dataset, group)
+
+
+def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host, given, alone, tmp_path, monkeypatch):
+    folders = host.module("host.words")
+    monkeypatch.setattr("folder_paths.get_folder_paths", lambda kind: [str(tmp_path / kind)])
+    (path,) = host.call("GraftSaveWords", lora_model=alone["lora"])
+    assert path == str(tmp_path / "embeddings" / "zorp.safetensors")
+    assert torch.equal(load_file(path)["words"], alone["state"].trained[NAME])
+    host.call("GraftSaveWords", lora_model=alone["lora"])  # replaces its own
+    with pytest.raises(ValueError, match="Save Words: this LoRA has no words"):
+        host.call("GraftSaveWords", lora_model={"x.lora_up.weight": torch.ones(1, 1)})
+    with pytest.raises(ValueError, match="the word '<zorp>' is no file name: use Save LoRA"):
+        host.call("GraftSaveWords", lora_model={"bundle_emb.<zorp>.words": torch.ones(1, 64)})
+    save_file({"words": torch.ones(1, 64)}, path)
+    with pytest.raises(ValueError, match=r"Save Words: .*zorp.safetensors is there already, and Graft did not save it"):
+        host.call("GraftSaveWords", lora_model=alone["lora"])
+    assert torch.equal(load_file(path)["words"], torch.ones(1, 64))
+    (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)  # said before anything is trained
+    with pytest.raises(ValueError, match=r"Train Words: .*zorp.safetensors is there already, and Graft did not save"):
+        host.call("GraftTrainStart", **given, words=words)
+    assert folders.says_where_read({"zorp": {"clip_l": torch.ones(1, 1)}}) == []
+    (said,) = folders.says_where_read({"zorp": {"qwen25_7b": torch.ones(1, 1)}})
+    assert said.startswith("ComfyUI's own tokenizer of qwen25_7b reads no embeddings folder")
+
+
+def test_an_adapter_and_words_come_back_from_one_lora_file(host, pictures):
+    """Pivotal tuning: Save LoRA, then LoRA Stack, and the model with its CLIP is that of Train Step."""
+    found = _run(host, _workflow(host, pictures, "words in a file", 2, adapter={}))
+    (path,) = host.call("GraftSaveLoRA", state=found["state"], prefix="loras/pivotal")
+    loras = os.path.join(host.models, "loras")
+    os.makedirs(loras, exist_ok=True)
+    os.replace(path, os.path.join(loras, "pivotal.safetensors"))
+    stack, _ = host.call("GraftLoRAStack", rows=json.dumps({"version": 1, "rows": [{"file": "pivotal.safetensors"}]}))
+    model, clip, vae = host.call("GraftDemo")[:3]
+    patched = host.call("LoRAStackPatch", model=model, lora_stack=stack, clip=clip)
+    score, prompt = host.module("demo.score"), ["a embedding:zorp left"]
+    assert torch.equal(_encode(patched[1], prompt[0]), _encode(found["clip"], prompt[0]))
+    drawn = [score.sample(*pair, vae, prompt, steps=2) for pair in ((found["model"], found["clip"]), patched[:2])]
+    assert np.allclose(*drawn, atol=1e-5)
+    assert not np.allclose(drawn[0], score.sample(model, found["clip"], vae, prompt, steps=2), atol=1e-3)
+    host.fresh()
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -265,6 +360,18 @@ def test_a_word_that_the_clip_carries_is_refused(host, alone):
     given = {"model": subject.model, "clip": alone["clip"], "dataset": subject.dataset}
     with pytest.raises(ValueError, match=r"this CLIP has embedding:zorp already, from words alone at step 4"):
         host.call("GraftTrainStart", **given, words=words, run="carried")
+
+
+def test_a_word_that_the_clip_carries_goes_on_from_where_it_is(host, alone):
+    subject, trained = alone["state"].subject, alone["state"].trained[NAME]
+    (words,) = host.call("GraftWords", words="zorp", initial="embedding:zorp", alone=True, learning_rate=0.05)
+    given = {"model": subject.model, "clip": alone["clip"], "dataset": subject.dataset, "words": words}
+    begun, _ = host.call("GraftTrainStart", **given, run="goes on")
+    assert torch.equal(begun.trained[NAME], trained)
+    state, _, clip, *_ = host.call("TrainStep", state=begun, steps=1, validate_every=0)
+    assert not torch.equal(state.trained[NAME], trained)
+    tokens = clip.tokenize("a embedding:zorp left")["words"][0]
+    assert torch.equal(torch.stack([token for token, _ in tokens[1:3]]), state.trained[NAME])
 
 
 def test_averages_and_previews_have_the_words(host, pictures, monkeypatch):

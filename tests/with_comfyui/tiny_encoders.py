@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import io
+import os
 
 import comfy.sd
 import pytest
@@ -77,10 +78,59 @@ ENCODERS = {
         {},
     ),
 }
+# More text encoders of language models, without a diffusion model that fits them.
+MORE = {
+    "sd2": ("comfy.text_encoders.sd2_clip", "SD2ClipModel", "SD2Tokenizer", {"clip_h": _config(12, 3)}, {}),
+    "hunyuan-video": (
+        "comfy.text_encoders.hunyuan_video",
+        "hunyuan_video_clip",
+        "HunyuanVideoTokenizer",
+        {"clip_l": _config(8, 2), "llama": {**LLM, "hidden_size": 12, "num_hidden_layers": 4}},
+        {},
+    ),
+    "hunyuan-image": (
+        "comfy.text_encoders.hunyuan_image",
+        "te",
+        "HunyuanImageTokenizer",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 4}, "byt5_small": {**T5, "d_model": 8}},
+        {},
+    ),
+    "kandinsky5": (
+        "comfy.text_encoders.kandinsky5",
+        "te",
+        "Kandinsky5Tokenizer",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}, "clip_l": _config(8, 2)},
+        {},
+    ),
+    "omnigen2": (
+        "comfy.text_encoders.omnigen2",
+        "te",
+        "Omnigen2Tokenizer",
+        {"qwen25_3b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}},
+        {},
+    ),
+}
 SMALLER = 64  # rows of T5's table of tokens where its width cannot be small
 
 
-def _pieces():
+def stand_in_for_llamas_tokenizer(monkeypatch):
+    """Qwen's tokenizer where a checkout lacks Llama's file of 9 MB."""
+    import comfy.text_encoders.hunyuan_video as llama
+    import comfy.text_encoders.qwen_image as qwen
+
+    folder = os.path.dirname(llama.__file__)
+    if os.path.isfile(os.path.join(folder, "llama_tokenizer", "tokenizer.json")):
+        return
+
+    class StandIn:
+        @staticmethod
+        def from_pretrained(path, **_):
+            return qwen.Qwen2Tokenizer.from_pretrained(os.path.join(folder, "qwen25_tokenizer"))
+
+    monkeypatch.setattr(llama, "LlamaTokenizerFast", StandIn)
+
+
+def pieces():
     """A sentencepiece model of a few letters, as the files of Gemma and UMT5 bring one."""
     sentencepiece, made = pytest.importorskip("sentencepiece"), io.BytesIO()
     lines = ["a red square left", "a blue circle right", "the quick brown fox jumps over the lazy dog", ""]
@@ -128,16 +178,16 @@ def _smaller(token):
 
 def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
     """A CLIP with random weights, made in inference mode as a loader makes it; `embeddings` is its folder of them."""
-    module, encoder, tokenizer, parts, _ = ENCODERS[name]
-    if name == "z-image" and importlib.util.find_spec(module) is None:
-        pytest.skip("this ComfyUI has no text encoder of Z-Image")
+    module, encoder, tokenizer, parts, _ = {**ENCODERS, **MORE}[name]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"this ComfyUI has no {module}")
     own = importlib.import_module(module)
     encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(own, tokenizer), name)
     options = {"dtype": dtype, "initial_device": torch.device("cpu")}
     options |= {f"{part}_model_config": dict(config) for part, config in parts.items()}
     if name == "sd3":
         options["t5xxl_model_config"]["vocab_size"] = SMALLER
-    if name == "qwen":  # its eyes see no caption, and would be 600 million weights
+    if "qwen25_7b" in parts:  # its eyes see no caption, and would be 600 million weights
         import comfy.text_encoders.qwen_vl as eyes
 
         real = eyes.Qwen2VLVisionTransformer
@@ -148,7 +198,9 @@ def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
         (),
         {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer},
     )
-    data = {"spiece_model": _pieces()} if name in ("lumina2", "wan") else {}
+    data = {"spiece_model": pieces()} if name in ("lumina2", "wan") else {}
+    if name == "hunyuan-video":
+        stand_in_for_llamas_tokenizer(monkeypatch)
     with torch.inference_mode():
         clip = comfy.sd.CLIP(target, embeddings, parameters=0, model_options=options, tokenizer_data=data)
         draws = torch.Generator().manual_seed(0)

@@ -35,7 +35,7 @@ from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
 from ..trainable.autoencoder import AutoencoderSettings, side_of
 from ..trainable.settings import AS_LOADED, TEXT_ENCODER, WORDS
-from ..trainable.words import by_word
+from ..trainable.words import by_word, check_reference
 from .batch_loader import BatchLoader, BatchSchedule
 from .discriminator import Discriminator
 from .out_of_memory import used
@@ -81,6 +81,12 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         _check_int8(state, denoiser, group)
     if state.settings.optimizer.compile != "off":
         _check_compile(state, denoiser, group)
+    check_reference(state.start.words, objective.compares_pairs)
+    if state.start.words is not None and group.shard:
+        raise ValueError(
+            "Train Words: --shard divides the model among ranks, and words cannot be trained beside that: start without"
+            " --shard, or disconnect Train Words."
+        )
     if group.shard:
         fsdp.check(state, group)
     if dataset.slider is not None:
@@ -88,11 +94,6 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         sliders.check_group(group.shard)
     if state.start.encodes_captions:
         _check_captions(state, denoiser, dataset)
-    if state.start.words is not None and group.shard:
-        raise ValueError(
-            "Train Words: --shard divides the model among ranks, and words cannot be trained beside that: start without"
-            " --shard, or disconnect Train Words."
-        )
     if objective.prior != "none" and dataset.regularisation is None:
         raise ValueError(
             f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"

@@ -104,6 +104,15 @@ def _value_errors(settings: WordSettings) -> Iterator[str]:
         yield f"maximum norm is {settings.max_norm}, expected 0 (off) or more"
 
 
+def check_reference(settings: WordSettings | None, compares_pairs: bool) -> None:
+    """Raises ValueError for words beside a loss that compares with the model before training, which has none."""
+    if settings is not None and compares_pairs:
+        raise ValueError(
+            "Train Words: loss function dpo of Objective Settings compares with the model before training, which does"
+            " not know the word: train the words first, then a LoRA on the pairs with the CLIP of that Train Step."
+        )
+
+
 # --- among the trained tensors ----------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,58 @@ def test_keys_without_a_text_encoder_go_by_width(key, part):
     assert torch.equal(found.vectors[part.key], vectors)
 
 
+# What OneTrainer's savers call the vectors of each model's text encoders (modules/modelSaver/*/*LoRASaver.py), by what
+# ComfyUI's tokenizers call them.
+ONETRAINER = {
+    "StableDiffusion": {"clip_l": "clip_l"},
+    "StableDiffusion, SD 2": {"clip_h": "clip_l"},
+    "StableDiffusionXL": {"clip_l": "clip_l", "clip_g": "clip_g"},
+    "StableDiffusion3": {"clip_l": "clip_l", "clip_g": "clip_g", "t5xxl": "t5"},
+    "Flux": {"clip_l": "clip_l", "t5xxl": "t5"},
+    "Chroma": {"t5xxl": "t5"},
+    "Sana": {"gemma2_2b": "gemma"},
+    "HunyuanVideo": {"clip_l": "clip_l", "llama": "llama"},
+    "HiDream": {"clip_l": "clip_l", "clip_g": "clip_g", "t5xxl": "t5", "llama": "llama"},
+}
+
+
+@pytest.mark.parametrize("model", ONETRAINER)
+def test_words_are_written_under_onetrainers_names_and_read_again(model):
+    names = ONETRAINER[model]
+    parts = tuple(TokenizerPart(key, 6 + number) for number, key in enumerate(names))
+    vectors = {part.key: torch.rand(2, part.width) for part in parts}
+    written = embeddings.bundled({"hat": vectors})
+    assert {key: written[f"bundle_emb.hat.{name}"] is vectors[key] for key, name in names.items()} == dict.fromkeys(
+        names, True
+    )
+    assert len(written) == len(names)
+    old = {f"bundle_emb.hat.{key}": tensor for key, tensor in vectors.items()}
+    for state in (written, old):
+        (found,) = embeddings.read([LoraEntry("a.safetensors", state)], parts).embeddings
+        assert found.vectors.keys() == vectors.keys()
+        assert all(torch.equal(tensor, vectors[key]) for key, tensor in found.vectors.items())
+
+
+def test_text_encoders_that_onetrainer_does_not_train_keep_comfyuis_names():
+    words = {"hat": {key: torch.rand(1, 4) for key in ("umt5xxl", "qwen25_7b", "byt5_small", "gemma3_12b")}}
+    assert embeddings.bundled(words).keys() == {f"bundle_emb.hat.{key}" for key in words["hat"]}
+
+
+def test_sd_webui_reads_what_is_written():
+    """extensions-builtin/Lora/networks.py cuts at the first two dots; textual_inversion.py then takes a dictionary of
+    one tensor, or one with clip_l and clip_g.
+    """
+    for parts in (("clip_l",), ("clip_l", "clip_g")):
+        written = embeddings.bundled({"hat": {part: torch.rand(1, 4) for part in parts}})
+        embedding = {}
+        for key, tensor in written.items():
+            head, _, rest = key.partition(".")
+            name, vectors = rest.split(".", 1)
+            assert (head, name) == ("bundle_emb", "hat")
+            embedding[vectors] = tensor
+        assert len(embedding) == 1 or embedding.keys() == {"clip_l", "clip_g"}
+
+
 def test_ai_toolkits_embedding_is_called_like_the_file():
     entry = _entry("hats\\my hat.safetensors", clip_l=torch.rand(2, 6), clip_g=torch.rand(2, 10))
     (found,) = embeddings.read([entry], SDXL).embeddings
