@@ -331,7 +331,7 @@ def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host,
 def test_an_adapter_and_words_come_back_from_one_lora_file(host, pictures):
     """Pivotal tuning: Save LoRA, then LoRA Stack, and the model with its CLIP is that of Train Step."""
     found = _run(host, _workflow(host, pictures, "words in a file", 2, adapter={}))
-    (path,) = host.call("GraftSaveLoRA", state=found["state"], prefix="loras/pivotal")
+    (path,) = host.call("GraftSaveLoRA", state=found["state"], prefix="loras/pivotal", dtype="float32")
     loras = os.path.join(host.models, "loras")
     os.makedirs(loras, exist_ok=True)
     os.replace(path, os.path.join(loras, "pivotal.safetensors"))

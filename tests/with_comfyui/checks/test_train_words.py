@@ -115,6 +115,21 @@ def test_gradients_of_the_words_are_those_of_finite_differences(host, name, monk
             work.close()
 
 
+@pytest.mark.parametrize("name", ["sdxl", "flux", "qwen"])
+def test_no_vector_gets_longer_than_the_bound(host, name, monkeypatch):
+    """The bound of each text encoder is a multiple of the mean norm of its own table, in float64."""
+    _, clip, state = _begun(host, name, monkeypatch, max_norm=1.5, learning_rate=5.0)
+    expected = {}
+    for attribute, part in embeddings.parts_of(clip.tokenizer):
+        table = next(embeddings.table_of(clip, attribute, part).parameters())
+        expected[part.embedding_key] = 1.5 * float(table.double().norm(dim=1).mean())
+    assert dict(state.start.words.bounds) == pytest.approx(expected, rel=1e-6)
+    (trained, *_) = host.call("TrainStep", state=state, steps=1, validate_every=0)
+    for key, vectors in trained.trained.items():
+        norms = vectors.double().norm(dim=1)
+        assert torch.allclose(norms, torch.full_like(norms, expected[key.rpartition(".")[2]]), rtol=1e-5)
+
+
 def test_a_word_that_a_tokenizer_knows_is_refused(host, monkeypatch):
     model, clip, state = _begun(host, "sdxl", monkeypatch)
     dataset = state.subject.dataset
