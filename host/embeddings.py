@@ -21,7 +21,7 @@ class TokenVectors(Tensor):
     vector is none of them. All that is computed with it is a plain tensor.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # as torch.nn.Parameter has it
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, int):
