@@ -56,7 +56,8 @@ NEWER_TORCH = "2.15.0"  # the newest that the tests pass on
 # The front ends to test with beside the installed one of requirements/develop.txt: the oldest and the newest.
 FRONT_ENDS = ("1.27.10", "1.58.1")
 FRONT_END_TESTS = tuple(
-    f"tests/editor/test_browser_{name}.py" for name in ("errors", "first_lora", "widgets", "workflows", "looks")
+    f"tests/editor/test_browser_{name}.py"
+    for name in ("errors", "first_lora", "widgets", "workflows", "graphs", "looks")
 )
 REAL_FRONT_END_TESTS = tuple(f"tests/with_comfyui/test_{name}.py" for name in ("errors", "first_lora", "templates"))
 VENV = ROOT / "build" / f"torch-{TORCH}" if TORCH else ROOT / ".venv"

@@ -32,6 +32,7 @@ SAMPLES = "Train on images from the graph"
 FOLDERS_TITLE = "Train on several folders"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
+LEFT, WIDE = -160, 500  # the column of a published model's loaders: names of files beside their labels
 
 
 @dataclass(frozen=True)
@@ -515,8 +516,8 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = graph.add(
         "GraftOptimizer", (460, 400), (360, 220), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=80
     )
-    start = graph.add("GraftTrainStart", (880, 60), (360, 300), run="word")
-    step = graph.add("TrainStep", (880, 440), (400, 560), steps=80, validate_every=20)
+    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="word")
+    step = graph.add("TrainStep", (880, 470), (400, 560), steps=80, validate_every=20)
     save = graph.add("GraftSaveWords", (1340, 60), (300, 60))
     before = graph.add("CLIPTextEncode", (1340, 200), (300, 110), "Prompt before", text="a blue circle middle")
     after = graph.add("CLIPTextEncode", (1340, 380), (300, 110), "Prompt after", text="a embedding:zorp middle")
@@ -582,9 +583,9 @@ def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
         total_steps=PREFERENCE_STEPS,
     )
     objective = graph.add("GraftObjective", (460, 700), (360, 260), loss="dpo", conditioning_dropout=0.0)
-    start = graph.add("GraftTrainStart", (880, 60), (360, 300), run="preference")
-    step = graph.add("TrainStep", (880, 440), (400, 560), steps=PREFERENCE_STEPS, validate_every=20)
-    report = graph.add("PreviewAny", (880, 1080), (400, 260), "What was learned")
+    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="preference")
+    step = graph.add("TrainStep", (880, 470), (400, 560), steps=PREFERENCE_STEPS, validate_every=20)
+    report = graph.add("PreviewAny", (880, 1110), (400, 260), "What was learned")
     prompt = graph.add("CLIPTextEncode", (1340, 60), (300, 110), "Prompt", text="a shape middle")
     negative = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Negative: nothing", text="")
     latent = graph.add("EmptyLatentImage", (1340, 420), (300, 130), width=256, height=256, batch_size=8)
@@ -655,7 +656,7 @@ def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
         batch_size=4,
         total_steps=SAMPLES_STEPS,
     )
-    start = graph.add("GraftTrainStart", (720, 700), (360, 300), run="from_graph")
+    start = graph.add("GraftTrainStart", (720, 700), (360, 360), run="from_graph")
     step = graph.add("TrainStep", (1140, 60), (400, 560), steps=SAMPLES_STEPS, validate_every=20)
     latent = graph.add("EmptyLatentImage", (1140, 700), (300, 130), width=256, height=256, batch_size=4)
     before = _sampled(graph, (1600, 60), "Before", "from_graph/before")
@@ -726,7 +727,7 @@ def several_folders(classes: Mapping[str, Any]) -> dict[str, Any]:
         batch_size=4,
         total_steps=FOLDERS_STEPS,
     )
-    start = graph.add("GraftTrainStart", (1160, 700), (360, 340), run="several_folders")
+    start = graph.add("GraftTrainStart", (1160, 700), (360, 360), run="several_folders")
     step = graph.add("TrainStep", (1580, 60), (400, 560), steps=FOLDERS_STEPS, validate_every=20)
     before = _sampled(graph, (2040, 60), "Before", "several_folders/before")
     after = _sampled(graph, (2040, 640), "After", "several_folders/after")
@@ -780,7 +781,7 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     )
     damaged = graph.add("GraftDemoVAE", (460, 60), (360, 90), damage=1.0)
     optimizer = graph.add(
-        "GraftOptimizer", (460, 230), (360, 220), learning_rate=0.003, schedule="cosine", batch_size=4, total_steps=200
+        "GraftOptimizer", (460, 230), (360, 250), learning_rate=0.003, schedule="cosine", batch_size=4, total_steps=200
     )
     start = graph.add("GraftTrainVAEStart", (880, 60), (360, 340), crop=128, run="decoder")
     step = graph.add("TrainStep", (880, 480), (400, 700), steps=200, validate_every=50, preview_every=50)
@@ -871,9 +872,9 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = graph.add(
         "GraftOptimizer", (460, 400), (360, 220), learning_rate=SLIDER_RATE, batch_size=4, total_steps=SLIDER_STEPS
     )
-    start = graph.add("GraftTrainStart", (880, 60), (360, 300), run="slider")
-    step = graph.add("TrainStep", (880, 440), (400, 560), steps=SLIDER_STEPS, validate_every=20)
-    save = graph.add("GraftSaveLoRA", (880, 1080), (400, 160), prefix="loras/slider")
+    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="slider")
+    step = graph.add("TrainStep", (880, 470), (400, 560), steps=SLIDER_STEPS, validate_every=20)
+    save = graph.add("GraftSaveLoRA", (880, 1110), (400, 160), prefix="loras/slider")
     prompt = graph.add("CLIPTextEncode", (1340, 60), (300, 110), "Prompt", text=SLIDER_PROMPT)
     negative = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Negative: nothing", text="")
     latent = graph.add("EmptyLatentImage", (1340, 420), (300, 130), width=256, height=256, batch_size=4)
@@ -895,7 +896,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     _link_samplers(graph, ((before, (demo, 0)),), demo, prompt, negative, latent)
     graph.group("Before", "#8A8", *before)
     for number, strength in enumerate(SLIDER_STRENGTHS):
-        top = 640 + 580 * number
+        top = 660 + 580 * number
         patch = graph.add("LoRAStackPatch", (1340, top), (300, 180), f"Strength {strength:g}", lora_strength=strength)
         graph.link(demo, 0, patch, "model")
         graph.link(step, 3, patch, "lora_model")
@@ -963,17 +964,20 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         note.insert(6, pairs.format(edit=EDITS[family.control_pictures]))
         height = 860
     text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (-560, 60), (500, height))
+    graph.note(text, (LEFT - 560, 60), (500, height))
     loaders = _loaders(graph, family)
     outputs = _outputs(loaders)
-    prompt = graph.add("CLIPTextEncode", (0, 580), (340, 130), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (0, 770), (340, 110), "Negative prompt", text="")
+    prompt = graph.add("CLIPTextEncode", (LEFT, 580), (WIDE, 130), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (LEFT, 770), (WIDE, 110), "Negative prompt", text="")
     side = family.resolution // 16 * 16
-    latent = graph.add("EmptyLatentImage", (0, 940), (340, 130), width=side, height=side, batch_size=1)
+    latent = graph.add("EmptyLatentImage", (LEFT, 940), (WIDE, 130), width=side, height=side, batch_size=1)
+    read = 740
+    if family.control_pictures:
+        read = 1160  # all of its settings are shown, as one of the advanced ones is not its default
     dataset = graph.add(
         "GraftDataset",
         (420, 60),
-        (340, 740),
+        (340, read),
         folder="graft_demo/concept",
         resolution=family.resolution,
         repeats=1,
@@ -981,10 +985,10 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         frames=family.frames,
         frame_rate=family.frame_rate,
     )
-    sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
+    sheet = graph.add("PreviewImage", (420, 120 + read), (340, 260), "What was read")
     recipe = graph.add("GraftRecipe", (800, 60), (320, 240), steps=STEPS)
     why = graph.add("PreviewAny", (800, 360), (320, 300), "What the recipe chose, and why")
-    start = graph.add("GraftTrainStart", (800, 720), (320, 320), run=name)
+    start = graph.add("GraftTrainStart", (800, 720), (320, 360), run=name)
     step = graph.add("TrainStep", (1160, 60), (360, 760), steps=STEPS, preview_every=PREVIEWS)
     average = graph.add("EMAMerge", (1560, 60), (320, 600))
     save = graph.add("GraftSaveLoRA", (1560, 720), (320, 180), prefix=f"loras/{name}")
@@ -1018,7 +1022,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     settings_nodes = [dataset, sheet, recipe, why, start]
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", (420, 1180), (700, 220), "Training adapter", rows=rows)
+        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (700, 220), "Training adapter", rows=rows)
         graph.link(adapter, 0, start, "training_only")
         settings_nodes.append(adapter)
     graph.link(start, 0, step, "state")
@@ -1070,17 +1074,17 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     name = family.title.lower().replace(" ", "")
     graph = Graph(classes, f"Train a LoRA for {family.title}")
     text = "\n\n".join(PAIR).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (-560, 60), (500, 720))
+    graph.note(text, (LEFT - 560, 60), (500, 720))
     loaders = _loaders(graph, family)
     outputs = _outputs(loaders)
     second = graph.add(
-        "UNETLoader", (0, 560), (340, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
+        "UNETLoader", (LEFT, 560), (WIDE, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
     )
     loaders[0]["title"] = "High noise"
-    prompt = graph.add("CLIPTextEncode", (0, 780), (340, 130), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (0, 970), (340, 110), "Negative prompt", text="")
+    prompt = graph.add("CLIPTextEncode", (LEFT, 780), (WIDE, 130), "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", (LEFT, 970), (WIDE, 110), "Negative prompt", text="")
     side = family.resolution // 16 * 16
-    latent = graph.add("EmptyLatentImage", (0, 1140), (340, 130), width=side, height=side, batch_size=1)
+    latent = graph.add("EmptyLatentImage", (LEFT, 1140), (WIDE, 130), width=side, height=side, batch_size=1)
     dataset = graph.add(
         "GraftDataset", (420, 60), (340, 740), folder="graft_demo/concept", resolution=family.resolution, repeats=1
     )
@@ -1089,7 +1093,7 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     why = graph.add("PreviewAny", (1180, 360), (320, 300), "What the recipe chose, and why")
     levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
     objective = graph.add("GraftObjective", (800, 60), (320, 700), expert="both", **levels)
-    start = graph.add("GraftTrainStart", (1180, 720), (320, 340), run=name)
+    start = graph.add("GraftTrainStart", (1180, 720), (320, 360), run=name)
     step = graph.add("TrainStep", (1560, 60), (360, 780), steps=STEPS, preview_every=PREVIEWS)
     save = graph.add("GraftSaveLoRA", (1560, 900), (360, 160), prefix=f"loras/{name}")
     for target, wanted in (
@@ -1177,7 +1181,7 @@ def _loaders(graph: Graph, family: Family) -> list[dict[str, Any]]:
     top = 60
     for kind, values in family.files:
         height = 50 + 30 * len(values)
-        nodes.append(graph.add(kind, (0, top), (340, height), **values))
+        nodes.append(graph.add(kind, (LEFT, top), (WIDE, height), **values))
         top += height + 50
     return nodes
 

@@ -6,6 +6,7 @@ import { addStyle, watchTheme } from './dom.js'
 import { app, widen } from './editor.js'
 import { labelFields } from './field_labels.js'
 import * as folder from './folder_chooser.js'
+import { fitPages } from './help_pages.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
@@ -33,6 +34,7 @@ app.registerExtension({
   setup() {
     addStyle()
     watchTheme()
+    fitPages()
     problems.listen()
     training.listen()
     todo.listen()
