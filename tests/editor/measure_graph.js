@@ -39,17 +39,19 @@ export function measureGraph(modern) {
     for (const [one, other] of pairs(frames)) {
       if (meet(one, other) && !within(one, other) && !within(other, one)) wrong.push(`${one.what} over ${other.what}`)
     }
-    for (const frame of frames) {
-      const inner = { ...frame, top: frame.top + (frame.group.titleHeight ?? frame.group.font_size * 1.4) }
-      for (const box of boxes) {
-        if (!meet(box, frame) || within(box, inner)) continue
-        wrong.push(`${box.what} over the edge of ${frame.what}, by ${Math.ceil(box.bottom - inner.bottom)}`)
-      }
-      const pen = document.createElement('canvas').getContext('2d')
-      pen.font = `${frame.group.font_size}px ${LiteGraph.GROUP_FONT ?? 'Arial'}`
-      const width = pen.measureText(frame.group.title).width + 4
-      if (width > frame.right - frame.left) wrong.push(`the title of ${frame.what} is wider than it: ${width}`)
+    for (const frame of frames) lookAtFrame(frame, boxes)
+  }
+  const lookAtFrame = (frame, boxes) => {
+    const { title, titleHeight, font_size: size } = frame.group
+    const inner = { ...frame, top: frame.top + (titleHeight ?? size * 1.4) }
+    for (const box of boxes) {
+      if (!meet(box, frame) || within(box, inner)) continue
+      wrong.push(`${box.what} over the edge of ${frame.what}, by ${Math.ceil(box.bottom - inner.bottom)}`)
     }
+    const pen = document.createElement('canvas').getContext('2d')
+    pen.font = `${size}px ${LiteGraph.GROUP_FONT ?? 'Arial'}`
+    const width = pen.measureText(title).width + 4
+    if (width > frame.right - frame.left) wrong.push(`the title of ${frame.what} is wider than it: ${width}`)
   }
 
   // --- texts of the classic canvas --------------------------------------------------------------------------------------
@@ -67,9 +69,10 @@ export function measureGraph(modern) {
     return { pen, noted }
   }
   const labelsOf = (node) =>
-    [node.getTitle(), ...[...(node.widgets ?? []), ...(node.inputs ?? []), ...(node.outputs ?? [])].map(labelOf)].filter(
-      Boolean,
-    )
+    [
+      node.getTitle(),
+      ...[...(node.widgets ?? []), ...(node.inputs ?? []), ...(node.outputs ?? [])].map(labelOf),
+    ].filter(Boolean)
   const labelOf = ({ label, localized_name: local, name }) => label ?? local ?? name
   const isCut = (text, labels) => {
     const begun = text.replace(/(…|\.\.\.)$/, '')
@@ -106,7 +109,8 @@ export function measureGraph(modern) {
       const isHidden = !one.checkVisibility({ visibilityProperty: true, opacityProperty: true })
       if (isHidden || one.closest('.graft') || getComputedStyle(one).display === 'inline') continue
       const isWide = one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== 'visible'
-      if (isWide) wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)
+      if (isWide)
+        wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)
     }
     return texts.length
   }
