@@ -49,6 +49,7 @@ class Comparison:
     version: str
     modules: list[Difference]
     missing_modules: list[str]
+    more_modules: list[str]
     sockets: list[str] | None
     why: str = ""
 
@@ -75,8 +76,11 @@ def compare(comfyui: str) -> Comparison:
         difference = compare_module(stubs, real, module)
         if difference:
             modules.append(difference)
+    mine = set(stubs.modules())
+    packages = {name.partition(".")[0] for name in mine}
+    more = [name for name in real.modules() if name.partition(".")[0] in packages and name not in mine]
     sockets, why = compare_sockets(root)
-    return Comparison(version, modules, missing, sockets, why)
+    return Comparison(version, modules, missing, more, sockets, why)
 
 
 def compare_module(stubs: Tree, real: Tree, module: str) -> Difference:
@@ -156,6 +160,8 @@ def report(found: Comparison) -> str:
         lines += [f"  {line}" for line in found.sockets or ["the same"]]
     if found.missing_modules:
         lines += ["", *wrapped("Modules that ComfyUI has not: ", found.missing_modules)]
+    if found.more_modules:
+        lines += ["", *wrapped("Modules that only ComfyUI has: ", found.more_modules)]
     for difference in found.modules:
         lines += ["", difference.module]
         lines += wrapped("  only in ComfyUI: ", difference.only_comfyui)

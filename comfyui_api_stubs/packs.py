@@ -87,19 +87,13 @@ class Pack:
         return [path for path in json_files(self.path) if workflow_format(path)]
 
     def prompt(self, path: Path) -> dict[str, Any]:
-        """A workflow file in the API format. Raises CannotRun when the editor's format cannot be read here."""
+        """A workflow file in the API format. Raises CannotRun when the editor's format cannot be read
+        here, Failed when the file is broken.
+        """
         data = json.loads(path.read_text(encoding="utf-8"))
         if workflow_format(path) == "api":
             return {name: node for name, node in data.items() if isinstance(node, dict) and "class_type" in node}
-        self._refuse_missing({node.get("type") for node in data["nodes"]} - self._drawn_only(data))
         return converted(data, path, self.classes, self.titles)
-
-    def _drawn_only(self, data: dict) -> set[Any]:
-        """The node types of the editor itself: notes, reroutes, primitives, group nodes, and subgraphs by their id."""
-        subgraphs = (data.get("definitions") or {}).get("subgraphs") or []
-        types = {str(node.get("type")) for node in data["nodes"]}
-        groups = {name for name in types if name.startswith(("workflow>", "workflow/"))}
-        return {"Note", "MarkdownNote", "Reroute", "PrimitiveNode", *groups, *(graph.get("id") for graph in subgraphs)}
 
     def _refuse_missing(self, wanted: set[Any]) -> None:
         missing = sorted(str(name) for name in wanted if name not in self.classes)
@@ -251,7 +245,9 @@ def workflow_format(path: Path) -> str | None:
 
 
 def converted(data: dict, path: Path, classes: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
-    """A workflow of the editor in the API format, by Graft's reader if that is installed. Raises CannotRun."""
+    """A workflow of the editor in the API format, by Graft's reader if that is installed. Raises CannotRun when the
+    reader is not there or cannot read it, Failed when the file is broken.
+    """
     try:
         reader = importlib.import_module("graft_nodes.headless.workflow")
         schema = importlib.import_module("graft_nodes.headless.schema")
@@ -263,7 +259,9 @@ def converted(data: dict, path: Path, classes: dict[str, Any], titles: dict[str,
     try:
         return reader.parse(data, str(path)).graph(schema.catalogue(classes, titles))
     except problem.WorkflowError as error:
-        raise CannotRun(str(error)) from error
+        if all(getattr(one, "unread", False) for one in error.problems):
+            raise CannotRun(str(error)) from error
+        raise Failed(str(error)) from error
 
 
 def refuse_invalid(error: dict | None, node_errors: dict[str, dict]) -> None:

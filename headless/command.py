@@ -23,7 +23,6 @@ from .problem import HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
 
-COMMAND = "graft"  # the name that pip installs
 DONE, FAILED, INVALID, INTERRUPTED = 0, 1, 2, 130
 STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
@@ -178,9 +177,9 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def typed_name() -> str:
-    """The command as it was typed: `graft`, or `python -m` with the package's name."""
+    """The command as it was typed: `graft`, or the name of a link to it, or `python -m` with the package's name."""
     name = Path(sys.argv[0]).stem
-    if name == COMMAND:
+    if name not in ("", "__main__") and not name.startswith("-"):
         return name
     return f"python -m {__package__.partition('.')[0]}"  # in custom_nodes this is the name of Graft's folder
 

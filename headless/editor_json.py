@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -497,7 +497,8 @@ class _Placement:
 
 def _unreadable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:
     """What keeps a node from being sent: inputs whose values this reader cannot know."""
-    return [_at(item, message, name) for name, message in shown.unreadable(item.values)]
+    found = shown.unreadable(item.values)
+    return [replace(_at(item, message, name), unread=True) for name, message in found]
 
 
 def _innermost_value(walk: _Walk) -> tuple[_Source, int]:

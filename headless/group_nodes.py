@@ -8,7 +8,7 @@ The nodes of a bypassed one run too; what is linked to it gets what it passes on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -62,7 +62,7 @@ def make_subgraphs(
         group = _Group(_definition(data, node), node, look_up)
         refusals = list(group.refusals())
         refusals += _behind_bypassed_groups(root, node)
-        problems += [_problem(node, message, name) for name, message in refusals]
+        problems += [replace(_problem(node, message, name), unread=True) for name, message in refusals]
         if refusals:
             continue
         name = f"{node['type']} {node['id']}"

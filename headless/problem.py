@@ -17,6 +17,7 @@ class Problem:
     title: str = ""
     class_type: str = ""
     input: str = ""
+    unread: bool = False  # it is only that this reader cannot read it: a browser may send the workflow
 
     def __str__(self) -> str:
         if self.node:

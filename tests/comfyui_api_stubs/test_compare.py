@@ -53,6 +53,17 @@ def test_names_and_parameters_that_differ_are_told(checkout):
     assert helpers.changed == ["pillow(fn, arg) is pillow(fn, arg, more)"], "it comes from another module"
 
 
+def test_modules_that_only_comfyui_has_are_told(checkout):
+    (checkout / "comfy").mkdir(exist_ok=True)
+    (checkout / "comfy" / "quantum.py").write_text("", encoding="utf-8")
+    (checkout / "node_modules_of_mine").mkdir()
+    (checkout / "node_modules_of_mine" / "some.py").write_text("", encoding="utf-8")
+    found = compare.compare(str(checkout))
+    assert "comfy.quantum" in found.more_modules and "node_modules_of_mine.some" not in found.more_modules
+    assert not set(found.more_modules) & {"node_helpers", "comfy.samplers"}
+    assert "Modules that only ComfyUI has: " in compare.report(found) and "comfy.quantum" in compare.report(found)
+
+
 def test_a_comfy_api_that_cannot_be_imported_is_said(checkout):
     (checkout / "comfy_api" / "latest" / "__init__.py").write_text("import no_such_package", encoding="utf-8")
     found = compare.compare(str(checkout))

@@ -350,12 +350,31 @@ def test_a_wrong_folder_is_said_before_a_host_opens(place, monkeypatch, capsys, 
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("typed", "name"), [("/usr/bin/graft", "graft"), ("x/__main__.py", "python -m graft_nodes")])
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("/usr/bin/graft", "graft"),
+        ("C:/Scripts/graft.exe", "graft"),
+        ("/home/me/bin/gft", "gft"),
+        ("x/__main__.py", "python -m graft_nodes"),
+        ("-c", "python -m graft_nodes"),
+    ],
+)
 def test_help_says_the_name_that_was_typed(monkeypatch, capsys, typed, name):
     monkeypatch.setattr(sys, "argv", [typed])
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert capsys.readouterr().out.startswith(f"usage: {name} run ")
+
+
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def test_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    written = re.search(r'^version = "(.+)"$', PROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert left.value.code == 0 and capsys.readouterr().out == f"Graft {written.group(1)}\n"
 
 
 @pytest.mark.parametrize("options", [("w.json", "--watch", "in"), (), ("--watch", "in", "--set-from", "t.csv")])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from graft_nodes.comfyui_api_stubs import packs
 from graft_nodes.headless import editor_file, editor_json, group_nodes, workflow
 from graft_nodes.headless.problem import WorkflowError
 
@@ -182,3 +183,23 @@ def test_every_refusal_of_the_conversion_has_a_case():
         sys.settrace(previous)
     missed = [(Path(file).name, line) for file, found in wanted.items() for line in found if (file, line) not in met]
     assert not missed
+
+
+def test_a_pack_s_workflow_that_is_broken_fails_and_one_that_only_a_browser_reads_is_skipped():
+    class Grows:
+        RETURN_TYPES = ()
+        INPUT_TYPES = classmethod(lambda cls: {"required": {"texts": ("COMFY_AUTOGROW_V3", GROWING)}})
+
+    broken = one(node("Lost", inputs=[slot("image", 5)]))
+    for data, expected in (
+        (one(node("Grows")), packs.CannotRun),
+        (broken, packs.Failed),
+        (one({"id": 1}), packs.Failed),
+        (one(node("Grows"), *broken["nodes"]), packs.Failed),
+        (recorded("primitive"), packs.CannotRun),
+    ):
+        with pytest.raises(expected):
+            packs.converted(data, Path("w.json"), {"Grows": Grows}, {})
+    unknown = one(node("Gone", 2), node("Lost", 3, mode=2), node("Lost", 4, mode=4))
+    sent = packs.converted(unknown, Path("w.json"), {"Grows": Grows}, {})
+    assert [entry["class_type"] for entry in sent.values()] == ["Gone"]  # muted and bypassed ones are not sent
