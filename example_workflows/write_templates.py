@@ -939,6 +939,7 @@ CLIPS = (
     "**Your clips**: `walk.mp4`, its caption `walk.txt`, and beside it the picture that it starts with,"
     " `walk.control.png`. *frames of clips* are how many frames are trained together; pictures with a control picture"
     " of their own may lie between them. The demo's images have none, so with them it learns to draw from text alone."
+    " What CLIP vision sees of that picture, Wan 2.1 does not get from a folder; *Samples* trains with it."
     " The previews and the image at the end are drawn without one too; to try it, {edit}."
 )
 EDITS = {  # by the setting `control pictures`

@@ -146,12 +146,25 @@ class Denoiser:
         for name, condition in conditions[0].items():
             arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
-        with at_timesteps(timestep_of(self.sampling, sigma)):
+        with at_timesteps(timestep_of(self.sampling, sigma)), captions_read_anew(self.module):
             if wrapper is None:
                 return self.model.apply_model(x, sigma, **arguments).float()
             return wrapper(
                 self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
             ).float()
+
+
+@contextlib.contextmanager
+def captions_read_anew(network: torch.nn.Module) -> Iterator[None]:
+    """A context in which HiDream-O1 reads captions with the weights of now: it keeps what it read with those of before.
+    Nothing of it is left afterwards.
+    """
+    forget = getattr(network, "clear_kv_cache", lambda: None)
+    forget()
+    try:
+        yield
+    finally:
+        forget()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders
+from .denoiser import captions_read_anew
 from .latents import sampled
 from .model_sampling import prediction_type, timestep_of
 
@@ -93,7 +94,7 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
 
     start, noise, sigmas = starting(patcher, latent, seed)
     guider = guided(Loaded(patcher), positive, negative)
-    with kept_generators(patcher):
+    with kept_generators(patcher), captions_read_anew(patcher.model.diffusion_model):
         sampler = comfy.samplers.sampler_object("euler")
         return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
 

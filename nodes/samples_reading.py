@@ -42,7 +42,7 @@ def output(
     if regularisation is not None:
         fields = {"regularisation": regularisation, "regularisation_share": share}
         fields["unhashed"] = regularisation.unhashed
-    store = SampleStore(Cache(Path(host.folders.training_folder()) / "cache"))
+    store = SampleStore(Cache(Path(host.folders.training_folder()) / "cache"), beside=more_images)
     dataset = samples.make_dataset(made, settings, without_prompt, store, **fields)
     lines = samples.report(dataset, without_prompt is not None) + store.report()
     if regularisation is not None:

@@ -39,4 +39,9 @@ def test_a_table_says_what_each_host_found(hosts):
     assert lines["| SD 1.x"].startswith("| SD 1.x | 1.0, 2.0 | ✓ (1.0), no (2.0) | ")
     assert lines["| Krea 2"].startswith("| Krea 2 | 2.0 | ✓ | ✓ | ")
     assert "| ✓ (1.0), ✗ (2.0) |" in lines["| Flux.1 dev"]
-    assert lines["| Flux.2"].startswith("| Flux.2 | neither has it | untried | ")
+    assert lines["| SD 1.x"].count("none") == lines["| Krea 2"].count("none") == 1  # no clips
+    assert lines["| Flux.2"].startswith("| Flux.2 | none of them has it | untried | ")
+
+
+def test_clips_are_tried_with_families_that_have_frames():
+    assert all(len(tiny_families.EVERY[name].latent) == 4 for name in tiny_families.CLIPS)

@@ -11,7 +11,11 @@ from .recognition import Recognition
 
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
-    """Heads and projections that only other trainers use, and the speaker, which ComfyUI always leaves empty."""
+    """Heads and projections that only other trainers use, and the speaker, which ComfyUI always leaves empty; of
+    ACE-Step 1.5 what turns sound into its codes and back.
+    """
+    if hasattr(model, "detokenizer"):
+        return "tokenizer.", "detokenizer."
     blocks = getattr(model, "transformer_blocks", None)
     if not hasattr(model, "lyric_proj") or not isinstance(blocks, nn.ModuleList):
         return ()
@@ -38,7 +42,12 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="", rename=same_name, model_sign=r"(^|\.)lyric_proj\."),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("its attention is linear: it costs as much with fewer tokens"),
-    training=TrainingTargets(attention=("attn", "cross_attn"), feed_forward=("ff",), unread=_unread),
+    training=TrainingTargets(
+        attention=("attn", "cross_attn"),
+        feed_forward=("ff",),
+        unread=_unread,
+        only_in_all=("encoder",),  # of ACE-Step 1.5, whose trainers train the decoder alone
+    ),
     examples=(
         {"transformer_blocks.0.cross_attn.to_q": (2560, 2560), "speaker_embedder": (2560, 512)},
         {"lora_unet_transformer_blocks_23_ff_inverted_conv_conv": (12800, 2560)},

@@ -48,13 +48,14 @@ class TrainingTargets:
 
     `attn\\d*` selects `blocks.0.attn1.to_q`. `unread(model)` gives path prefixes of layers whose output is never used,
     so they cannot learn anything. `on_request` are parts of the network that are trained only when a layer filter names
-    them.
+    them; `only_in_all` are parts that the presets attention and attention+ff leave out unless one does.
     """
 
     attention: tuple[str, ...]
     feed_forward: tuple[str, ...]
     unread: Callable[[nn.Module], tuple[str, ...]] | None = None
     on_request: tuple[str, ...] = ()
+    only_in_all: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

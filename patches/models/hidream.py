@@ -21,7 +21,11 @@ FAMILY = ModelFamily(
         last=("final_layer",),
     ),
     token_layout=Missing("nobody has tried token downsampling with it"),
-    training=TrainingTargets(attention=("attn1",), feed_forward=("ff_i", "ff_t")),
+    training=TrainingTargets(
+        attention=("attn1",),
+        feed_forward=("ff_i", "ff_t"),
+        on_request=("visual",),  # of HiDream-O1: it reads nothing but reference pictures
+    ),
     examples=(
         {"lycoris_double_stream_blocks_0_block_attn1_to_q": (2560, 2560)},
         {"diffusion_model.single_stream_blocks.31.block.ff_i.experts.0.w1": (6912, 2560)},

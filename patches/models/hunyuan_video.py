@@ -57,6 +57,7 @@ def _is_narrow(file: LoraShapes) -> bool:
     return any(_WIDTH_15 in shape and _BLOCKS_15.search(layer) for layer, shape in file.layers.items())
 
 
+_TARGETS = replace(flux.TARGETS, only_in_all=("txt_in",))  # the text refiner, which musubi-tuner leaves out
 HUNYUAN_VIDEO_15 = ModelFamily(
     name="hunyuan15",
     title="HunyuanVideo 1.5",
@@ -76,7 +77,7 @@ HUNYUAN_VIDEO_15 = ModelFamily(
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
-    training=replace(flux.TARGETS, unread=_unread),
+    training=replace(_TARGETS, unread=_unread),
     examples=(
         {"diffusion_model.double_blocks.0.img_attn.qkv": (6144, 2048)},
         {"lora_unet_double_blocks_53_img_attn_q": (2048, 2048), "lora_unet_double_blocks_53_img_mlp_fc2": (2048, 8192)},
@@ -100,7 +101,7 @@ FAMILY = ModelFamily(
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
-    training=flux.TARGETS,
+    training=_TARGETS,
     examples=(
         {"diffusion_model.txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072)},
         {"lora_unet_double_blocks_0_img_attn_qkv_loras_0": (9216, 3072)},

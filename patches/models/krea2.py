@@ -52,7 +52,11 @@ FAMILY = ModelFamily(
     ),
     blocks=plain_blocks("blocks", "transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
-    training=TrainingTargets(attention=("attn",), feed_forward=("mlp",)),
+    training=TrainingTargets(
+        attention=("attn",),
+        feed_forward=("mlp",),
+        only_in_all=("txtfusion",),  # which its authors leave out of long runs
+    ),
     examples=(
         {"lora_unet_blocks_0_attn_wq": (6144, 6144), "lora_unet_blocks_0_mlp_down": (6144, 16384)},
         {"diffusion_model.blocks.27.mlp.up": (16384, 6144)},

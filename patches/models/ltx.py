@@ -34,6 +34,8 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return tuple(paths)
 
 
+# Of the text; for diffusers and the trainers it is a part of another model. That of the sound is never read.
+_CONNECTOR = "video_embeddings_connector"
 LTX_2 = ModelFamily(
     name="ltx2",
     title="LTX-2",
@@ -56,6 +58,7 @@ LTX_2 = ModelFamily(
         attention=("attn1", "attn2", r"audio_attn\d", "audio_to_video_attn", "video_to_audio_attn"),
         feed_forward=("ff", "audio_ff"),
         unread=_unread,
+        on_request=(_CONNECTOR,),
     ),
     examples=(
         {

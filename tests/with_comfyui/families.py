@@ -134,6 +134,7 @@ def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dic
         "mask": torch.tensor([[1] * (tokens - 2) + [0] * 2]),
         "ones": torch.ones(1, tokens, dtype=torch.long),
         "ids": torch.arange(tokens) + seed,
+        "words": torch.tensor([[9 + seed, 8, 7, 151673]]),  # the last one stands for the noise level
         "lyrics": torch.arange(5).unsqueeze(0) + seed,
         "yes": True,
         "nothing": None,

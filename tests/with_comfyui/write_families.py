@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .tiny_families import TITLES
+from .tiny_families import CLIPS, TITLES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "families.md"
 COLUMNS = {  # name of a column: (heading, what a tick says)
@@ -24,11 +24,22 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
     ),
     "checkpointing": ("Checkpointing", "gradient checkpointing gives the same bytes"),
     "file": ("Saved file", "ComfyUI's own loader reads all of a saved LoRA, with nothing left over"),
-    "targets": ("Target layers", "each preset chooses layers, and all of them learn"),
-    "todo": ("Apply ToDo", "it thins the attention; `no`: it ends with an error that names the model"),
+    "clips": ("Clips", "clips of three frames train, two in a batch, with the same bytes with checkpointing"),
+    "targets": (
+        "Target layers",
+        "each preset chooses the layers that the model's trainers train, and all of them learn",
+    ),
+    "todo": ("Apply ToDo", "it thins the attention; `no`: it ends with an error that names the model, and why"),
     "recognised": ("Recognised", "a LoRA on the whole model is recognised as one for this family"),
 }
 YES, UNTRIED, FAILED = "✓", "untried", "✗"
+NO_CLIPS = "none"  # of models of pictures and of sound
+NOT_TRAINED = {
+    "LTX-2 with sound": "it is not trained. A training step takes latents of pictures or of clips, and Samples refuses"
+    " those that have sound beside them",
+    "ACE-Step 1.5": "its network passes the tests, but nothing gives it to train on: Samples refuses latents of sound"
+    " alone",
+}
 _NOT_THERE = "this ComfyUI has no "
 
 Host = Mapping[str, Any]  # one file of results
@@ -58,6 +69,8 @@ def _verdict(host: Host, family: str, column: str) -> str:
 
 
 def _cell(hosts: Sequence[Host], family: str, column: str) -> str:
+    if column == "clips" and family not in CLIPS:
+        return NO_CLIPS
     verdicts = {host["comfyui"]: _verdict(host, family, column) for host in hosts}
     if not verdicts:
         return UNTRIED
@@ -70,7 +83,7 @@ def _row(hosts: Sequence[Host], family: str) -> str:
     having = [host for host in hosts if _has(host, family)]
     versions = ", ".join(host["comfyui"] for host in having)
     if not having:
-        versions = "neither has it"
+        versions = "none of them has it"
     cells = [_cell(having, family, column) for column in COLUMNS]
     return f"| {' | '.join([TITLES[family], versions, *cells])} |"
 
@@ -93,11 +106,14 @@ def document(hosts: Sequence[Host]) -> str:
         "",
         *(f"- **{heading}**: {meaning}." for heading, meaning in COLUMNS.values()),
         "",
-        f"{FAILED}: the test fails. A version that is not named has no such model.",
+        f"{FAILED}: the test fails. {NO_CLIPS}: a model of pictures, or of sound."
+        " A version that is not named has no such model.",
         "",
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",
         *(_row(hosts, family) for family in TITLES),
+        "",
+        *(f"{title}: {why}." for title, why in NOT_TRAINED.items()),
     ]
     return "\n".join(lines) + "\n"
 

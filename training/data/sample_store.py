@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...storage.digest import sha256_of_tensors
 from .cache import Cache, HeldFile, key_of
-from .dataset import Conditioning, StoredConditioning
+from .dataset import Conditioning, Dataset, StoredConditioning
 from .stored_extras import StoredExtras
 from .stored_latent import KEPT_BYTES, Latent, StoredLatent
 
@@ -29,13 +29,14 @@ class _InFile:
 
 
 class SampleStore:
-    """Keeps up to `KEPT_BYTES` of latents in memory and as much of conditionings; what is beyond goes into `cache`.
-    Without one, or where it cannot be written, all stays in memory.
+    """Keeps up to `KEPT_BYTES` of latents in memory and as much of conditionings, those of the dataset `beside` counted
+    in; what is beyond goes into `cache`. Without one, or where it cannot be written, all stays in memory.
     """
 
-    def __init__(self, cache: Cache | None = None) -> None:
+    def __init__(self, cache: Cache | None = None, beside: Dataset | None = None) -> None:
         self.cache = cache
-        self._latent_bytes = self._conditioning_bytes = 0  # in memory
+        self._latent_bytes, self._conditioning_bytes = _held_by(beside)  # in memory
+        self._bytes_beside = self._latent_bytes + self._conditioning_bytes
         self._stored_bytes = 0
 
     def latent(self, name: str, latent: Tensor, sha256: str) -> Latent:
@@ -99,7 +100,7 @@ class SampleStore:
 
     def report(self) -> list[str]:
         """Lines about what is in memory and what is in the cache."""
-        megabytes = (self._latent_bytes + self._conditioning_bytes) / 2**20
+        megabytes = (self._latent_bytes + self._conditioning_bytes - self._bytes_beside) / 2**20
         line = f"{megabytes:.1f} MB of latents and conditionings, as the graph holds them: nothing is copied"
         if self.cache is None:
             return [line]
@@ -114,6 +115,27 @@ class SampleStore:
         if total > self.cache.limit:
             lines.append("cache: larger than its limit, because samples that are in use stay in it")
         return lines + self.cache.notes
+
+
+def _held_by(dataset: Dataset | None) -> tuple[int, int]:
+    """The bytes of latents and of conditionings of samples that a dataset holds in memory."""
+    latents: dict[int, Tensor] = {}
+    others: dict[int, Tensor] = {}
+    images = () if dataset is None else dataset.images + dataset.held_out
+
+    def note(leaf: Any) -> None:
+        if isinstance(leaf, Tensor):
+            others[id(leaf)] = leaf
+
+    for image in images:
+        if isinstance(image.latent, Tensor):
+            latents[id(image.latent)] = image.latent
+        conditioning = None if image.brought is None else image.brought.conditioning
+        if isinstance(conditioning, Conditioning):
+            _mapped([conditioning.context, conditioning.extras], note)
+        if not isinstance(image.extras, StoredExtras):
+            _mapped(image.extras, note)
+    return sum(map(_bytes, latents.values())), sum(map(_bytes, others.values()))
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

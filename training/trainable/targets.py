@@ -98,7 +98,9 @@ def _can_train(module: nn.Module, kind: TrainableKind) -> bool:
 
 def _is_chosen(path: str, settings: AdapterSettings) -> bool:
     part = path.partition(".")[0]
-    if part in _on_request() and not settings.patterns.name(part):
+    on_request, only_in_all = _parts_left_out()
+    is_left_out = part in on_request or (part in only_in_all and settings.targets != "all")
+    if is_left_out and not settings.patterns.name(part):
         return False
     if settings.targets != "all":
         attention, feed_forward = _preset_patterns()
@@ -124,13 +126,15 @@ def _preset_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 @registry.FAMILIES.derived
-def _on_request() -> frozenset[str]:
-    """Parts of networks that only a layer filter that names them trains."""
-    parts: list[str] = []
+def _parts_left_out() -> tuple[frozenset[str], frozenset[str]]:
+    """Parts of networks that only a layer filter that names them trains: with any preset, and with all but all."""
+    on_request: list[str] = []
+    only_in_all: list[str] = []
     for family in registry.FAMILIES:
         if isinstance(family.training, TrainingTargets):
-            parts += family.training.on_request
-    return frozenset(parts)
+            on_request += family.training.on_request
+            only_in_all += family.training.only_in_all
+    return frozenset(on_request), frozenset(only_in_all)
 
 
 def _unread(module: nn.Module) -> tuple[str, ...]:

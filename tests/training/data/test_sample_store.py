@@ -11,6 +11,7 @@ import torch
 from graft_nodes.training.data import sample_store
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.cache import Cache
+from graft_nodes.training.data.combine import combine
 from graft_nodes.training.data.dataset import Conditioning, StoredConditioning
 from graft_nodes.training.data.sample_store import SampleStore
 from graft_nodes.training.data.samples import Sample, SampleSettings, leaves, make_dataset
@@ -118,6 +119,21 @@ def test_as_much_stays_in_memory_as_the_limit_says(keep, cache):
     images = data.images + data.held_out
     assert all(isinstance(image.latent, StoredLatent) for image in images)
     assert sum(isinstance(image.brought.conditioning, Conditioning) for image in images) == 2
+
+
+def test_the_limit_holds_for_all_of_a_chain(keep, cache):
+    """Samples that come in parts through more images: the first ones stay in memory, and no more than for one part."""
+    keep(3 * LATENT_BYTES)
+    whole, made = None, list(samples(with_extras=False, count=8))
+    for number in range(4):
+        store = SampleStore(cache, beside=whole)
+        part = make_dataset(made[2 * number : 2 * number + 2], SampleSettings(validation=0.0), store=store)
+        whole = part if whole is None else combine([part, whole])
+    assert sum(isinstance(image.latent, Tensor) for image in whole.images) == 3 and len(whole.images) == 8
+    keep(5 * CONTEXT_BYTES)
+    store = SampleStore(cache, beside=whole)
+    part = make_dataset(made[:4], SampleSettings(validation=0.0), store=store)
+    assert all(isinstance(image.brought.conditioning, StoredConditioning) for image in part.images)
 
 
 def test_nothing_of_what_is_stored_stays_in_memory(keep, cache):

@@ -64,6 +64,23 @@ def test_a_text_encoder_inside_the_network_is_trained_only_when_it_is_named(pres
     assert set(adapter_targets(net, AdapterSettings(targets=preset, pattern=pattern))) == expected
 
 
+@pytest.mark.parametrize(
+    ("preset", "pattern", "read"),
+    [
+        ("attention", "", False),
+        ("attention+ff", "", False),
+        ("all", "", True),
+        ("attention", "*, txt_in.*", True),
+        ("all", "!txt_in.*", False),
+    ],
+)
+def test_what_reads_text_before_the_blocks_is_trained_with_all_or_when_it_is_named(preset, pattern, read):
+    block = {"blocks": nn.ModuleList([nn.ModuleDict({"self_attn": nn.ModuleDict({"q": nn.Linear(4, 4)})})])}
+    net = nn.ModuleDict({**block, "txt_in": nn.ModuleDict(copy.deepcopy(block))})
+    found = set(adapter_targets(net, AdapterSettings(targets=preset, pattern=pattern)))
+    assert found - {"blocks.0.self_attn.q"} == ({"txt_in.blocks.0.self_attn.q"} if read else set())
+
+
 def test_a_choice_of_nothing_says_what_there_is(lab):
     with pytest.raises(ValueError, match=r"layer filter 'nothing' choose no module.*blocks\.0\.conv"):
         adapter_targets(_net(lab), AdapterSettings(targets="all", pattern="nothing"))

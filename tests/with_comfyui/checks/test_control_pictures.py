@@ -28,7 +28,7 @@ from graft_nodes.training.run import workspace
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
-from tiny_families import EVERY
+from tiny_families import EVERY, Family
 
 import nodes
 
@@ -234,6 +234,12 @@ def _pairs(folder, seed):
     return folder
 
 
+CONCATENATED = {  # models that are others than those of tiny_families only by the picture that they take
+    "instruct pix2pix": Family("SD15_instructpix2pix", {**EVERY["sd1"].config, "in_channels": 8}, predicts="eps"),
+    "flux canny": Family("Flux", {**EVERY["flux"].config, "in_channels": 32}, (16, 8, 10), EVERY["flux"].extras),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "method", "frames"),
     [
@@ -241,10 +247,14 @@ def _pairs(folder, seed):
         ("omnigen2", "reference latents", False),
         ("qwen edit", "reference latents", True),
         ("wan i2v", "Wan image to video", True),
+        ("instruct pix2pix", "concatenated latents", False),
+        ("flux canny", "concatenated latents", False),
     ],
 )
-def test_other_control_pictures_change_the_loss(tmp_path, name, method, frames):
-    vae, given = Vae(frames), {"resolution": 64, "bucket_step": 16, "flip": 0.5}
+def test_other_control_pictures_change_the_loss(tmp_path, monkeypatch, name, method, frames):
+    for title, family in CONCATENATED.items():
+        monkeypatch.setitem(EVERY, title, family)
+    vae, given = Vae(frames, EVERY[name].latent[0]), {"resolution": 64, "bucket_step": 16, "flip": 0.5}
     clip = Clip(torch.ones(1, 6, dtype=torch.long) if name == "omnigen2" else None)
     losses = []
     for seed in (10, 20, 10):

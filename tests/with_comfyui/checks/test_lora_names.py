@@ -1034,6 +1034,7 @@ WHOLE = {  # (settings of full size beside the tiny model's, or None for the cla
     "z-image": (FULL["z-image"][1], "z-image"),
     "wan": (WAN_WIDE | {"dim": 1536, "ffn_dim": 8960, "num_heads": 12}, "wan"),
     "wan i2v": (WAN_WIDE | {"dim": 5120, "ffn_dim": 13824, "num_heads": 40}, "wan"),
+    "wan 2.2 i2v": (WAN_WIDE | {"dim": 5120, "ffn_dim": 13824, "num_heads": 40}, "wan"),
     "wan 2.2": (WAN_WIDE | {"dim": 3072, "ffn_dim": 14336, "num_heads": 24}, "wan"),
     "hunyuan": (FLUX_WIDE | {"depth": 20, "depth_single_blocks": 40}, "hunyuan"),
     "hunyuan 1.5": (FULL["hunyuan 1.5"][1], "hunyuan15"),
@@ -1062,6 +1063,14 @@ WHOLE = {  # (settings of full size beside the tiny model's, or None for the cla
         | {"lyric_hidden_size": 1024},
         "ace",
     ),
+    "ace-step 1.5": (
+        {"hidden_size": 2048, "text_hidden_dim": 1024, "num_heads": 16, "num_kv_heads": 8, "head_dim": 128}
+        | {"fsq_dim": 2048}
+        | {"intermediate_size": 6144, "encoder_hidden_size": 2048, "encoder_intermediate_size": 6144}
+        | {"encoder_num_heads": 16},
+        "ace",
+    ),
+    "hidream o1": (None, None),
     "auraflow": (
         {"cond_seq_dim": 2048, "dim": 3072, "n_layers": 36, "n_double_layers": 4, "n_heads": 12}
         | {"global_conddim": 3072, "max_seq": 4096},
@@ -1086,7 +1095,8 @@ def whole(name):
         settings = accepted({**family.config, **wide})
     config = getattr(comfy.supported_models, family.supported)(settings)
     config.set_inference_dtype(torch.float32, None)
-    place = torch.device("cpu" if name == "pixart" else "meta")  # PixArt reads numbers of its own while it is built
+    reads_itself = name in ("pixart", "ace-step 1.5")  # while it is built: not on meta, so with few blocks
+    place = torch.device("cpu" if reads_itself else "meta")
     with place:
         return config.get_model({}, "", place)
 

@@ -3,10 +3,13 @@ train, branch, stop and resume to the same bytes, and other references change th
 on its own noise levels.
 """
 
+import gc
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 
+import comfy.model_management
 import numpy as np
 import pytest
 import torch
@@ -215,6 +218,29 @@ def whole(state):
     return sha256_of_tensors(state.trained), sha256_of_tensors(state.optimizer), state.history, state.key
 
 
+def cut_in_a_step(host, monkeypatch, graph, steps=2):
+    """Interrupt a run between the forward and the backward pass of the step after `steps`."""
+    denoiser, training = host.module("host.denoiser").Denoiser, []
+    denoise = denoiser.denoise
+
+    def interrupted(self, x, *more):
+        found = denoise(self, x, *more)
+        training.extend([found.requires_grad] if found.requires_grad else [])
+        if len(training) > steps:
+            raise comfy.model_management.InterruptProcessingException
+        return found
+
+    for entry in graph.values():
+        if entry["class_type"].startswith(("Graft", "Train")):
+            entry["inputs"] = {**host.defaults(entry["class_type"]), **entry["inputs"]}
+    with monkeypatch.context() as patched:
+        patched.setattr(denoiser, "denoise", interrupted)
+        host.fresh()
+        result = host.run(graph)
+    assert not result["success"] and "execution_interrupted" in dict(result["events"])
+    assert len(training) == steps + 1
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, loaders, monkeypatch, name):
     build(name)  # skips where this ComfyUI has no such family
@@ -248,6 +274,9 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     assert whole(branched["state"]) == whole(at_once), "cut in two, made anew, and read from the cache"
     host.call("GraftSaveState", state=branched["half"], name=run)
     shutil.rmtree(Path(host.output) / "graft" / run)
+    cut_in_a_step(host, monkeypatch, {**make(host, 0), **common(4, run=run)})
+    assert whole(ran(host, {**make(host, 0), **common(4, run=run)}, state=["step0", 0])["state"]) == whole(at_once)
+    shutil.rmtree(Path(host.output) / "graft" / run)
     loaded = host.call("GraftLoadState", name=run, model=build(name), dataset=data)[0]
     assert whole(host.call("TrainStep", state=loaded, steps=2, validate_every=1)[0]) == whole(at_once)
     other = ran(host, {**make(host, 1), **common(1, run=f"{run} other")}, state=["step0", 0])["state"]
@@ -255,6 +284,158 @@ def test_a_workflow_of_core_s_nodes_trains_branches_stops_and_resumes(host, load
     assert other.history.loss[0] != at_once.history.loss[0]
     assert other.history.validation[0] != at_once.history.validation[0]
     shutil.rmtree(Path(host.output) / "graft" / f"{run} other", ignore_errors=True)
+
+
+class Experts:
+    """Stands in for the loader of both experts of Wan 2.2 I2V."""
+
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "load"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"unet_name": ("STRING", {"default": "high"})}}
+
+    @torch.inference_mode()
+    def load(self, unet_name):
+        model = build("wan 2.2 i2v")
+        for parameter in model.model.diffusion_model.parameters():
+            parameter.mul_({"high": 1.0, "low": 0.9}[unet_name])
+        return (model,)
+
+
+def pair_of_experts(host, other, *steps, run):
+    """Clips with their first frames, of core's nodes, to both experts in turn."""
+    graph = {**wan(host, other), **common(*steps, run=run)}
+    graph["model"] = node("UNETLoader", unet_name="high")
+    graph["low"] = node("UNETLoader", unet_name="low")
+    graph["start"]["inputs"]["low_noise_model"] = ["low", 0]
+    for number in range(len(steps)):
+        graph[f"step{number}"]["inputs"]["switch_every"] = 1
+    return graph
+
+
+def forget(host, run):
+    """Remove what is stored of both experts' runs, and of those with longer names."""
+    for path in Path(host.output, "graft").glob(f"{run}*"):
+        shutil.rmtree(path)
+
+
+def test_both_experts_of_wan_2_2_train_in_turn_on_clips_with_their_first_frames(host, loaders, monkeypatch):
+    """Each on its noise levels alone; cut, interrupted in a step or loaded, the run ends in the same bytes."""
+    loaders("wan 2.2 i2v")
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "UNETLoader", Experts)
+    run, denoiser, levels = "pair of core", host.module("host.denoiser").Denoiser, {}
+    denoise = denoiser.denoise
+
+    def watched(self, x, sigma, *more):
+        first = next(iter(self.module.parameters())).detach().abs().sum()
+        levels.setdefault(round(float(first), 4), []).extend(sigma.tolist())
+        return denoise(self, x, sigma, *more)
+
+    host.fresh()
+    with monkeypatch.context() as patched:
+        patched.setattr(denoiser, "denoise", watched)
+        pair = ran(host, pair_of_experts(host, 0, 4, run=run), state=["step0", 0])["state"]
+    expected = [whole(state) for state in pair.states]
+    assert len(levels) == 2
+    low, high = sorted(levels.values(), key=max)
+    assert len(low) > 8 and len(high) > 8 and max(low) < 0.9 <= min(high)
+    for state in pair.states:
+        assert len(state.history.loss) == 4 and all(torch.isfinite(torch.tensor(state.history.loss)))
+    forget(host, run)
+    host.fresh()
+    asked = {"state": ["step1", 0], "half": ["step0", 0], "dataset": ["samples", 0]}
+    branched = ran(host, pair_of_experts(host, 0, 2, 2, run=run), **asked)
+    assert [whole(state) for state in branched["state"].states] == expected
+    host.call("GraftSaveState", state=branched["half"], name=run)
+    forget(host, run)
+    cut_in_a_step(host, monkeypatch, pair_of_experts(host, 0, 4, run=run))
+    resumed = ran(host, pair_of_experts(host, 0, 4, run=run), state=["step0", 0])["state"]
+    assert [whole(state) for state in resumed.states] == expected
+    forget(host, run)
+    models = {"model": Experts().load("high")[0], "low_noise_model": Experts().load("low")[0]}
+    loaded = host.call("GraftLoadState", name=f"{run}_low_noise", dataset=branched["dataset"], **models)[0]
+    on = host.call("TrainStep", state=loaded, steps=2, validate_every=1, switch_every=1)[0]
+    assert [whole(state) for state in on.states] == expected
+    other = ran(host, pair_of_experts(host, 1, 1, run=f"{run} other"), state=["step0", 0])["state"]
+    for state, first in zip(other.states, pair.states, strict=True):
+        assert state.history.loss[0] != first.history.loss[0]
+    forget(host, run)
+
+
+class Part:
+    """Samples of Wan's sizes: latents of 17 frames at 832x480, conditionings of 512 tokens."""
+
+    RETURN_TYPES = ("LATENT", "CONDITIONING")
+    OUTPUT_IS_LIST = (True, True)
+    FUNCTION = "make"
+    CATEGORY = "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"number": ("INT", {"default": 0})}}
+
+    def make(self, number):
+        numbers = [float(PART * number + place) for place in range(PART)]
+        latents = [{"samples": torch.full((1, 16, 5, 60, 104), one)} for one in numbers]
+        return latents, [[[torch.full((1, 512, 4096), one), {}]] for one in numbers]
+
+
+PART = 12  # samples in each
+
+
+class Watch(threading.Thread):
+    """Samples the memory of this process that is not a file's."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.stopped, self.begin, self.most = threading.Event(), self.now(), 0
+
+    def now(self):
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+    def run(self):
+        while not self.stopped.wait(0.005):
+            self.most = max(self.most, self.now() - self.begin)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux says how much memory is anonymous")
+def test_samples_in_parts_through_more_images_take_no_more_memory_the_more_there_are(host, monkeypatch):
+    """With --cache-none, ComfyUI lets go of the latents and conditionings of a part when its Samples has run."""
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "TestPart", Part)
+    store, batches = host.module("training.data.sample_store"), host.module("training.data.batches")
+    a_part = PART * 4 * (16 * 5 * 60 * 104 + 512 * 4096)
+    monkeypatch.setattr(store, "KEPT_BYTES", a_part // 8)
+    most = []
+    for count in (2, 8):
+        shutil.rmtree(Path(host.output) / "graft" / "cache", ignore_errors=True)
+        graph, last = {}, None
+        for number in range(count):
+            graph[f"part{number}"] = node("TestPart", number=number)
+            made = node("GraftSamples", latents=[f"part{number}", 0], conditioning=[f"part{number}", 1], validation=0.0)
+            made["inputs"] |= {} if last is None else {"more_images": last}
+            graph[f"samples{number}"], last = made, [f"samples{number}", 0]
+        host.fresh("NONE")
+        gc.collect()
+        watch = Watch()
+        watch.start()
+        data = ran(host, graph, dataset=last)["dataset"]
+        for step in range(20):
+            for batch in batches.make_batches(data, 2, 0.0, 0, step, step, "part 0"):
+                for latent, conditioning in zip(batch.latents, batch.conditionings, strict=True):
+                    assert (latent == latent.flatten()[0]).all() and conditioning.context[0, 0, 0] == latent.flatten()[
+                        0
+                    ]
+        watch.stopped.set()
+        watch.join()
+        assert len(data.images) == count * PART
+        most.append(watch.most)
+        del data, batch, latent, conditioning
+    assert most[0] < 4 * a_part and most[1] < most[0] + a_part // 2, [one / a_part for one in most]
 
 
 def clips_of_core(host, start):
