@@ -31,6 +31,8 @@ else:
     from graft_nodes import comfyui_api_stubs
     comfyui_api_stubs.install()
 import torch, comfy.sd, comfy.samplers, comfy_api.latest, execution, server, nodes
+if checkout:
+    import comfy_config.config_parser  # with ComfyUI's own extra nodes, which are loaded before any pack
 clock, processor = time.perf_counter(), time.process_time()
 loaded = asyncio.new_event_loop().run_until_complete(nodes.load_custom_node({root!r}))
 clock, processor = time.perf_counter() - clock, time.process_time() - processor
