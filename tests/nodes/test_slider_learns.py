@@ -1,10 +1,16 @@
-"""The template of a slider as it is: the hue that the pixel rule sees follows the strength."""
+"""Sliders on the demo model: the hue that the pixel rule sees follows the strength. From prompts it is the template as
+it is; from pairs of pictures, a folder with one picture in two colors each.
+"""
+
+import os
 
 import numpy as np
 import pytest
-from graft_nodes.demo import rule
+from graft_nodes.demo import draw, rule, score
+from PIL import Image
 
 STRENGTHS = np.linspace(-3, 3, 9)
+PROMPT = "a yellow circle middle"
 
 
 def _hue(picture):
@@ -53,3 +59,36 @@ def test_the_hue_follows_the_strength(host):
     assert seen == sorted(seen), said
     validation = found["state"].history.validation
     assert validation[-1][1] < validation[0][1], validation
+
+
+def _pairs(host):
+    """Eight pairs: a green circle, and the same one in red, with the caption of a yellow one."""
+    folder = os.path.join(host.input, "color pairs")
+    os.makedirs(folder, exist_ok=True)
+    for number in range(8):
+        for side, color in (("win", "green"), ("lose", "red")):
+            pixels = draw.draw_image("circle", color, "middle", np.random.default_rng(number))
+            Image.fromarray(pixels).save(os.path.join(folder, f"{number}.{side}.png"))
+        with open(os.path.join(folder, f"{number}.txt"), "w", encoding="utf-8") as file:
+            file.write(PROMPT)
+    return "color pairs"
+
+
+@pytest.mark.slow
+def test_the_hue_follows_the_strength_of_pairs(host):
+    model, clip, vae = host.call("GraftDemo")[:3]
+    (pictures, *_) = host.call("GraftDataset", folder=_pairs(host), vae=vae, clip=clip, resolution=256, validation=0.2)
+    data, _ = host.call("GraftSlider", method="picture pairs", dataset=pictures)
+    (adapter,) = host.call("GraftAdapter", rank=8)
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=0.003, batch_size=4, total_steps=30)
+    given = {"model": model, "dataset": data, "adapter": adapter, "optimizer": optimizer}
+    state, _ = host.call("GraftTrainStart", **given, run="pairs learn")
+    made = host.call("TrainStep", state=state, steps=30, validate_every=0)
+    seen = []
+    for strength in STRENGTHS:
+        (patched, *_) = host.call("LoRAStackPatch", model=model, lora_model=made[3], lora_strength=float(strength))
+        drawn = score.sample(patched, clip, vae, [PROMPT] * 2, seed=5, steps=10)
+        seen.append(float(np.mean([_hue(picture) for picture in drawn])))
+    said = ", ".join(f"{strength:+.2f}: {hue:.0f}" for strength, hue in zip(STRENGTHS, seen, strict=True))
+    assert np.corrcoef(STRENGTHS, seen)[0, 1] >= 0.9, said
+    assert seen[-1] - seen[0] >= 30, said
