@@ -133,6 +133,8 @@ class Denoiser:
         import comfy.patcher_extension as extension
         from comfy.ldm.modules.attention import attention_pytorch
 
+        from .network_state import captions_read_anew
+
         x, sigma = as_comfyui_counts(self.sampling, x, sigma)
         options = self.patcher.model_options
         all_options = {**options.get("transformer_options", {}), **transformer_options}
@@ -152,19 +154,6 @@ class Denoiser:
             return wrapper(
                 self.model.apply_model, {"input": x, "timestep": sigma, "c": arguments, "cond_or_uncond": [0]}
             ).float()
-
-
-@contextlib.contextmanager
-def captions_read_anew(network: torch.nn.Module) -> Iterator[None]:
-    """A context in which HiDream-O1 reads captions with the weights of now: it keeps what it read with those of before.
-    Nothing of it is left afterwards.
-    """
-    forget = getattr(network, "clear_kv_cache", lambda: None)
-    forget()
-    try:
-        yield
-    finally:
-        forget()
 
 
 @contextlib.contextmanager

@@ -49,3 +49,16 @@ def evaluating(network: torch.nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.training = True
+
+
+@contextlib.contextmanager
+def captions_read_anew(network: torch.nn.Module) -> Iterator[None]:
+    """A context in which HiDream-O1 reads captions with the weights of now: it keeps what it read with those of before.
+    Nothing of it is left afterwards.
+    """
+    forget = getattr(network, "clear_kv_cache", lambda: None)
+    forget()
+    try:
+        yield
+    finally:
+        forget()

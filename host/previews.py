@@ -20,9 +20,9 @@ from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders
-from .denoiser import captions_read_anew
 from .latents import sampled
 from .model_sampling import prediction_type, timestep_of
+from .network_state import captions_read_anew
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
