@@ -514,7 +514,7 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
         "GraftWords", (460, 60), (360, 260), words="zorp", initial="blue circle", learning_rate=0.1, alone=True
     )
     optimizer = graph.add(
-        "GraftOptimizer", (460, 400), (360, 220), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=80
+        "GraftOptimizer", (460, 400), (360, 250), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=80
     )
     start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="word")
     step = graph.add("TrainStep", (880, 470), (400, 560), steps=80, validate_every=20)
@@ -858,7 +858,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     prompts = graph.add(
         "GraftSlider",
         (0, 270),
-        (400, 520),
+        (400, 620),
         positive="a green circle middle",
         negative="a red circle middle",
         target=SLIDER_PROMPT,
@@ -870,7 +870,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     )
     adapter = graph.add("GraftAdapter", (460, 60), (360, 260), rank=8)
     optimizer = graph.add(
-        "GraftOptimizer", (460, 400), (360, 220), learning_rate=SLIDER_RATE, batch_size=4, total_steps=SLIDER_STEPS
+        "GraftOptimizer", (460, 400), (360, 250), learning_rate=SLIDER_RATE, batch_size=4, total_steps=SLIDER_STEPS
     )
     start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="slider")
     step = graph.add("TrainStep", (880, 470), (400, 560), steps=SLIDER_STEPS, validate_every=20)
