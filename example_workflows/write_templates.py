@@ -250,11 +250,11 @@ class Graph:
         source["outputs"][output]["links"].append(link)
         target["inputs"][number]["link"] = link
 
-    def group(self, title: str, color: str, *nodes: dict[str, Any], room: int = 0) -> None:
-        """A frame around nodes, with `room` below them: Nodes 2.0 draws some higher than they are."""
+    def group(self, title: str, color: str, *nodes: dict[str, Any]) -> None:
+        """A frame around nodes."""
         left, top = (min(node["pos"][axis] for node in nodes) for axis in (0, 1))
         right, bottom = (max(node["pos"][axis] + node["size"][axis] for node in nodes) for axis in (0, 1))
-        bounding = [left - 20, top - 80, right - left + 40, bottom - top + 100 + room]
+        bounding = [left - 20, top - 80, right - left + 40, bottom - top + 100]
         self.groups.append(
             {
                 "id": len(self.groups) + 1,
@@ -858,7 +858,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     prompts = graph.add(
         "GraftSlider",
         (0, 270),
-        (400, 520),
+        (400, 740),
         positive="a green circle middle",
         negative="a red circle middle",
         target=SLIDER_PROMPT,
@@ -888,7 +888,7 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(step, 0, save, "state")
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
-    graph.group("The demo model and the direction", "#3f789e", demo, prompts, room=100)
+    graph.group("The demo model and the direction", "#3f789e", demo, prompts)
     graph.group("Settings", "#b58b2a", adapter, optimizer)
     graph.group("Train", "#b58b2a", start, step, save)
     graph.group("What to draw", "#88A", prompt, negative, latent)
