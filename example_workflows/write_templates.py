@@ -489,13 +489,13 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 WORDS_NOTE = (
     "# Train a word without a LoRA",
-    "Textual inversion on the demo model, without a GPU: the model stays as it is, and two vectors in place of the word"
+    "Textual inversion on the demo model, without a GPU: the model stays as it is, and six vectors in place of the word"
     " *zorp* are trained. The images show a purple ring. The demo model knows neither purple nor rings: it knows"
     " circles, squares, triangles and crosses in red, yellow, green and blue.",
     "**Press Run.** It trains for a minute or two, from *blue circle*. **Before** is the prompt *a blue circle middle*,"
     " **After** is *a embedding:zorp middle*: purple, which lies between the colors that the model knows. A ring lies"
-    " outside of what it can draw: for that, train a LoRA beside the word (connect *Adapter Settings* and switch"
-    " *words only* off).",
+    " outside of what a word makes it draw: for that, train a LoRA beside the word (connect *Adapter Settings* and"
+    " switch *words only* off).",
     "*Save Words* writes `zorp.safetensors` into ComfyUI's embeddings folder, for prompts with `embedding:zorp`.",
     "**With your own**: write a new word into your captions (*a photo of sks_cat*), give it to *Train Words* with what"
     " it is most like (*cat*), and set the learning rate to 0.001.",
@@ -511,13 +511,13 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
         "GraftDataset", (0, 270), (400, 560), folder="graft_demo/concept", resolution=256, validation=0.2
     )
     word = graph.add(
-        "GraftWords", (460, 60), (360, 260), words="zorp", initial="blue circle", learning_rate=0.1, alone=True
+        "GraftWords", (460, 60), (360, 260), words="zorp", initial="blue circle", count=6, learning_rate=0.1, alone=True
     )
     optimizer = graph.add(
-        "GraftOptimizer", (460, 400), (360, 250), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=80
+        "GraftOptimizer", (460, 400), (360, 250), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=160
     )
     start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="word")
-    step = graph.add("TrainStep", (880, 470), (400, 560), steps=80, validate_every=20)
+    step = graph.add("TrainStep", (880, 470), (400, 560), steps=160, validate_every=40)
     save = graph.add("GraftSaveWords", (1340, 60), (300, 60))
     before = graph.add("CLIPTextEncode", (1340, 200), (300, 110), "Prompt before", text="a blue circle middle")
     after = graph.add("CLIPTextEncode", (1340, 380), (300, 110), "Prompt after", text="a embedding:zorp middle")

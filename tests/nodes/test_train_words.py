@@ -410,9 +410,14 @@ def test_averages_and_previews_have_the_words(host, pictures, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_demo_learns_its_concept_from_two_vectors_alone(host):
+def test_the_demo_learns_its_concept_from_vectors_alone(host):
     """The template as it is: the images are of a purple ring. The word draws purple, which the demo model has no word
-    for, where the caption says; a ring is more than a word can do. The model has its bytes.
+    for, where the caption says. The model has its bytes.
+
+    A ring is more than a word of this model does. Rings that the pixel rule accepts at CFG 2, batch size 8, Adam with
+    a cosine of learning rates, after 600 steps, nearly four times the template's: 0 of 12 from 6 vectors (learning
+    rate 0.1), 0 of 12 from 14 (0.2), 3 of 12 from 30 (0.2), and no more after 300 further ones. With no text encoder
+    in between, a conditioning of 16 tokens that is itself trained on the middle place alone: 7 of 12.
     """
     root = Path(__file__).resolve().parents[2]
     score, rule = host.module("demo.score"), host.module("demo.rule")
@@ -422,20 +427,18 @@ def test_the_demo_learns_its_concept_from_two_vectors_alone(host):
     ids = {node["class_type"]: node_id for node_id, node in graph.items()}
     host.fresh()
     capture = {"state": [ids["TrainStep"], 0], "clip": [ids["TrainStep"], 2], "model": [ids["TrainStep"], 1]}
-    capture |= {"base": [ids["GraftDemo"], 0], "vae": [ids["GraftDemo"], 2]}
+    capture |= {"base": [ids["GraftDemo"], 0], "base clip": [ids["GraftDemo"], 1], "vae": [ids["GraftDemo"], 2]}
     result = host.run(graph, capture)
     assert result["success"], result["errors"]
     found = result["captured"]
     losses = [loss for _, loss in found["state"].history.validation]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.6 * losses[0]
     assert found["model"] is found["base"]
-    counts = {}
-    for prompt in ("a blue circle", "a embedding:zorp"):
-        captions = [f"{prompt} {position}" for position in ("left", "middle", "right") * 4]
-        seen = [rule.detect(p) for p in score.sample(found["model"], found["clip"], found["vae"], captions)]
-        places = zip(seen, captions, strict=True)
-        right = sum(one.position == caption.split()[-1] for one, caption in places)
-        counts[prompt] = (sum(one.colour == "purple" for one in seen), right)
-    assert counts["a blue circle"][0] == 0
-    purple, right = counts["a embedding:zorp"]
-    assert purple > 6 and right > 8, counts  # of 12
+    right = {}
+    for clip, word in (("base clip", "zorp"), ("base clip", "blue circle"), ("clip", "embedding:zorp")):
+        captions = [caption.replace("zorp", word) for caption in score.CONCEPT]
+        seen = [rule.detect(picture) for picture in score.sample(found["base"], found[clip], found["vae"], captions)]
+        wanted = [("purple", caption.split()[-1]) for caption in captions]
+        right[word] = sum((one.colour, one.position) == want for one, want in zip(seen, wanted, strict=True))
+    assert right["zorp"] == right["blue circle"] == 0
+    assert right["embedding:zorp"] >= 14, right  # of 16
