@@ -123,9 +123,16 @@ def stand_in_for_llamas_tokenizer(monkeypatch):
         return
 
     class StandIn:
-        @staticmethod
-        def from_pretrained(path, **_):
-            return qwen.Qwen2Tokenizer.from_pretrained(os.path.join(folder, "qwen25_tokenizer"))
+        def __init__(self):
+            self.tokenizer = qwen.Qwen2Tokenizer.from_pretrained(os.path.join(folder, "qwen25_tokenizer"))
+            self.get_vocab = self.tokenizer.get_vocab
+
+        @classmethod
+        def from_pretrained(cls, path, **_):
+            return cls()
+
+        def __call__(self, text):  # with the start token that Llama's puts in front
+            return {"input_ids": [128000, *self.tokenizer(text)["input_ids"]]}
 
     monkeypatch.setattr(llama, "LlamaTokenizerFast", StandIn)
 

@@ -69,7 +69,9 @@ def test_vectors_come_out_of_the_tokenizer(module, name, spiece_model, tmp_path,
     parts = [part for _, part in embeddings.parts_of(tokenizer)]
     assert parts
     for part in parts:
-        assert (part.embedding_directory is None) == (part.embedding_key in words._WITHOUT_FOLDER), part.embedding_key
+        if part.embedding_key != "qwen3_4b":  # Z-Image's, which ComfyUI 0.8.0 gives no folder, and newer ones do
+            reads_folder = part.embedding_directory is not None
+            assert reads_folder == (part.embedding_key not in words._WITHOUT_FOLDER), part.embedding_key
     given = {part.embedding_key: torch.randn(2, 3 + number) for number, part in enumerate(parts)}
     reading = embeddings.tokenizer_with(tokenizer, [Embedding("hat", "", given)])
     for prompt in ("a red embedding:hat left", "embedding:hat "):
