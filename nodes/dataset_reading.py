@@ -73,7 +73,7 @@ class Reading:
         if self.cache is not None:
             lines += self.cache.report()
         report = "\n".join(lines)
-        ui = {"text": [report], "graft_dataset": [folders.editor_data(report)]}
+        ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 
     def _trained(self, read, regularisation, share) -> list[Any]:

@@ -1,12 +1,13 @@
 /**
  * App mode shows no nodes, and so no panels: pictures only. While a step trains, its curve goes there as the picture of what
- * runs, as a sampler's latent preview does.
+ * runs, as a sampler's latent preview does. What a node says of a problem or of how its run ended is a message of the page.
  */
 import { el } from './dom.js'
 import { api, app } from './editor.js'
 
 const [WIDTH, HEIGHT] = [960, 540]
 const PAUSE = 1000 // milliseconds between two pictures
+const LIFE = 15_000 // milliseconds that a message without anything to do is shown
 let job = null // the id of the workflow that runs
 let last = -PAUSE
 
@@ -32,6 +33,37 @@ export function showCurve(paint) {
   const place = { nodeId: 'graft', displayNodeId: 'graft', parentNodeId: 'graft', realNodeId: 'graft' }
   canvas.toBlob((blob) => api.dispatchCustomEvent('b_preview_with_metadata', { ...place, blob, jobId: job }))
   holder.remove()
+}
+
+const messages = new Map() // node: {kind: what takes the page's message back}
+
+/** Say what a node says, where no graph is in sight; no line takes it back. */
+export function announce(node, kind, lines) {
+  const mine = messages.get(node) ?? {}
+  mine[kind]?.()
+  delete mine[kind]
+  if (!lines.length || !isGraphHidden()) return
+  const life = kind === 'placed' ? LIFE : undefined
+  mine[kind] = showMessage(kind === 'problem' ? 'error' : 'info', node.title, lines.join('\n'), life)
+  messages.set(node, mine)
+}
+
+/** Show a message of the page, until its end or for `life` milliseconds; returns what takes it back. */
+function showMessage(severity, title, text, life) {
+  const { toast } = app.extensionManager
+  if (toast.dismiss) {
+    const id = toast[severity](title, { description: text, duration: life })
+    return () => toast.dismiss(id)
+  }
+  const message = { severity, summary: title, detail: text, life } // its form before 1.58
+  toast.add(message)
+  return () => toast.remove(message)
+}
+
+/** Take all of these messages back. */
+export function hush() {
+  for (const [node, mine] of messages) for (const kind of Object.keys(mine)) announce(node, kind, [])
+  messages.clear()
 }
 
 /** Give what is drawn the background that a panel has: its colors are chosen for that. */

@@ -24,7 +24,7 @@ import {
 import { chooserOf, refreshOutside } from './folder_chooser.js'
 import { linkOf, valueOf, widgetOf } from './latent_size.js'
 import { boxOf } from './problem_box.js'
-import { say } from './problems.js'
+import { say, sayAround } from './problems.js'
 import { t } from './texts.js'
 
 const AT_ONCE = 24
@@ -172,6 +172,9 @@ class Panel {
     if (valueOf(this.node, 'folder') === undefined) this.node.properties[PROPERTY] = folder
     this.question = JSON.stringify(this.inputs())
     this.show({ ...found, folder, isRead: true })
+    const placed = found.placed ?? [] // the demo's folders; a cached node says again what it has said
+    if (String(placed) !== String(this.placed ?? [])) sayAround(this.node, 'placed', placed)
+    this.placed = placed
   }
 
   say(lines) {
@@ -206,8 +209,8 @@ class Panel {
 
   /** Say above the panel what a run would refuse, where a refused run says it too; "" takes it back. */
   warn(message) {
-    if (message) say(this.node, message)
-    else if (boxOf(this.node)?.textContent === this.warning) say(this.node)
+    if (message) say(this.node, [message])
+    else if (boxOf(this.node)?.textContent === this.warning) say(this.node, [])
     this.warning = message
   }
 
@@ -484,7 +487,7 @@ function summary(found) {
   if (found.seen < found.found) lines.push(t('first {seen} of {found} looked at', found))
   if (found.train !== undefined) lines.push(t('{train} to train on, {held_out} held out', found))
   if (found.a_round > found.count) lines.push(t('{count} a round with repeats', { count: found.a_round }))
-  return lines
+  return [...lines, ...(found.placed ?? [])]
 }
 
 const sizeOf = ({ width, height, frames, batch_id }) =>

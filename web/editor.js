@@ -99,16 +99,30 @@ export async function asked(route, options) {
 /** What an error says, without the number of the server's answer. */
 export const wordsOf = (error) => error.words ?? error.message
 
-/** The node that an execution id such as "7" or "12:3" (node 3 inside subgraph node 12) names, or undefined. */
-export function nodeOf(executionId) {
+/**
+ * The nodes that an execution id such as "7" or "12:3" (node 3 inside subgraph node 12) leads through, the last the one that
+ * it names; none if that is not there.
+ */
+export function pathOf(executionId) {
   let graph = app.rootGraph ?? app.graph
-  const parts = String(executionId).split(':')
-  for (const [index, part] of parts.entries()) {
+  const path = []
+  for (const part of String(executionId).split(':')) {
     const node = graph?.getNodeById?.(part) ?? graph?.getNodeById?.(Number(part))
-    if (index === parts.length - 1) return node ?? undefined
-    graph = node?.subgraph
+    if (!node) return []
+    path.push(node)
+    graph = node.subgraph
   }
-  return undefined
+  return path
+}
+
+/** The node that an execution id names, or undefined. */
+export const nodeOf = (executionId) => pathOf(executionId).at(-1)
+
+/** The subgraphs' own nodes that a node is inside of. */
+export function holdersOf(node) {
+  const found = []
+  everyNode((one) => one.subgraph && one.subgraph === node.graph && found.push(one, ...holdersOf(one)))
+  return found
 }
 
 /** Call `act` with every node of the graph, also inside subgraphs. */
@@ -162,6 +176,7 @@ export function remember(node, name, value) {
 export function addElement(node, name, type, element, options) {
   // the editor's side panel would draw it there, in the panel's width
   const widget = node.addDOMWidget(name, type, element, { hideOnZoom: false, hideInPanel: true, ...options })
+  if (!widget.visibility) keepOutOfSubgraphPanel(widget)
   noteMeasured(element)
   const settle = () => {
     if (!node.graph) return
@@ -172,6 +187,23 @@ export function addElement(node, name, type, element, options) {
   }
   chain(node, 'onAdded', () => requestAnimationFrame(settle)) // the editor has drawn it by then, if it does
   return widget
+}
+
+/**
+ * Front end 1.49 asks `hideInPanel` where a node is selected, and not where a subgraph is: there it leaves out what the
+ * canvas alone draws and what a link gives. Each of them would hide the widget where the other is asked.
+ */
+function keepOutOfSubgraphPanel(widget) {
+  const isModern = () => Boolean(window.LiteGraph?.vueNodesMode)
+  Object.defineProperty(widget.options, 'canvasOnly', { get: () => !isModern(), enumerable: false, configurable: true })
+  let isLinked = false
+  Object.defineProperty(widget, 'computedDisabled', {
+    get: () => isModern() || isLinked,
+    set: (is) => {
+      isLinked = is
+    },
+    configurable: true,
+  })
 }
 
 /**

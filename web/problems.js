@@ -1,27 +1,70 @@
 /**
  * What is wrong at a node, said in its panel: a setting that is refused before anything runs, or an error that ended
- * the run. It goes when the node is queued again.
+ * the run. The subgraphs around it say it too, with the node's title; where no graph is in sight (app mode), the page does.
+ * It goes when the node is queued again.
  */
+import * as appMode from './app_mode.js'
 import { el } from './dom.js'
-import { addPanel, api, app, everyNode, fit, nodeOf, resize, whenSized } from './editor.js'
+import { addPanel, api, app, everyNode, fit, holdersOf, pathOf, resize, whenSized } from './editor.js'
 import { boxOf, forgetBox } from './problem_box.js'
 
 const ROOM = 12 // pixels that the classic canvas takes from a panel below multi-line fields
 const LOOK_AGAIN = 250 // milliseconds between looks at whether a queued workflow was refused
 const PATIENCE = 60_000
 
+const told = new WeakMap() // node: what its box says, [{about (a node), kind, lines}]
 const lent = new WeakMap() // node without a panel of its own: {widget, height (of the node before)}
 
-/** Say what is wrong at a node, a line each; nothing hides it. */
-export function say(node, ...lines) {
-  if (lines.length && isOurs(node) && !boxOf(node)) lend(node)
-  const box = node && boxOf(node)
+/** Say what is wrong at a node of the pack, a line each; no line takes it back. */
+export function say(node, lines, around = holdersOf(node)) {
+  if (!isOurs(node)) return
+  for (const one of [node, ...around]) tell(one, node, 'problem', lines)
+  appMode.announce(node, 'problem', lines)
+}
+
+/** Say around a node what is no problem and its own panel says itself, a line each; no line takes it back. */
+export function sayAround(node, kind, lines) {
+  for (const holder of holdersOf(node)) tell(holder, node, kind, lines)
+  appMode.announce(node, kind, lines)
+}
+
+/** Have a node's box say lines about a node, in place of what it said of that kind. */
+function tell(node, about, kind, lines) {
+  const before = told.get(node) ?? []
+  const others = before.filter((one) => one.about !== about || one.kind !== kind)
+  if (!lines.length && others.length === before.length) return
+  told.set(node, lines.length ? [...others, { about, kind, lines }] : others)
+  draw(node)
+}
+
+function draw(node) {
+  const all = told.get(node)
+  if (all.length && !boxOf(node)) lend(node)
+  const box = boxOf(node)
   if (!box) return
   const shown = box.textContent
-  box.replaceChildren(...lines.map((line) => el('div', {}, line)))
-  box.hidden = !lines.length
-  if (!lines.length && lent.has(node)) takeBack(node)
+  box.replaceChildren(...all.flatMap(({ about, kind, lines }) => linesAt(node, about, kind, lines)))
+  box.hidden = !all.length
+  if (!all.length && lent.has(node)) takeBack(node)
   else if (box.textContent !== shown) requestAnimationFrame(() => node.graph && fit(node))
+}
+
+/** Lines about a node as another says them: with its title, unless they begin with it. */
+function linesAt(node, about, kind, [first, ...more]) {
+  const title = `${about.title}: `
+  const isNamed = node === about || first.startsWith(title)
+  const style = kind === 'problem' ? '' : 'graft-aside'
+  return [isNamed ? first : `${title}${first}`, ...more].map((line) => el('div', { class: style }, line))
+}
+
+/** Say nothing any more: a run begins. */
+function forgetAll() {
+  everyNode((node) => {
+    if (!told.get(node)?.length) return
+    told.set(node, [])
+    draw(node)
+  })
+  appMode.hush()
 }
 
 /** Give a node without a panel one, for as long as something is wrong with it. */
@@ -41,12 +84,18 @@ function takeBack(node) {
 
 /** Follow the runs, once. */
 export function listen() {
-  api.addEventListener('execution_start', () => everyNode((node) => say(node)))
-  api.addEventListener('execution_error', ({ detail }) =>
-    say(nodeOf(detail.node_id), ...linesOf(detail.exception_message)),
-  )
+  api.addEventListener('execution_start', forgetAll)
+  api.addEventListener('execution_error', ({ detail }) => sayAt(detail.node_id, linesOf(detail.exception_message)))
   api.addEventListener('promptQueueing', watch)
   api.addEventListener('promptQueued', sayRefusals) // front end 1.27: also of a workflow that was refused
+}
+
+/** Say what is wrong at the node that an execution id names. */
+function sayAt(id, lines) {
+  const path = pathOf(id)
+  const node = path.pop()
+  if (node) say(node, lines, path)
+  return node
 }
 
 const linesOf = (message) =>
@@ -71,11 +120,10 @@ function watch() {
 /** Say the errors of the workflow that was queued last, at its nodes. */
 function sayRefusals() {
   clearInterval(watched)
-  everyNode((node) => say(node))
+  forgetAll()
   for (const [id, { errors }] of Object.entries(app.lastNodeErrors ?? {})) {
-    const node = nodeOf(id)
     const words = [...new Set(errors.flatMap(wordsOf))]
-    say(node, ...words)
+    const node = sayAt(id, words)
     if (isOurs(node)) unmark(node, errors, namedIn(node, words.join(' ')))
   }
 }

@@ -17,6 +17,7 @@ import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, remember, roo
 import { Gallery, Previews } from './gallery.js'
 import { openOverlay } from './overlay.js'
 import { Plot } from './plot.js'
+import { sayAround } from './problems.js'
 import { onSetting, setting } from './settings.js'
 import { t } from './texts.js'
 
@@ -430,6 +431,8 @@ class Panel {
     if (step === undefined) return
     const running = state === 'running'
     const ending = this.ending()
+    if (ending !== this.endingSaid) sayAround(this.node, 'ending', ending ? [ending] : [])
+    this.endingSaid = ending
     const facts = [
       [t('step'), running ? t('{step} of {until}', { step, until }) : String(step)],
       [t('loss'), short(this.smooth.last.value ?? loss)],

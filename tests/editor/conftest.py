@@ -83,6 +83,18 @@ def address(browsed):
     running.stop()
 
 
+@pytest.fixture(scope="session")
+def two_ways():
+    """Whether the front end under test draws nodes in two ways."""
+    return len(browsing.ways_to_draw()) == 2
+
+
+@pytest.fixture(params=browsing.ways_to_draw())
+def modern(request):
+    """The ways to draw nodes, for tests that open pages of their own."""
+    return request.param
+
+
 @pytest.fixture(scope="module", params=browsing.ways_to_draw())
 def page(request, browser, address):
     """One page for all of a file's tests of a way to draw nodes."""

@@ -4,6 +4,8 @@ import re
 
 import first_lora
 import pytest
+from error_stories import forget_refusals
+from test_browser_subgraphs import SEND, sets_folder, step
 
 SMALL = """() => {
   const small = {
@@ -17,13 +19,26 @@ SMALL = """() => {
 }"""
 STEPS = 12
 WANTED = ["after_", "loss_", *(f"-{step:08}-{of}-0" for step in (6, 12) for of in ("weights", "average"))]
-NINE = ["seed", "folder", "resolution", "rank", "learning rate", "batch size", "steps", "run", "filename prefix"]
+NINE = [
+    "seed",
+    "image folder",
+    "resolution",
+    "rank (dim)",
+    "learning rate",
+    "batch size",
+    "steps",
+    "run name",
+    "filename prefix",
+]
 SHOWN = "() => document.querySelector('#graph-canvas').checkVisibility()"
 OUTPUTS = "[data-testid=linear-outputs]"
 PICTURES = """() => [...document.querySelectorAll('[data-testid=linear-outputs] img')]
   .filter((one) => one.naturalWidth).map((one) => new URL(one.src).searchParams.get('filename'))"""
 LIVE = """() => [...document.images].some((one) => one.src.startsWith('blob:') && one.checkVisibility()
   && one.naturalWidth === 960 && one.naturalHeight === 540)"""
+MESSAGE = ".p-toast-message, [data-testid=toast]"  # of the page; 1.58.1 has its own
+ONCE = """([where, text]) =>
+  [...document.querySelectorAll(where)].filter((one) => one.textContent.includes(text)).length === 1"""
 ICON = "(item) => getComputedStyle(item.firstElementChild, '::before').content"
 
 
@@ -52,8 +67,9 @@ def looks_at_outputs(editor, file):
     page.get_by_text(re.compile(rf"64 x 64\s+\| step {STEPS}, average")).wait_for()
 
 
-def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, place):
-    page, run = editor.page, "app nodes2" if editor.modern else "app classic"
+def enters_app_mode(editor):
+    """The first template as a form; which is shown."""
+    page = editor.page
     first_lora.opens_the_template(editor)
     enter = page.get_by_role("button", name="Enter app mode")
     if not enter.count():
@@ -66,15 +82,30 @@ def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, plac
     if page.get_by_role("button", name="Skip").count():  # the front end's tour, the first time
         page.get_by_role("button", name="Skip").first.click()
     assert not editor.do(SHOWN), "no graph in sight"
+    return form
+
+
+def presses_run(editor):
+    editor.page.get_by_test_id("linear-run-button").get_by_role("button", name="Run", exact=True).click()
+
+
+def leaves_app_mode(editor):
+    editor.page.get_by_role("button", name="Enter node graph").first.click()
+    editor.page.wait_for_function(SHOWN)
+
+
+def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, place):
+    page, run = editor.page, "app nodes2" if editor.modern else "app classic"
+    form = enters_app_mode(editor)
     assert form.get_by_test_id("builder-widget-label").all_inner_texts() == NINE
     editor.screenshot("app-mode-form")
-    for name, value in (("resolution", 64), ("batch size", 2), ("steps", STEPS), ("run", run)):
+    for name, value in (("resolution", 64), ("batch size", 2), ("steps", STEPS), ("run name", run)):
         fill_in(form, name, value)
     sent = {name: value for node in editor.prompt().values() for name, value in node["inputs"].items()}
     assert (sent["resolution"], sent["batch_size"], sent["run"]) == (64, 2, run)
     saved = place / "output" / "loras"
     before = set(saved.glob("first_*.safetensors"))
-    page.get_by_test_id("linear-run-button").get_by_role("button", name="Run", exact=True).click()
+    presses_run(editor)
     page.wait_for_function(LIVE)  # the curve, while it trains
     editor.screenshot("app-mode-trains")
     editor.wait_until_idle()
@@ -84,5 +115,37 @@ def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, plac
     assert (place / "output" / "graft" / run).is_dir()
     editor.screenshot("app-mode-trained")
     looks_at_outputs(editor, file)
-    page.get_by_role("button", name="Enter node graph").first.click()
-    page.wait_for_function(SHOWN)
+    leaves_app_mode(editor)
+
+
+def test_what_is_wrong_and_how_a_run_ended_is_said_where_no_graph_is_in_sight(editor):
+    page = editor.page
+    enters_app_mode(editor)
+    inside = (
+        "(type) => app.graph.nodes.find((node) => node.subgraph).subgraph.nodes.find((one) => one.type === type).id"
+    )
+    outer, inner = editor.titled(first_lora.BLUEPRINT), editor.do(inside, "TrainStep")
+    sets_folder(editor, "no such folder")
+    presses_run(editor)
+    wrong = page.locator(MESSAGE).filter(has_text="there is no folder 'no such folder' in ComfyUI's input folder")
+    wrong.filter(has_text="Dataset").first.wait_for()
+    refused = "() => Object.keys(app.lastNodeErrors ?? {}).length"
+    page.wait_for_function(refused)
+    page.wait_for_function(ONCE, arg=[MESSAGE, "there is no folder 'no such folder'"])  # what it replaces fades
+    editor.screenshot("app-mode-wrong-folder")
+    forget_refusals(editor)
+    states = [{"key": "c", "step": 4, "kind": "snapshot", "changed": 2.0, "best": None}]
+    page.route("**/graft/runs/r", lambda route: route.fulfill(json={"run": "r", "states": states}))
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])  # of the next run
+    wrong.wait_for(state="detached")
+    for number in range(1, 6):
+        step(editor, f"{outer}:{inner}", number)
+    editor.do(SEND, ["execution_interrupted", {"node_id": f"{outer}:{inner}", "prompt_id": "x"}])
+    ended = page.locator(MESSAGE).filter(has_text="interrupted; step 4 is kept, Run continues from there")
+    ended.filter(has_text="Train Step").wait_for()
+    editor.screenshot("app-mode-interrupted")
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
+    ended.wait_for(state="detached")
+    page.unroute("**/graft/runs/r")
+    sets_folder(editor, "graft_demo/concept")
+    leaves_app_mode(editor)

@@ -2,6 +2,8 @@
 caption, takes it back, and finds all of it again after a reload.
 """
 
+import shutil
+
 import pytest
 from serving import picture
 
@@ -214,3 +216,32 @@ def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor
     editor.page.get_by_text("is outside ComfyUI's input folder").wait_for()
     editor.settle()
     editor.errors[:] = [error for error in editor.errors if "404" not in error and "400" not in error]
+
+
+def test_demo_folders_that_a_run_puts_into_place_are_said_in_the_panel_and_around_a_subgraph(editor, place):
+    shutil.rmtree(place / "input" / "graft_demo", ignore_errors=True)
+    editor.clear()
+    settings = {"folder": "graft_demo/concept", "resolution": 64, "captions": "auto"}
+    settings["repeats"] = 2 if editor.modern else 3  # or the node would not run again
+    demo, data = editor.add("GraftDemo", 60, 60), editor.add("GraftDataset", 400, 60, **settings)
+    show = editor.add("PreviewImage", 1000, 60)
+    for source, output, target, name in ((demo, 2, data, "vae"), (demo, 1, data, "clip"), (data, 1, show, "images")):
+        editor.link(source, output, target, name)
+    words = "put the demo's images into ComfyUI's input folder, as graft_demo/concept"
+    editor.queue()
+    editor.page.locator(PANEL).get_by_text(words, exact=True).wait_for()
+    assert len(list((place / "input" / "graft_demo" / "concept").glob("*.png"))) == 16
+    editor.screenshot("dataset-puts-into-place")
+    editor.wait_until_idle()
+    shutil.rmtree(place / "input" / "graft_demo")
+    editor.do("(id) => { app.graph.getNodeById(id).widgets.find((one) => one.name === 'repeats').value += 2 }", data)
+    editor.wrap([data], "group")
+    editor.queue()
+    said = editor.page.locator(".graft-said:visible").get_by_role("alert")
+    said.get_by_text(f"Dataset: {words}", exact=True).wait_for()
+    editor.screenshot("dataset-puts-into-place-inside")
+    editor.wait_until_idle()
+    editor.queue()  # everything is there and cached
+    said.wait_for(state="detached")
+    editor.wait_until_idle()
+    assert not said.count()

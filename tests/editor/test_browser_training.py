@@ -2,8 +2,10 @@
 killed; the chart's range, values and sizes; previews by step.
 """
 
+import math
 import re
 
+import pytest
 from browsing import Editor
 from serving import Server, few_pictures, named_front_end
 
@@ -68,12 +70,12 @@ def show(editor, node):
     editor.page.wait_for_timeout(500)
 
 
-def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_server_was_killed(browser, tmp_path):
+def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_server_was_killed(browser, modern, tmp_path):
     (tmp_path / "input").mkdir()
     few_pictures(tmp_path / "input")
     server = Server(tmp_path, *named_front_end())
     try:
-        editor = Editor(browser, server.address, modern=False)
+        editor = Editor(browser, server.address, modern)
         node = build(editor, "long run")
         show(editor, node)
         editor.queue()
@@ -86,7 +88,7 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         figures = editor.page.locator(".graft-training figcaption:visible")
         figures.first.wait_for()
         # A second tab with the same workflow: it has queued nothing, and hears of the end all the same.
-        saved, other = editor.saved(), Editor(browser, server.address, modern=False)
+        saved, other = editor.saved(), Editor(browser, server.address, modern)
         other.load(saved)
         show(other, node)
         reached(other, at)
@@ -161,6 +163,102 @@ def test_one_spike_does_not_flatten_the_curve(editor):
     log = editor.do(RANGE, [[1.0, 0.1, 0.01, 0.0], {"log": True}])
     assert log["high"] == 0 and log["low"] == -2 and log["clipped"], "what is not above zero is drawn at the edge"
     assert log["ticks"] == [0.001, 0.01, 0.1, 1, 10, 100]
+
+
+# What `draw` writes and strokes on a canvas: {texts: [[text, x, y]], lines: {color: [[x, y], …]}, found}.
+RECORDED = """async ([losses, rates, options]) => {
+  const pack = LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()
+  const {Series, draw} = await import(`/extensions/${pack}/chart.js`)
+  const series = (values) => {
+    const made = new Series()
+    values.forEach((value, index) => made.add(index + 1, value))
+    return made
+  }
+  const canvas = document.body.appendChild(document.createElement('canvas'))
+  const [pen, texts, lines] = [canvas.getContext('2d'), [], {}]
+  let path = []
+  const noted = {
+    beginPath() { path = []; pen.beginPath() },
+    lineTo(x, y) { path.push([x, y]); pen.lineTo(x, y) },
+    stroke() { lines[pen.strokeStyle] = path; pen.stroke() },
+    fillText(text, x, y) { texts.push([text, x, y]); pen.fillText(text, x, y) },
+  }
+  const get = (_, name) => noted[name] ?? (pen[name]?.bind ? pen[name].bind(pen) : pen[name])
+  const set = (_, name, value) => { pen[name] = value; return true }
+  canvas.getContext = () => new Proxy({}, {get, set})
+  const right = options.right ? {series: series(rates), color: '#0000ff', width: 1, format: String} : null
+  const curves = [{series: series(losses), color: '#ff0000', width: 1}]
+  const found = draw(canvas, 400, 200, curves, String, {...options, right})
+  canvas.remove()
+  return {texts, lines, found}
+}"""
+
+
+def fits_axis(labels, points, values, of):
+    """Whether the points of a curve lie where the labels of its axis say that these values are."""
+    (one, above), (other, below) = labels[0], labels[-1]
+    slope = (below - above) / (of(other) - of(one))
+    expected = [above + slope * (of(value) - of(one)) for value in values]
+    assert [y for _, y in points] == pytest.approx(expected, abs=0.01)
+    return above - slope * of(one), slope  # where 0 is
+
+
+def test_the_learning_rate_has_an_axis_of_its_own_from_zero_and_the_log_scale_is_logarithmic(editor):
+    losses, rates = [1.0, 0.5, 0.05, 0.2, 0.01], [1e-4, 4e-4, 3e-4, 2e-4, 1e-5]
+    for log, of in ((False, float), (True, math.log10)):
+        drawn = editor.do(RECORDED, [losses, rates, {"log": log, "right": True}])
+        alone = editor.do(RECORDED, [losses, rates, {"log": log}])
+        found, edge = drawn["found"], drawn["found"]["left"] + drawn["found"]["width"]
+        bottom = max(y for _, _, y in drawn["texts"]) - 4  # the steps are written below the plot
+        steps = [text for text in drawn["texts"] if text[2] == bottom + 4]
+        left = [(float(text), y) for text, x, y in drawn["texts"] if x < found["left"] and [text, x, y] not in steps]
+        right = [(float(text), y) for text, x, y in drawn["texts"] if x > edge and [text, x, y] not in steps]
+        assert len(left) > 1 and len(right) > 1
+        fits_axis(left, drawn["lines"]["#ff0000"], losses, of)
+        zero, slope = fits_axis(right, drawn["lines"]["#0000ff"], rates, float)  # whatever the losses' scale
+        assert zero == pytest.approx(bottom, abs=0.01) and slope < 0
+        assert min(y for _, y in drawn["lines"]["#0000ff"]) > 0, "all of it can be seen"
+        assert [found[name] for name in ("low", "high")] == [alone["found"][name] for name in ("low", "high")]
+        assert found["low"] == pytest.approx(of(0.01)) and found["high"] == pytest.approx(of(1.0))
+        assert alone["found"]["width"] > found["width"], "the room on the right is the axis's"
+
+
+# Where a color is in the middle column of the panel's chart: as a share of its height, from above; null if nowhere.
+HEIGHT_OF = """(color) => {
+  const canvas = document.querySelector('.graft-training .graft-chart')
+  const at = Math.round(canvas.width / 2)
+  const {data} = canvas.getContext('2d').getImageData(at, 0, 1, canvas.height)
+  const near = []
+  for (let y = 0; y < canvas.height; y++) {
+    const off = color.map((value, index) => Math.abs(value - data[4 * y + index])).reduce((one, two) => one + two)
+    if (data[4 * y + 3] > 100 && off < 40) near.push(y)
+  }
+  return near.length ? near.reduce((one, two) => one + two) / near.length / canvas.height : null
+}"""
+LOSS, RATE = [0x4C, 0x8D, 0xD6], [0xAA, 0x76, 0xC2]  # the colors of their curves
+
+
+def test_learning_rate_and_log_scale_are_drawn_when_they_are_ticked(editor):
+    editor.clear()
+    node, page = editor.add("TrainStep", 160, 60), editor.page
+    feed(editor, node, [10 ** (-index / 50) for index in range(200)])
+    legend = page.locator(".graft-legend:visible")
+    legend.get_by_label("smoothed").uncheck()
+    page.wait_for_timeout(500)
+    plain = editor.do(HEIGHT_OF, LOSS)
+    assert plain > 0.6 and editor.do(HEIGHT_OF, RATE) is None
+    legend.get_by_label("learning rate").check()
+    page.wait_for_timeout(500)
+    constant = editor.do(HEIGHT_OF, RATE)
+    assert constant < 0.25, "near the top of its axis, which begins at zero"
+    legend.get_by_label("log scale").check()
+    page.wait_for_timeout(500)
+    assert 0.35 < editor.do(HEIGHT_OF, LOSS) < 0.6, "a constant factor is a straight line"
+    assert editor.do(HEIGHT_OF, RATE) == pytest.approx(constant, abs=0.01)
+    editor.screenshot("training-log-scale")
+    legend.get_by_label("learning rate").uncheck()
+    page.wait_for_timeout(500)
+    assert editor.do(HEIGHT_OF, RATE) is None
 
 
 def test_the_chart_says_its_values_fills_the_node_and_opens_over_the_page(editor):
@@ -260,12 +358,12 @@ def test_previews_are_looked_through_by_step_and_compared(editor):
 LONG = "a photo of zorp, " + "standing in a wide green field under a clear sky, " * 6 + "late afternoon"
 
 
-def test_several_prompts_have_rows_and_come_back_after_a_reload_with_what_was_marked(browser, tmp_path):
+def test_several_prompts_have_rows_and_come_back_after_a_reload_with_what_was_marked(browser, modern, tmp_path):
     (tmp_path / "input").mkdir()
     few_pictures(tmp_path / "input")
     server = Server(tmp_path, *named_front_end())
     try:
-        editor = Editor(browser, server.address, modern=False)
+        editor = Editor(browser, server.address, modern)
         page, node = editor.page, build(editor, "several prompts")
         editor.do(
             "([id, values]) => { for (const one of app.graph.getNodeById(id).widgets)"

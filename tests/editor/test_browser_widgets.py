@@ -3,15 +3,26 @@
 GRAFT_TEST_FRONT_END names another front end to open them in.
 """
 
+import json
+
 import pytest
+from serving import ROOT
+from test_browser_workflows import look_at
 
 PANELS = {
-    "ApplyToDo": ("todo", ".graft-todo"),
-    "EMAMerge": ("average", ".graft-average"),
-    "GraftDataset": ("dataset", ".graft-dataset"),
-    "GraftLoRAStack": ("rows", ".graft-stack"),
-    "TrainStep": ("training", ".graft-training"),
+    "ApplyToDo": [("todo", ".graft-todo")],
+    "EMAMerge": [("average", ".graft-average")],
+    "GraftDataset": [("dataset", ".graft-dataset"), ("folder", ".graft-folder")],
+    "GraftLoRAConflicts": [("conflicts", ".graft-conflicts")],
+    "GraftLoRAEffect": [("effect", ".graft-effect")],
+    "GraftLoRAStack": [("rows", ".graft-stack")],
+    "GraftLoadLoRAs": [("rows", ".graft-stack")],
+    "GraftTrainStart": [("said", ".graft-said")],  # where something is wrong
+    "TrainStep": [("training", ".graft-training")],
 }
+INSIDE_THE_FIRST = {"dataset", "folder", "training", "average", "said"}
+INSIDE_THE_SECOND = {"rows", "todo", "said"}
+SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
 SIDE_PANEL = "Comfy.RightSidePanel.IsOpen"
 SETTING = "([id, value]) => app.extensionManager.setting.set(id, value)"
 SELECT = "(id) => app.canvas.selectNode(app.canvas.graph.getNodeById(id))"
@@ -51,24 +62,33 @@ def widen(editor, node, width):
     editor.page.wait_for_timeout(500)
 
 
+def say_what_is_wrong(editor, node):
+    """An error of the run at a node: one without a panel of its own gets one for it."""
+    detail = {"node_id": str(node), "exception_message": "It is wrong.", "traceback": []}
+    editor.do(SEND, ["execution_error", detail])
+
+
 @pytest.mark.parametrize("kind", PANELS)
-def test_selecting_a_node_beside_an_open_side_panel_leaves_its_widget_as_wide_as_the_node(beside, kind):
+def test_selecting_a_node_beside_an_open_side_panel_leaves_its_widgets_as_wide_as_the_node(beside, kind):
     editor, panel = beside
-    name, selector = PANELS[kind]
     node = editor.add(kind, 120, 120)
+    if kind == "GraftTrainStart":
+        say_what_is_wrong(editor, node)
     widen(editor, node, 600)
-    before = shown_width(editor, selector)
-    assert 500 < before <= 600
+    before = {selector: shown_width(editor, selector) for _, selector in PANELS[kind]}
+    assert all(500 < width <= 600 for width in before.values())
     editor.do(SELECT, node)
     editor.page.wait_for_timeout(1500)
     editor.screenshot(f"side-panel-{kind}")
-    assert shown_width(editor, selector) == pytest.approx(before, abs=1)
-    assert editor.do(f"([id, name]) => {WIDGET}.width ?? null", [node, name]) is None
-    if panel is not None:
-        label = editor.do(f"([id, name]) => {WIDGET}.label ?? name", [node, name])
-        assert not {name, label} & set(lines_of(panel)), "an entry with nothing in it"
+    for name, selector in PANELS[kind]:
+        assert shown_width(editor, selector) == pytest.approx(before[selector], abs=1)
+        assert editor.do(f"([id, name]) => {WIDGET}.width ?? null", [node, name]) is None
+        if panel is not None:
+            label = editor.do(f"([id, name]) => {WIDGET}.label ?? name", [node, name])
+            assert not {name, label} & set(lines_of(panel)), "an entry with nothing in it"
     widen(editor, node, 480)
-    assert 380 < shown_width(editor, selector) <= 480
+    assert all(380 < shown_width(editor, selector) <= 480 for _, selector in PANELS[kind])
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
 
 
 def test_the_side_panel_still_lists_the_settings(beside):
@@ -79,6 +99,59 @@ def test_the_side_panel_still_lists_the_settings(beside):
     editor.do(SELECT, node)
     editor.page.wait_for_timeout(1500)
     assert {"steps", "preview every N steps"} <= set(lines_of(panel))
+
+
+def with_advanced_inputs(editor, panel):
+    """The side panel's lines with "Advanced inputs" unfolded."""
+    editor.page.wait_for_timeout(1500)
+    before = lines_of(panel)
+    panel.get_by_role("button", name="Advanced inputs").click()
+    editor.page.wait_for_function(
+        "(lines) => document.querySelector('[data-testid=properties-panel]').innerText.split('\\n').length > lines",
+        arg=len(before),
+    )
+    return lines_of(panel)
+
+
+DRAWS = "(name) => app.canvas.graph.nodes.find((node) => node.widgets?.some((one) => one.name === name)).id"
+
+
+def load_file(editor, path):
+    editor.load(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("file", "title", "setting", "kinds"),
+    [
+        ("example_workflows/Train your first LoRA", "Train a LoRA (Graft)", "preview every N steps", INSIDE_THE_FIRST),
+        ("subgraphs/LoRA stack and ToDo (Graft)", "LoRA stack and ToDo (Graft)", "active during", INSIDE_THE_SECOND),
+    ],
+)
+def test_the_side_panel_lists_no_empty_entries_of_a_subgraph(beside, file, title, setting, kinds):
+    editor, panel = beside
+    if panel is None:
+        pytest.skip("this front end has no side panel")
+    load_file(editor, ROOT / f"{file}.json")
+    outer = editor.titled(title)
+    for number in editor.do("(id) => app.graph.getNodeById(id).subgraph.nodes.map((one) => one.id)", outer):
+        say_what_is_wrong(editor, f"{outer}:{number}")
+    names = editor.do(
+        "(id) => app.graph.getNodeById(id).subgraph.nodes.flatMap((node) => node.widgets ?? [])"
+        ".filter((one) => one.element?.matches('.graft')).flatMap((one) => [one.name, one.label ?? one.name])",
+        outer,
+    )
+    assert kinds <= set(names), "they are there"
+    editor.do(SELECT, outer)
+    lines = with_advanced_inputs(editor, panel)
+    editor.screenshot(f"side-panel-of-{title.split()[0]}")
+    assert setting in lines, "the settings that are not shown outside are listed"
+    promoted = set(editor.do("(id) => app.graph.getNodeById(id).widgets.map((one) => one.label ?? one.name)", outer))
+    assert not (set(names) - promoted) & set(lines), "entries with nothing in them"
+    editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
+    editor.enter(title)
+    for kind in kinds - {"folder", "said"}:  # which the link from outside replaces, and which goes with the next run
+        look_at(editor, editor.do(DRAWS, kind))
+        assert shown_width(editor, f".graft-{'stack' if kind == 'rows' else kind}") > 200
 
 
 def test_a_step_inside_a_subgraph_is_as_wide_as_its_node_after_the_subgraph_was_selected(beside):
@@ -98,6 +171,19 @@ def test_a_step_inside_a_subgraph_is_as_wide_as_its_node_after_the_subgraph_was_
     editor.do("() => { app.canvas.ds.scale = 1 }")  # entering it has fitted the view
     widen(editor, inner, 600)
     assert 500 < shown_width(editor, ".graft-training") <= 600
+
+
+def test_widgets_are_there_after_the_way_to_draw_nodes_was_switched(editor, two_ways):
+    if not two_ways:
+        pytest.skip("this front end has one way to draw nodes")
+    editor.clear()
+    editor.add("TrainStep", 120, 120)
+    editor.add("GraftDataset", 620, 120)
+    for on in (not editor.modern, editor.modern):
+        editor.do(SETTING, ["Comfy.VueNodes.Enabled", on])
+        editor.settle()
+        for name in ("training", "dataset", "folder"):
+            assert shown_width(editor, f".graft-{name}") > 200
 
 
 def test_a_panel_begins_right_below_the_open_settings(editor):

@@ -91,6 +91,20 @@ def test_a_blueprint_has_every_socket_of_its_nodes_at_its_place(host, path):
             assert nodes[link["target_id"]]["inputs"][link["target_slot"]]["link"] == link["id"]
 
 
+@pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)
+def test_a_blueprint_calls_its_settings_as_the_nodes_do(path):
+    """The front end translates no name on a subgraph's own node: without a label it shows the input's id."""
+    labels = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+    data = json.loads(path.read_text(encoding="utf-8"))
+    (inner,) = data["definitions"]["subgraphs"]
+    nodes, links = ({one["id"]: one for one in inner[name]} for name in ("nodes", "links"))
+    for slot, outside in zip(inner["inputs"], data["nodes"][0]["inputs"], strict=True):
+        link = links[slot["linkIds"][0]]
+        node = nodes[link["target_id"]]
+        label = labels[node["type"]]["inputs"][node["inputs"][link["target_slot"]]["name"]]["name"]
+        assert slot.get("label", slot["name"]) == outside.get("label", outside["name"]) == label
+
+
 def test_the_training_blueprint_trains_and_saves_a_lora(host, graph_of):
     folder = Path(host.input) / "blueprint"
     folder.mkdir()
