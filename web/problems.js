@@ -45,7 +45,8 @@ function draw(node) {
   const shown = box.textContent
   box.replaceChildren(...all.flatMap(({ about, kind, lines }) => linesAt(node, about, kind, lines)))
   box.hidden = !all.length
-  if (!all.length && lent.has(node)) takeBack(node)
+  const isEmpty = () => lent.has(node) && !told.get(node).length
+  if (isEmpty()) requestAnimationFrame(() => isEmpty() && takeBack(node)) // what follows at once uses it again
   else if (box.textContent !== shown) requestAnimationFrame(() => node.graph && fit(node))
 }
 
