@@ -46,8 +46,9 @@ function draw(node) {
   box.replaceChildren(...all.flatMap(({ about, kind, lines }) => linesAt(node, about, kind, lines)))
   box.hidden = !all.length
   const isEmpty = () => lent.has(node) && !told.get(node).length
-  if (isEmpty())
-    requestAnimationFrame(() => isEmpty() && takeBack(node)) // what follows at once uses it again
+  if (isEmpty()) {
+    requestAnimationFrame(() => isEmpty() && takeBack(node))
+  } // what follows at once uses it again
   else if (box.textContent !== shown) requestAnimationFrame(() => node.graph && fit(node))
 }
 
