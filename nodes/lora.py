@@ -448,7 +448,7 @@ class GraftSaveWords(io.ComfyNode):
 
     @classmethod
     def execute(cls, lora_model) -> io.NodeOutput:
-        from ..host import words as words_of_host
+        from ..host import word_files
         from ..patches.lora_files import embeddings
         from ..storage.atomic import make_folders
         from ..storage.safetensors import write_safetensors
@@ -459,17 +459,17 @@ class GraftSaveWords(io.ComfyNode):
                 "Save Words: this LoRA has no words. Connect Train Words to Start Training and train them."
             )
         try:
-            problems = [problem for name in words if (problem := words_of_host.problem_of_file(name))]
-            paths = {name: words_of_host.file_of(name) for name in words}
+            problems = [problem for name in words if (problem := word_files.problem_of_file(name))]
+            paths = {name: word_files.file_of(name) for name in words}
         except ValueError as error:
             raise ValueError(f"Save Words: {error}.") from error
         if problems:
             raise ValueError(f"Save Words: {'; '.join(problems)}.")
         for name, path in paths.items():
             make_folders(Path(path).parent)
-            write_safetensors(path, words[name], words_of_host.saved_metadata(name))
+            write_safetensors(path, words[name], word_files.saved_metadata(name))
         said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
-        said += words_of_host.says_where_read(words)
+        said += word_files.says_where_read(words)
         return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
 
 

@@ -306,7 +306,7 @@ def test_shards_are_refused(host, alone):
 
 
 def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host, given, alone, tmp_path, monkeypatch):
-    folders = host.module("host.words")
+    folders = host.module("host.word_files")
     monkeypatch.setattr("folder_paths.get_folder_paths", lambda kind: [str(tmp_path / kind)])
     (path,) = host.call("GraftSaveWords", lora_model=alone["lora"])
     assert path == str(tmp_path / "embeddings" / "zorp.safetensors")

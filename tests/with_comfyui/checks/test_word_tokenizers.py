@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from graft_nodes.host import embeddings, words
+from graft_nodes.host import embeddings, word_files, word_tokens
 from graft_nodes.host.encoding import LiveEncoder
 from graft_nodes.host.text_encoder_gradients import differentiable
 from graft_nodes.patches.lora_files.embeddings import Embedding
@@ -56,7 +56,7 @@ def _tokenizer(module, name, spiece_model, folder=None):
 
 def _vectors(rows):
     found = []
-    for row in words._rows(rows):
+    for row in word_tokens.rows_of(rows):
         found += [token for token, *_ in row if torch.is_tensor(token)]
     return found
 
@@ -71,7 +71,7 @@ def test_vectors_come_out_of_the_tokenizer(module, name, spiece_model, tmp_path,
     for part in parts:
         if part.embedding_key != "qwen3_4b":  # Z-Image's, which ComfyUI 0.8.0 gives no folder, and newer ones do
             reads_folder = part.embedding_directory is not None
-            assert reads_folder == (part.embedding_key not in words._WITHOUT_FOLDER), part.embedding_key
+            assert reads_folder == (part.embedding_key not in word_files.WITHOUT_FOLDER), part.embedding_key
     given = {part.embedding_key: torch.randn(2, 3 + number) for number, part in enumerate(parts)}
     reading = embeddings.tokenizer_with(tokenizer, [Embedding("hat", "", given)])
     for prompt in ("a red embedding:hat left", "embedding:hat "):
@@ -85,10 +85,10 @@ def test_vectors_come_out_of_the_tokenizer(module, name, spiece_model, tmp_path,
 def test_a_tokenizer_that_drops_vectors_is_refused(spiece_model):
     tokenizer = _tokenizer("comfy.text_encoders.longcat_image", "LongCatImageTokenizer", spiece_model)
     clip = types.SimpleNamespace(tokenizer=tokenizer)
-    parts = [words._Part(part.embedding_key, part, None) for _, part in embeddings.parts_of(tokenizer)]
+    parts = [word_tokens.Part(part.embedding_key, part, None) for _, part in embeddings.parts_of(tokenizer)]
     said = r"\(LongCatImageTokenizer\) takes no vectors among its tokens \(it drops them\)"
     with pytest.raises(ValueError, match=said):
-        words._check_tokenizer(clip, parts)
+        word_tokens.check_tokenizer(clip, parts)
 
 
 @pytest.mark.parametrize("name", MORE)
