@@ -70,7 +70,8 @@ of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
 That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
 copied twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while the card computes: the longer of the two counts.
-Loading, encoding and previews are not in it.
+Loading, encoding and previews are not in it. Flux.1 was counted with few blocks of its full width and scaled up to its
+57; SDXL was counted whole.
 """
 CLOSING = """## If it does not fit
 
