@@ -178,9 +178,9 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
 
 def typed_name() -> str:
     """The command as it was typed: `graft`, or the name of a link to it, or `python -m` with the package's name."""
-    name = Path(sys.argv[0]).stem
-    if name not in ("", "__main__") and not name.startswith("-"):
-        return name
+    path = Path(sys.argv[0])
+    if path.stem and path.suffix != ".py" and not path.stem.startswith("-"):
+        return path.stem
     return f"python -m {__package__.partition('.')[0]}"  # in custom_nodes this is the name of Graft's folder
 
 

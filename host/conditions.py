@@ -109,10 +109,14 @@ def takes_picture(model: Any) -> bool:
         return False
     noise = empty_noise(model, torch.device("cpu"))
     given = {"noise": noise, "latent_image": noise, "device": noise.device}
-    without = model.concat_cond(**given)
-    if without is None:
+    if model.concat_cond(**given) is None:
         return False
-    return not torch.equal(without, model.concat_cond(**given, concat_latent_image=torch.full_like(noise, 3.0)))
+    picture = torch.full_like(noise, 3.0)
+    mask = torch.zeros_like(noise[:, :1])  # inpainting models look at no picture without one
+    for asked in (given, {**given, "concat_mask": mask}):
+        if not torch.equal(model.concat_cond(**asked), model.concat_cond(**asked, concat_latent_image=picture)):
+            return True
+    return False
 
 
 def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

@@ -212,7 +212,7 @@ def test_a_link_from_a_slot_that_is_not_there(slot):
     link = {"id": 1, "origin_id": -10, "origin_slot": slot, "target_id": 5, "target_slot": 0}
     inside = {"id": "sub", "name": "s", "nodes": [sink], "links": [link], "inputs": [], "outputs": []}
     data = {"nodes": [{"id": 1, "type": "sub"}], "definitions": {"subgraphs": [inside]}}
-    with pytest.raises(WorkflowError, match="the subgraph has no input"):
+    with pytest.raises(WorkflowError, match="of the subgraph, which has none there"):
         workflow.parse(data).graph(recorded_catalogue())
 
 

@@ -300,6 +300,12 @@ def test_which_models_take_a_picture_beside_the_noise(name, config, takes):
     assert conditions.takes_picture(patcher.model) == takes
 
 
+def test_an_inpainting_model_of_stable_diffusion_takes_one_with_its_mask():
+    patcher = build("sd1", in_channels=9)
+    patcher.model.set_inpaint()
+    assert conditions.takes_picture(patcher.model)
+
+
 @pytest.mark.parametrize("name", ["hunyuan 1.5", "kandinsky 5"])
 def test_text_to_video_with_an_empty_picture_beside_the_noise_needs_none(name):
     """ComfyUI gives these the empty picture for plain text to video."""
