@@ -1007,7 +1007,7 @@ class GraftObjective(io.ComfyNode):
                 advanced(
                     io.Boolean,
                     "sigma_bounds",
-                    display_name="minimum and maximum are sigmas",
+                    display_name="bounds are sigmas",
                     default=False,
                     optional=True,
                     tooltip=(

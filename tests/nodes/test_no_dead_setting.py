@@ -165,7 +165,7 @@ CASES: dict[str, dict[str, Case]] = {
         "expert": Case("low noise", EXPERT),
         "boundary": Case(0.7, EXPERT),
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
-        "sigma_bounds": Case(True, EPS, refused="minimum and maximum are sigmas is for flow models"),
+        "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
     },
     "GraftEMA": {
         "schedule": Case("ramp", changes="average"),

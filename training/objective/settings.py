@@ -197,7 +197,7 @@ def check_for(settings: ObjectiveSettings, prediction: str) -> None:
         )
     if prediction != "flow" and settings.sigma_bounds:
         raise ValueError(
-            "Objective Settings: minimum and maximum are sigmas is for flow models, whose noise levels go from 0 to 1,"
+            "Objective Settings: bounds are sigmas is for flow models, whose noise levels go from 0 to 1,"
             f" and this model predicts {prediction}: switch it off. They are fractions of the schedule then."
         )
     if prediction != "flow" and settings.expert != NO_EXPERT:

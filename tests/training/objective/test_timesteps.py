@@ -252,7 +252,7 @@ def test_bounds_without_noise_levels_between_them_are_refused():
         ValueError, match=r"no noise levels \(sigma\) from minimum timestep 0\.9 .* its highest is 0\.5"
     ):
         draw_levels(settings, 1, torch.Generator(), TOKENS, lambda u: u / 2)
-    with pytest.raises(ValueError, match="minimum and maximum are sigmas is for flow models"):
+    with pytest.raises(ValueError, match="bounds are sigmas is for flow models"):
         check_for(settings, "eps")
 
 
