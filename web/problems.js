@@ -87,10 +87,25 @@ function takeBack(node) {
 
 /** Follow the runs, once. */
 export function listen() {
-  api.addEventListener('execution_start', forgetAll)
+  noteRefusedParts()
+  api.addEventListener('execution_start', ({ detail }) => {
+    if (detail.prompt_id !== refusedInPart) forgetAll()
+  })
   api.addEventListener('execution_error', ({ detail }) => sayAt(detail.node_id, linesOf(detail.exception_message)))
   api.addEventListener('promptQueueing', watch)
   api.addEventListener('promptQueued', sayRefusals) // front end 1.27: also of a workflow that was refused
+}
+
+let refusedInPart = null // the id of a run that begins without the nodes that were refused: their words stay
+
+/** Note which run ComfyUI begins though it refuses some of its nodes. */
+function noteRefusedParts() {
+  const queuePrompt = api.queuePrompt
+  api.queuePrompt = async function (...given) {
+    const answer = await queuePrompt.apply(this, given)
+    if (Object.keys(answer?.node_errors ?? {}).length) refusedInPart = answer.prompt_id
+    return answer
+  }
 }
 
 /** Say what is wrong at the node that an execution id names. */
