@@ -28,9 +28,9 @@ __all__ = ["class_types", "malformed", "to_api"]
 Catalogue = Callable[[str], Schema | None]
 MUTED, BYPASSED = 2, 4
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
-# Nodes that exist only in the editor: they are resolved or dropped, and never run.
 _LINK_AGAIN = "link it again in the editor, or remove its link"
 _OUT_OF_ITSELF = "take it out of itself in the editor and save the workflow"
+# Nodes that exist only in the editor: they are resolved or dropped, and never run.
 EDITOR_ONLY = frozenset(("Note", "MarkdownNote", "Reroute", "PrimitiveNode"))
 
 

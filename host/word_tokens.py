@@ -73,6 +73,7 @@ def tokens_of(part: Part, text: str) -> list[Any]:
 
 
 def is_token(part: Part, word: str) -> bool:
+    """Whether a word is one token of a tokenizer's own."""
     tokens = tokens_of(part, word)
     if len(tokens) != 1:
         return False
@@ -92,6 +93,7 @@ def counted(tokens: Sequence[Any], count: int) -> list[Any]:
 
 
 def counted_note(part: Part, word: str, initial: str, found: int, count: int) -> str:
+    """What the report says of a word whose initial words have another number of tokens than it has vectors."""
     done = "repeated"
     if count < found:
         done = "cut off"
@@ -121,6 +123,7 @@ def _room(tokenizer: Any) -> int:
 
 @torch.no_grad()
 def looked_up(part: Part, tokens: Sequence[Any]) -> Tensor:
+    """The vectors (tokens, width) of tokens, in float32 on the CPU; a vector among them stays."""
     rows = []
     for token in tokens:
         if not isinstance(token, Tensor):

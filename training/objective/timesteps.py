@@ -237,9 +237,7 @@ def draw_expert_levels(
         raise ValueError("Objective Settings: expert boundary is 0, and was not replaced by the model's own.")
     found = torch.empty(0)
     for _ in range(_MOST_POOLS):
-        levels = draw_timesteps(settings, max(count, _POOL), generator, tokens)
-        if not gives_levels(settings):
-            levels = sigma(levels)
+        levels = levels_at(settings, draw_timesteps(settings, max(count, _POOL), generator, tokens), sigma)
         found = torch.cat([found, levels[belongs(settings, levels)]])
         if len(found) >= count:
             return found[:count]

@@ -128,42 +128,39 @@ def savings_of(module: nn.Module) -> list[Saving]:
 
 @dataclass(frozen=True)
 class Step:
-    """A saving that was taken, and the plan with it and those before it."""
+    """A saving that was taken, and with it and those before it the state and its plan."""
 
     saving: Saving
+    state: TrainState
     plan: MemoryPlan
 
 
-def fitting(
-    state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS
-) -> tuple[list[Step], TrainState]:
-    """The savings until a step fits into `memory` bytes, one after the other, and the state with all of them.
+def fitting(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS) -> list[Step]:
+    """The savings until a step fits into `memory` bytes, one after the other.
 
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
     """
-    steps, saved = _each_setting_once(state, plan, memory, savings)
+    steps = _each_setting_once(state, plan, memory, savings)
     if _peak(steps) > USABLE * memory and any(step.saving is _INT8 for step in steps):
         # int8 keeps all layers on the device; without it they can lie in host memory
         without_int8 = [saving for saving in savings if saving is not _INT8]
-        others, other = _each_setting_once(state, plan, memory, without_int8)
+        others = _each_setting_once(state, plan, memory, without_int8)
         if _peak(others) < _peak(steps):
-            return others, other
-    return steps, saved
+            return others
+    return steps
 
 
-def _each_setting_once(
-    state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]
-) -> tuple[list[Step], TrainState]:
+def _each_setting_once(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
     """What `_taken` gives without savings that a later one takes the place of."""
-    steps, saved = _taken(state, plan, memory, savings)
+    steps = _taken(state, plan, memory, savings)
     replaced = [_BY_NAME[step.saving.replaces] for step in steps if step.saving.replaces]
     if any(step.saving in replaced for step in steps):
         return _taken(state, plan, memory, [saving for saving in savings if saving not in replaced])
-    return steps, saved
+    return steps
 
 
-def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> tuple[list[Step], TrainState]:
-    """Every saving that saves something, until a step fits; the state with them."""
+def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
+    """Every saving that saves something, until a step fits."""
     steps: list[Step] = []
     now = plan(state).peak
     for saving in savings:
@@ -175,8 +172,8 @@ def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Savi
         planned = plan(changed)
         if now - planned.peak >= WORTH * now:
             state, now = changed, planned.peak
-            steps.append(Step(saving, planned))
-    return steps, state
+            steps.append(Step(saving, state, planned))
+    return steps
 
 
 def _remembered(plan: Planner) -> Planner:
@@ -208,7 +205,7 @@ def report(state: TrainState, plan: Planner, memory: int = 0, savings: Sequence[
         return "\n".join([*lines, f"it fits into {_size(memory)}, of which {USABLE:.0%} may be used"])
     lines.append(f"it does not fit into {_size(memory)}, of which {USABLE:.0%} may be used; what saves memory:")
     now = first.peak
-    for step in fitting(state, plan, memory, savings)[0]:
+    for step in fitting(state, plan, memory, savings):
         now = step.plan.peak
         lines.append(f"- {step.saving.words}: {_size(now)}; {step.saving.cost}")
     if now <= USABLE * memory:

@@ -30,7 +30,7 @@ def _state(lab, **optimizer):
 
 
 def _words(state, memory):
-    steps, _ = fitting(state, _plan, memory * GB)
+    steps = fitting(state, _plan, memory * GB)
     return [(step.saving.words.split(",")[0], step.plan.peak / GB) for step in steps]
 
 
@@ -56,7 +56,8 @@ def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
 def test_offload_is_proposed_once_as_it_is_one_setting(lab):
     state = _state(lab)
     assert "offload to CPU memory optimizer" in [words for words, _ in _words(state, 14)]
-    steps, saved = fitting(state, _plan, 4 * GB)
+    steps = fitting(state, _plan, 4 * GB)
+    saved = steps[-1].state
     assert [step.saving.words.split(",")[0] for step in steps] == [
         "gradient checkpointing on",
         "batch size 1",
@@ -77,13 +78,15 @@ def _linear_plan(state):
 
 
 def test_int8_comes_before_layers_where_it_is_enough(lab):
-    steps, saved = fitting(_state(lab), _linear_plan, 9 * GB)
+    steps = fitting(_state(lab), _linear_plan, 9 * GB)
+    saved = steps[-1].state
     assert steps[-1].saving.words == "base weights int8" and saved.start.adapter.int8_base
     assert steps[-1].plan.peak <= 0.9 * 9 * GB
 
 
 def test_layers_take_the_place_of_int8_where_that_is_not_enough(lab):
-    steps, saved = fitting(_state(lab), _linear_plan, 4 * GB)
+    steps = fitting(_state(lab), _linear_plan, 4 * GB)
+    saved = steps[-1].state
     assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.int8_base
     assert steps[-1].plan == _linear_plan(saved)
 
