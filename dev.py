@@ -284,15 +284,30 @@ def check() -> None:
 
 
 def check_types() -> None:
-    """Run mypy on every package, under the name that Graft is installed by: its imports are relative."""
-    folder = ROOT / "build" / "mypy"
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / "graft_nodes"
-    if not link.is_symlink():
-        link.symlink_to(ROOT, target_is_directory=True)
+    """Run mypy on every package, under the name that Graft is installed by: its imports are relative. Then on the
+    embedded host, under the names that other packs import.
+    """
     packages = [word for package in TYPED_PACKAGES for word in ("-p", f"graft_nodes.{package}")]
+    mypy("mypy", {"graft_nodes": ROOT}, packages)
+    stubs = ROOT / "comfyui_api_stubs"
+    modules = {path.name: path for path in (stubs / "modules").iterdir() if path.name != "__pycache__"}
+    names = [word for path in modules.values() for word in ("-m" if path.suffix else "-p", path.stem)]
+    own = [path.stem for path in stubs.glob("*.py") if path.stem != "__init__"]  # -p would take the modules once more
+    names += [word for name in own for word in ("-m", f"comfyui_api_stubs.{name}")]
+    mypy("mypy_stubs", {"comfyui_api_stubs": stubs, **modules}, names)
+
+
+def mypy(name: str, linked: dict[str, Path], arguments: list[str]) -> None:
+    """Run mypy in a folder of build/ where packages and modules have the names that they are imported by."""
+    folder = ROOT / "build" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for link in folder.iterdir():
+        if link.is_symlink():
+            link.unlink()
+    for link, path in linked.items():
+        (folder / link).symlink_to(path, target_is_directory=path.is_dir())
     settings = ("--config-file", str(ROOT / "pyproject.toml"))
-    run("-m", "mypy", *settings, *packages, environment={"MYPYPATH": str(folder)}, folder=folder)
+    run("-m", "mypy", *settings, *arguments, environment={"MYPYPATH": str(folder)}, folder=folder)
 
 
 def check_javascript() -> None:

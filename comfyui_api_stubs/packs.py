@@ -20,8 +20,9 @@ from . import install
 
 MOST_BYTES = 20_000_000  # of a workflow file
 NOT_SEARCHED = {"node_modules", "__pycache__", "venv", "build", "dist", "tests"}
-FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".sft", ".png", ".jpg", ".jpeg", ".webp")
-FILES += (".mp4", ".gif", ".wav", ".mp3", ".flac", ".glb")
+WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".sft")
+MEDIA_FILES = (".png", ".jpg", ".jpeg", ".webp", ".mp4", ".gif", ".wav", ".mp3", ".flac", ".glb")
+FILES = (*WEIGHT_FILES, *MEDIA_FILES)
 INPUT_OPTIONS = {"required", "optional", "hidden"}
 
 

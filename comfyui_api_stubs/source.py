@@ -122,8 +122,10 @@ def _names(tree: Tree, module: str) -> dict[str, Definition]:
 def _exported(body: list[ast.stmt]) -> list[str]:
     """The names in __all__; entries that are no plain text are left out."""
     for node in body:
-        if "__all__" in _bound(node) and isinstance(getattr(node, "value", None), ast.List):
-            return [entry.value for entry in node.value.elts if isinstance(entry, ast.Constant)]  # type: ignore[union-attr,attr-defined,misc]
+        value = getattr(node, "value", None)
+        if "__all__" in _bound(node) and isinstance(value, ast.List):
+            entries = [entry.value for entry in value.elts if isinstance(entry, ast.Constant)]
+            return [entry for entry in entries if isinstance(entry, str)]
     return []
 
 

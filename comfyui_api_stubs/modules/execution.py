@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import comfy.model_management
 import latent_preview
@@ -973,7 +973,7 @@ class _Validator:
         self._searched: set[str] = set()  # the nodes that `cycles` has been through
 
     def known_class(self, node_id: str) -> Any:
-        return nodes.NODE_CLASS_MAPPINGS.get(self.prompt[node_id].get("class_type"))
+        return nodes.NODE_CLASS_MAPPINGS.get(self.prompt[node_id].get("class_type", ""))
 
     def links(self, node_id: str) -> list[str]:
         """The nodes that a node links to, as far as they are there."""
@@ -1299,7 +1299,7 @@ class PromptQueue:
     ones in order.
     """
 
-    ExecutionStatus = ExecutionStatus
+    ExecutionStatus: TypeAlias = ExecutionStatus
 
     def __init__(self, server: Any):
         self.server = server

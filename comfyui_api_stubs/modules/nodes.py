@@ -534,7 +534,7 @@ class LoraLoader:
             }
         }
 
-    RETURN_TYPES = ("MODEL", "CLIP")
+    RETURN_TYPES: tuple[str, ...] = ("MODEL", "CLIP")
     FUNCTION = "load_lora"
     CATEGORY = "loaders"
     DESCRIPTION = "Patches a model and a text encoder with a LoRA."

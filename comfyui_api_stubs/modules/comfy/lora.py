@@ -42,10 +42,10 @@ def load_lora(lora, to_load, log_missing=True):
             patches[target] = ("diff", (weight,))
             if bias is not None:
                 patches[_bias(target)] = ("diff", (bias,))
-        for suffix, kind, key in (("diff", "diff", target), ("diff_b", "diff", None), ("set_weight", "set", target)):
+        for suffix, change, key in (("diff", "diff", target), ("diff_b", "diff", None), ("set_weight", "set", target)):
             value = take(f"{name}.{suffix}")
             if value is not None:
-                patches[_bias(target) if key is None else key] = (kind, (value,))
+                patches[_bias(target) if key is None else key] = (change, (value,))
 
     if log_missing:
         for key in lora:
@@ -67,14 +67,13 @@ def model_lora_keys_clip(model, key_map=None):
             continue
         kohya = f"text_model_encoder_layers_{index}_{LORA_CLIP_MAP[part]}"
         diffusers = f"text_model.encoder.layers.{index}.{part}"
+        names: tuple[str, ...] = ()
         if encoder in ("clip_h", "clip_l"):
             names = (f"lora_te_{kohya}", f"lora_te1_{kohya}", f"text_encoder.{diffusers}")
         elif encoder == "clip_g" and clip_l:
             names = (f"lora_te2_{kohya}", f"text_encoder_2.{diffusers}")
         elif encoder == "clip_g":
             names = (f"lora_te_{kohya}", f"text_encoder.{diffusers}", f"lora_prior_te_{kohya}")
-        else:
-            names = ()
         key_map.update(dict.fromkeys(names, key))
     for encoder, names in (
         ("clip_g", ("lora_prior_te_text_projection", "lora_te2_text_projection")),

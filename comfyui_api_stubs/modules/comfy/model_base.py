@@ -44,10 +44,8 @@ def model_sampling(model_config, model_type):
             f"model type {model_type.name} needs a real ComfyUI; the embedded host knows EPS, V_PREDICTION and FLOW"
         )
 
-    class ModelSampling(*_SAMPLING[model_type]):
-        """Noise levels and prediction."""
-
-    return ModelSampling(model_config)
+    both = type("ModelSampling", _SAMPLING[model_type], {"__doc__": "Noise levels and prediction."})
+    return both(model_config)
 
 
 def convert_tensor(extra, dtype, device):
@@ -78,7 +76,7 @@ class BaseModel(torch.nn.Module):
         self.model_type = model_type
         self.model_sampling = model_sampling(model_config, model_type)
         self.adm_channels = unet_config.get("adm_in_channels") or 0
-        self.concat_keys = ()
+        self.concat_keys: tuple[str, ...] = ()
         self.memory_usage_factor = model_config.memory_usage_factor
         self.memory_usage_factor_conds, self.memory_usage_shape_process = (), {}
 
@@ -126,10 +124,10 @@ class BaseModel(torch.nn.Module):
         """The latents concatenated to the input (inpainting models), None without any."""
         if len(self.concat_keys) == 0:
             return None
-        noise, device = kwargs.get("noise"), kwargs["device"]
+        noise, device = kwargs["noise"], kwargs["device"]
         mask = kwargs.get("concat_mask", kwargs.get("denoise_mask"))
         latent = kwargs.get("concat_latent_image")
-        latent = kwargs.get("latent_image") if latent is None else self.process_latent_in(latent)
+        latent = kwargs["latent_image"] if latent is None else self.process_latent_in(latent)
         size = noise.shape[-1], noise.shape[-2]
         if latent.shape[1:] != noise.shape[1:]:
             latent = comfy.utils.common_upscale(latent, *size, "bilinear", "center")

@@ -4,6 +4,9 @@ The embedded host loads models whole: it unloads others to make room, and never 
 memory.
 """
 
+# mypy: disable-error-code="import-untyped, import-not-found"
+# psutil need not be there, and its types are a package of their own.
+
 import enum
 import gc
 import importlib.util
@@ -11,6 +14,7 @@ import logging
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -78,13 +82,19 @@ def mps_mode():
     return is_device_mps(get_torch_device())
 
 
-def __getattr__(name):
-    """`cpu_state` and `vram_state` follow the device."""
-    if name == "cpu_state":
-        return {"cpu": CPUState.CPU, "mps": CPUState.MPS}.get(get_torch_device().type, CPUState.GPU)
-    if name == "vram_state":
-        return {"cpu": VRAMState.DISABLED, "mps": VRAMState.SHARED}.get(get_torch_device().type, VRAMState.NORMAL_VRAM)
-    raise AttributeError(f"the embedded host's comfy.model_management has no {name!r}; it may need a real ComfyUI")
+if TYPE_CHECKING:
+    cpu_state: CPUState
+    vram_state: VRAMState
+else:
+
+    def __getattr__(name):
+        """`cpu_state` and `vram_state` follow the device."""
+        kind = get_torch_device().type if name in ("cpu_state", "vram_state") else None
+        if name == "cpu_state":
+            return {"cpu": CPUState.CPU, "mps": CPUState.MPS}.get(kind, CPUState.GPU)
+        if name == "vram_state":
+            return {"cpu": VRAMState.DISABLED, "mps": VRAMState.SHARED}.get(kind, VRAMState.NORMAL_VRAM)
+        raise AttributeError(f"the embedded host's comfy.model_management has no {name!r}; it may need a real ComfyUI")
 
 
 def get_torch_device_name(device):
@@ -270,9 +280,9 @@ class LoadedModel:
         self._patcher_finalizer = None
         self._set_model(model)
         self.device = model.load_device
-        self.real_model = None
+        self.real_model: Any = None  # once it is loaded a weakref of the model, and what follows the model's end
         self.currently_used = True
-        self.model_finalizer = None
+        self.model_finalizer: Any = None
 
     def _set_model(self, model):
         self._model = weakref.ref(model)
@@ -292,7 +302,7 @@ class LoadedModel:
     def __eq__(self, other):
         return self.model is other.model
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # how a class says that its objects have no hash
 
     @property
     def model(self):
@@ -331,12 +341,13 @@ class LoadedModel:
     def model_unload(self, memory_to_free=None, unpatch_weights=True):
         """Take the model off its device."""
         self.model.detach(unpatch_weights)
-        self.model_finalizer.detach()
+        if self.model_finalizer is not None:
+            self.model_finalizer.detach()
         self.model_finalizer = self.real_model = None
         return True
 
 
-current_loaded_models = []
+current_loaded_models: list[LoadedModel] = []
 
 
 def loaded_models(only_currently_used=False):

@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 import uuid
+from typing import Any
 
 import torch
 
@@ -62,7 +63,7 @@ class ModelPatcher:
         self.patches, self.backup = {}, {}
         self.object_patches, self.object_patches_backup = {}, {}
         self.weight_wrapper_patches = {}
-        self.model_options = {"transformer_options": {}}
+        self.model_options: dict[str, Any] = {"transformer_options": {}}
         self.model_size()
         self.force_cast_weights = False
         self.patches_uuid, self.parent = uuid.uuid4(), None
@@ -444,7 +445,7 @@ class ModelPatcher:
         """Register a callback without a key."""
         self.add_callback_with_key(call_type, None, callback)
 
-    def add_callback_with_key(self, call_type: str, key: str, callback):
+    def add_callback_with_key(self, call_type: str, key: str | None, callback):
         """Register a callback under a key."""
         self.callbacks.setdefault(call_type, {}).setdefault(key, []).append(callback)
 
@@ -464,7 +465,7 @@ class ModelPatcher:
         """Register a wrapper without a key."""
         self.add_wrapper_with_key(wrapper_type, None, wrapper)
 
-    def add_wrapper_with_key(self, wrapper_type: str, key: str, wrapper):
+    def add_wrapper_with_key(self, wrapper_type: str, key: str | None, wrapper):
         """Register a wrapper under a key."""
         self.wrappers.setdefault(wrapper_type, {}).setdefault(key, []).append(wrapper)
 

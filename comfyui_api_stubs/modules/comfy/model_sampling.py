@@ -22,6 +22,8 @@ def reshape_sigma(sigma, noise_dim):
 class EPS:
     """The model predicts the noise: x = x0 + sigma n."""
 
+    sigma_data: float
+
     def calculate_input(self, sigma, noise):
         """The noisy latent at unit variance."""
         return noise / (reshape_sigma(sigma, noise.ndim) ** 2 + self.sigma_data**2) ** 0.5
@@ -73,6 +75,9 @@ class CONST:
 
 class ModelSamplingDiscrete(torch.nn.Module):
     """A table of noise levels for timesteps 0 to 999, interpolated in the logarithm."""
+
+    sigmas: torch.Tensor
+    log_sigmas: torch.Tensor
 
     def __init__(self, model_config=None, zsnr=None):
         super().__init__()
@@ -147,6 +152,8 @@ def time_snr_shift(alpha, t):
 
 class ModelSamplingDiscreteFlow(torch.nn.Module):
     """Flow time from 0 to 1 as noise level, shifted; timesteps are times the multiplier."""
+
+    sigmas: torch.Tensor
 
     def __init__(self, model_config=None):
         super().__init__()

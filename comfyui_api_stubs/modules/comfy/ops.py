@@ -1,5 +1,8 @@
 """Layers that leave their weights uninitialised and can cast or change them at each call (ComfyUI's `comfy.ops`)."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
@@ -29,12 +32,19 @@ def cast_bias_weight(s, input=None, dtype=None, device=None, bias_dtype=None):
     return ready(s.weight, s.weight_function, dtype), ready(s.bias, s.bias_function, bias_dtype)
 
 
-class CastWeightBiasOp:
+if TYPE_CHECKING:
+    _Layer = torch.nn.Module  # what the class below is mixed into
+else:
+    _Layer = object
+
+
+class CastWeightBiasOp(_Layer):
     """A layer whose weight and bias may be cast to the input's type or changed by functions at each call."""
 
     comfy_cast_weights = False
-    weight_function = []  # noqa: RUF012 - ComfyUI's attribute; loading replaces it on the instance before it is extended
-    bias_function = []  # noqa: RUF012
+    forward_comfy_cast_weights: Callable[..., torch.Tensor]
+    weight_function: list[Callable] = []  # noqa: RUF012 - ComfyUI's attribute; loading replaces it on the instance before it is extended
+    bias_function: list[Callable] = []  # noqa: RUF012
 
     def reset_parameters(self):
         """Weights come from a file: leave them uninitialised."""
@@ -47,6 +57,8 @@ class CastWeightBiasOp:
 
 
 class _ConvCast(CastWeightBiasOp):
+    _conv_forward: Callable[..., torch.Tensor]
+
     def forward_comfy_cast_weights(self, input):
         """Convolve with cast weights."""
         return self._conv_forward(input, *cast_bias_weight(self, input))
@@ -76,14 +88,16 @@ class disable_weight_init:
 
         def forward_comfy_cast_weights(self, input):
             """Normalise with cast weights."""
-            return F.group_norm(input, self.num_groups, *cast_bias_weight(self, input), self.eps)
+            weight, bias = cast_bias_weight(self, input)
+            return F.group_norm(input, self.num_groups, weight, bias, self.eps)
 
     class LayerNorm(CastWeightBiasOp, torch.nn.LayerNorm):
         """nn.LayerNorm."""
 
         def forward_comfy_cast_weights(self, input):
             """Normalise with cast weights."""
-            return F.layer_norm(input, self.normalized_shape, *cast_bias_weight(self, input), self.eps)
+            weight, bias = cast_bias_weight(self, input)
+            return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
     class Embedding(CastWeightBiasOp, torch.nn.Embedding):
         """nn.Embedding."""

@@ -4,7 +4,7 @@ import collections
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -209,7 +209,10 @@ def sampling_function(model, x, timestep, uncond, cond, cond_scale, model_option
 
 
 class KSamplerX0Inpaint:
-    """The guided model that keeps the unmasked part of a latent."""
+    """The guided model that keeps the unmasked part of a latent; the sampler sets that latent and its noise."""
+
+    latent_image: torch.Tensor
+    noise: torch.Tensor
 
     def __init__(self, model, sigmas):
         self.inner_model, self.sigmas = model, sigmas
@@ -339,7 +342,7 @@ SCHEDULER_HANDLERS = {
 SCHEDULER_NAMES = list(SCHEDULER_HANDLERS)
 
 
-def calculate_sigmas(model_sampling: object, scheduler_name: str, steps: int) -> torch.Tensor:
+def calculate_sigmas(model_sampling: Any, scheduler_name: str, steps: int) -> torch.Tensor:
     """The (steps + 1,) noise levels of a schedule, the last one 0."""
     handler = SCHEDULER_HANDLERS.get(scheduler_name)
     if handler is None:
@@ -486,7 +489,7 @@ def process_conds(model, noise, conds, device, latent_image=None, denoise_mask=N
 class Sampler:
     """Something that turns noise into a latent with a guided model."""
 
-    def sample(self):
+    def sample(self, *args: Any, **kwargs: Any) -> Any:
         """Overridden."""
 
     def max_denoise(self, model_wrap, sigmas):
@@ -555,6 +558,9 @@ def cast_to_load_options(model_options, device=None, dtype=None):
 
 class CFGGuider:
     """Classifier-free guidance of one model through a whole sampling."""
+
+    inner_model: Any
+    conds: dict[str, list[dict]]
 
     def __init__(self, model_patcher):
         self.model_patcher, self.model_options = model_patcher, model_patcher.model_options
@@ -695,7 +701,7 @@ class KSampler:
 
     SCHEDULERS = SCHEDULER_NAMES
     SAMPLERS = SAMPLER_NAMES
-    DISCARD_PENULTIMATE_SIGMA_SAMPLERS = frozenset()
+    DISCARD_PENULTIMATE_SIGMA_SAMPLERS: frozenset[str] = frozenset()
 
     def __init__(self, model, steps, device, sampler=None, scheduler=None, denoise=None, model_options=None):
         for kind, name, known in (("sampler", sampler, self.SAMPLERS), ("scheduler", scheduler, self.SCHEDULERS)):

@@ -13,7 +13,7 @@ from . import model_detection, model_management
 
 def load_lora_for_models(model, clip, lora, strength_model, strength_clip):
     """(patcher, clip) clones with a LoRA's patches; keys that fit neither are logged."""
-    key_map = {}
+    key_map: dict = {}
     if model is not None:
         key_map = comfy.lora.model_lora_keys_unet(model.model, key_map)
     if clip is not None:

@@ -2,6 +2,8 @@
 
 # ruff: noqa: RUF012 - class attributes are ComfyUI's way of declaring a family
 
+from typing import Any
+
 import torch
 
 from . import latent_formats, model_base, supported_models_base
@@ -32,7 +34,7 @@ class SD20(supported_models_base.BASE):
         "adm_in_channels": None,
         "use_temporal_attention": False,
     }
-    unet_extra_config = {"num_heads": -1, "num_head_channels": 64, "attn_precision": torch.float32}
+    unet_extra_config: dict[str, Any] = {"num_heads": -1, "num_head_channels": 64, "attn_precision": torch.float32}
     latent_format = latent_formats.SD15
     memory_usage_factor = 1.0
 

@@ -1,5 +1,7 @@
 """What a model family is made of (ComfyUI's `comfy.supported_models_base`)."""
 
+from typing import Any
+
 import torch
 
 from . import latent_formats, model_base, utils
@@ -15,14 +17,14 @@ class ClipTarget:
 class BASE:
     """A model family: how its UNet is recognised, built, scaled and saved."""
 
-    unet_config = {}  # noqa: RUF012 - class attributes are ComfyUI's way of declaring a family
-    unet_extra_config = {"num_heads": -1, "num_head_channels": 64}  # noqa: RUF012
-    required_keys = {}  # noqa: RUF012
-    clip_prefix = []  # noqa: RUF012
+    unet_config: dict[str, Any] = {}  # noqa: RUF012 - class attributes are ComfyUI's way of declaring a family
+    unet_extra_config: dict[str, Any] = {"num_heads": -1, "num_head_channels": 64}  # noqa: RUF012
+    required_keys: dict[str, Any] = {}  # noqa: RUF012
+    clip_prefix: list[str] = []  # noqa: RUF012
     clip_vision_prefix = None
     noise_aug_config = None
-    sampling_settings = {}  # noqa: RUF012
-    latent_format = latent_formats.LatentFormat
+    sampling_settings: dict[str, Any] = {}  # noqa: RUF012
+    latent_format: Any = latent_formats.LatentFormat
     vae_key_prefix = ["first_stage_model."]  # noqa: RUF012
     text_encoder_key_prefix = ["cond_stage_model."]  # noqa: RUF012
     supported_inference_dtypes = [torch.float16, torch.bfloat16, torch.float32]  # noqa: RUF012

@@ -35,11 +35,11 @@ def calculate_parameters(sd, prefix=""):
 
 def weight_dtype(sd, prefix=""):
     """The type that most elements under a prefix have, None when there are none."""
-    counts = {}
+    counts: dict[torch.dtype, int] = {}
     for key, tensor in sd.items():
         if key.startswith(prefix):
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
-    return max(counts, key=counts.get) if counts else None
+    return max(counts, key=counts.__getitem__) if counts else None
 
 
 def state_dict_prefix_replace(state_dict, replace_prefix, filter_keys=False):

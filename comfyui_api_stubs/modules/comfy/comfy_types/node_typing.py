@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 
 class StrEnum(str, Enum):
@@ -122,11 +123,16 @@ class HiddenInputTypeDict(TypedDict, total=False):
     dynprompt: Literal["DYNPROMPT"]
 
 
+# A type of ComfyUI's, one of a pack's own, or a list of choices.
+_Kind: TypeAlias = IO | str | Sequence[str] | Sequence[int] | Sequence[float]
+_Entry: TypeAlias = tuple[_Kind] | tuple[_Kind, InputTypeOptions]
+
+
 class InputTypeDict(TypedDict, total=False):
     """What INPUT_TYPES gives."""
 
-    required: dict[str, tuple[IO, InputTypeOptions]]
-    optional: dict[str, tuple[IO, InputTypeOptions]]
+    required: dict[str, _Entry]
+    optional: dict[str, _Entry]
     hidden: HiddenInputTypeDict
 
 
@@ -142,7 +148,7 @@ class ComfyNodeABC(ABC):
     OUTPUT_NODE: bool
     INPUT_IS_LIST: bool
     OUTPUT_IS_LIST: tuple[bool, ...]
-    RETURN_TYPES: tuple[IO, ...]
+    RETURN_TYPES: tuple[IO | str, ...]
     RETURN_NAMES: tuple[str, ...]
     OUTPUT_TOOLTIPS: tuple[str, ...]
     FUNCTION: str

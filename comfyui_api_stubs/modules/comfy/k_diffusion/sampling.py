@@ -1,5 +1,8 @@
 """Samplers and noise schedules: Euler and ancestral Euler (Karras 2022; k-diffusion), DPM-Solver++ 2M (Lu 2022)."""
 
+# mypy: disable-error-code="import-untyped"
+# tqdm's types are a package of their own.
+
 import math
 
 import torch

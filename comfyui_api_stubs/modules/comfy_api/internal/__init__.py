@@ -28,7 +28,7 @@ class _NodeOutputInternal:
 class classproperty:
     """A read-only property of the class itself."""
 
-    def __init__(self, f: Callable[[type], Any]):
+    def __init__(self, f: Callable[[Any], Any]):
         self.f = f
 
     def __get__(self, obj: object, owner: type) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeAlias
 
 from comfy_api.internal import ComfyAPIBase
 from comfy_api.internal.async_to_sync import create_sync_class
@@ -62,9 +62,9 @@ class ComfyAPI_latest(ComfyAPIBase):
     class Caching(ProxiedSingleton):
         """Caches outside of ComfyUI, which the embedded host does not ask."""
 
-        CacheProvider = CacheProvider
-        CacheContext = CacheContext
-        CacheValue = CacheValue
+        CacheProvider: TypeAlias = CacheProvider
+        CacheContext: TypeAlias = CacheContext
+        CacheValue: TypeAlias = CacheValue
 
         async def register_provider(self, provider: CacheProvider) -> None:
             """Refuse it: results would not be kept where the pack expects them."""
@@ -107,30 +107,30 @@ class ComfyExtension(ABC):
 class Input:
     """Types of values on sockets, for annotations."""
 
-    Image = ImageInput
-    Audio = AudioInput
-    Mask = MaskInput
-    Latent = LatentInput
-    Video = VideoInput
+    Image: TypeAlias = ImageInput
+    Audio: TypeAlias = AudioInput
+    Mask: TypeAlias = MaskInput
+    Latent: TypeAlias = LatentInput
+    Video: TypeAlias = VideoInput
 
 
 class InputImpl:
     """Values that nodes make."""
 
-    VideoFromFile = VideoFromFile
-    VideoFromComponents = VideoFromComponents
+    VideoFromFile: TypeAlias = VideoFromFile
+    VideoFromComponents: TypeAlias = VideoFromComponents
 
 
 class Types:
     """What those values are made of."""
 
-    VideoCodec = VideoCodec
-    VideoContainer = VideoContainer
-    VideoComponents = VideoComponents
-    MESH = MESH
-    VOXEL = VOXEL
-    SPLAT = SPLAT
-    File3D = File3D
+    VideoCodec: TypeAlias = VideoCodec
+    VideoContainer: TypeAlias = VideoContainer
+    VideoComponents: TypeAlias = VideoComponents
+    MESH: TypeAlias = MESH
+    VOXEL: TypeAlias = VOXEL
+    SPLAT: TypeAlias = SPLAT
+    File3D: TypeAlias = File3D
 
 
 Caching = ComfyAPI_latest.Caching

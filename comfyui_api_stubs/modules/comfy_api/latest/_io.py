@@ -8,10 +8,10 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import torch
 from comfy_execution.graph_utils import ExecutionBlocker
@@ -264,7 +264,7 @@ def Custom(io_type: str) -> type[ComfyTypeIO]:
 
 @comfytype(io_type="BOOLEAN")
 class Boolean(ComfyTypeIO):
-    Type = bool
+    Type: TypeAlias = bool
 
     class Input(WidgetInput):
         """A switch."""
@@ -296,7 +296,7 @@ class Boolean(ComfyTypeIO):
 
 @comfytype(io_type="INT")
 class Int(ComfyTypeIO):
-    Type = int
+    Type: TypeAlias = int
 
     class Input(WidgetInput):
         """A whole number."""
@@ -341,7 +341,7 @@ class Int(ComfyTypeIO):
 
 @comfytype(io_type="FLOAT")
 class Float(ComfyTypeIO):
-    Type = float
+    Type: TypeAlias = float
 
     class Input(WidgetInput):
         """A number."""
@@ -389,7 +389,7 @@ class Float(ComfyTypeIO):
 
 @comfytype(io_type="STRING")
 class String(ComfyTypeIO):
-    Type = str
+    Type: TypeAlias = str
 
     class Input(WidgetInput):
         """A text."""
@@ -424,7 +424,7 @@ class String(ComfyTypeIO):
 
 @comfytype(io_type="COMBO")
 class Combo(ComfyTypeIO):
-    Type = str
+    Type: TypeAlias = str
 
     class Input(WidgetInput):
         """A choice from a list."""
@@ -487,7 +487,7 @@ class Combo(ComfyTypeIO):
 
 @comfytype(io_type="COMBO")
 class MultiCombo(ComfyTypeI):
-    Type = list[str]
+    Type: TypeAlias = list[str]
 
     class Input(Combo.Input):
         """Several choices from a list."""
@@ -516,13 +516,13 @@ class MultiCombo(ComfyTypeI):
                 optional,
                 tooltip,
                 lazy,
-                default,
-                control_after_generate,
+                control_after_generate=control_after_generate,
                 socketless=socketless,
                 extra_dict=extra_dict,
                 raw_link=raw_link,
                 advanced=advanced,
             )
+            self.default = default
             self.multiselect = True
             self.placeholder = placeholder
             self.chip = chip
@@ -539,14 +539,14 @@ class MultiCombo(ComfyTypeI):
 class Image(ComfyTypeIO):
     """Pictures (B, H, W, C), float32 from 0 to 1."""
 
-    Type = torch.Tensor
+    Type: TypeAlias = torch.Tensor
 
 
 @comfytype(io_type="MASK")
 class Mask(ComfyTypeIO):
     """Masks (B, H, W), float32 from 0 to 1."""
 
-    Type = torch.Tensor
+    Type: TypeAlias = torch.Tensor
 
 
 class _Samples(TypedDict):
@@ -562,7 +562,7 @@ class Latent(ComfyTypeIO):
         batch_index: list[int]
         type: str
 
-    Type = LatentDict
+    Type: TypeAlias = LatentDict
 
 
 class _Pooled(TypedDict):
@@ -636,7 +636,7 @@ class Conditioning(ComfyTypeIO):
         lyrics_strength: float
 
     CondList = list[tuple[torch.Tensor, PooledDict]]
-    Type = CondList
+    Type: TypeAlias = CondList
 
 
 @comfytype(io_type="MODEL")
@@ -658,7 +658,7 @@ class Vae(ComfyTypeIO):
 class LoraModel(ComfyTypeIO):
     """A LoRA's state dict."""
 
-    Type = dict[str, torch.Tensor]
+    Type: TypeAlias = dict[str, torch.Tensor]
 
 
 @comfytype(io_type="LOSS_MAP")
@@ -668,7 +668,7 @@ class LossMap(ComfyTypeIO):
     class LossMapDict(TypedDict):
         loss: list[torch.Tensor]
 
-    Type = LossMapDict
+    Type: TypeAlias = LossMapDict
 
 
 @comfytype(io_type="*")
@@ -685,14 +685,14 @@ class Sampler(ComfyTypeIO):
 class Sigmas(ComfyTypeIO):
     """Noise levels, the first one highest."""
 
-    Type = torch.Tensor
+    Type: TypeAlias = torch.Tensor
 
 
 @comfytype(io_type="NOISE")
 class Noise(ComfyTypeIO):
     """Something that makes noise for a latent."""
 
-    Type = torch.Tensor
+    Type: TypeAlias = torch.Tensor
 
 
 @comfytype(io_type="GUIDER")
@@ -764,7 +764,7 @@ class Photomaker(ComfyTypeIO):
 class WanCameraEmbedding(ComfyTypeIO):
     """Camera moves for Wan."""
 
-    Type = torch.Tensor
+    Type: TypeAlias = torch.Tensor
 
 
 @comfytype(io_type="AUDIO")
@@ -775,7 +775,7 @@ class Audio(ComfyTypeIO):
         waveform: torch.Tensor
         sampler_rate: int  # ComfyUI's own spelling; nodes read and write "sample_rate"
 
-    Type = AudioDict
+    Type: TypeAlias = AudioDict
 
 
 @comfytype(io_type="VIDEO")
@@ -787,7 +787,7 @@ class Video(ComfyTypeIO):
 class SVG(ComfyTypeIO):
     """Vector drawings."""
 
-    Type = _util.SVG
+    Type: TypeAlias = _util.SVG
 
 
 @comfytype(io_type="HOOKS")
@@ -804,21 +804,21 @@ class HookKeyframes(ComfyTypeIO):
 class TimestepsRange(ComfyTypeIO):
     """Start and end of a range, each from 0 to 1."""
 
-    Type = tuple[int, int]
+    Type: TypeAlias = tuple[int, int]
 
 
 @comfytype(io_type="LATENT_OPERATION")
 class LatentOperation(ComfyTypeIO):
     """A function of latents."""
 
-    Type = Callable[[torch.Tensor], torch.Tensor]
+    Type: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 @comfytype(io_type="FLOW_CONTROL")
 class FlowControl(ComfyTypeIO):
     """The handle of a loop."""
 
-    Type = tuple[str, Any]
+    Type: TypeAlias = tuple[str, Any]
 
 
 @comfytype(io_type="ACCUMULATION")
@@ -828,7 +828,7 @@ class Accumulation(ComfyTypeIO):
     class AccumulationDict(TypedDict):
         accum: list[Any]
 
-    Type = AccumulationDict
+    Type: TypeAlias = AccumulationDict
 
 
 @comfytype(io_type="POINT")
@@ -859,24 +859,24 @@ class Tracks(ComfyTypeIO):
         track_path: torch.Tensor
         track_visibility: torch.Tensor
 
-    Type = TrackDict
+    Type: TypeAlias = TrackDict
 
 
 @comfytype(io_type="DICT")
 class Dict(ComfyTypeIO):
-    Type = dict
+    Type: TypeAlias = dict
 
 
 @comfytype(io_type="ARRAY")
 class Array(ComfyTypeIO):
-    Type = list
+    Type: TypeAlias = list
 
 
 @comfytype(io_type="HISTOGRAM")
 class Histogram(ComfyTypeIO):
     """How many values fall into each bin."""
 
-    Type = list[int]
+    Type: TypeAlias = list[int]
 
 
 # --- three dimensions -------------------------------------------------------------------------------------------------
@@ -884,88 +884,88 @@ class Histogram(ComfyTypeIO):
 
 @comfytype(io_type="VOXEL")
 class Voxel(ComfyTypeIO):
-    Type = _util.VOXEL
+    Type: TypeAlias = _util.VOXEL
 
 
 @comfytype(io_type="MESH")
 class Mesh(ComfyTypeIO):
-    Type = _util.MESH
+    Type: TypeAlias = _util.MESH
 
 
 @comfytype(io_type="SPLAT")
 class Splat(ComfyTypeIO):
-    Type = _util.SPLAT
+    Type: TypeAlias = _util.SPLAT
 
 
 @comfytype(io_type="FILE_3D")
 class File3DAny(ComfyTypeIO):
     """A 3D file of any format."""
 
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_GLB")
 class File3DGLB(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_GLTF")
 class File3DGLTF(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_FBX")
 class File3DFBX(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_OBJ")
 class File3DOBJ(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_STL")
 class File3DSTL(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_USDZ")
 class File3DUSDZ(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_PLY")
 class File3DPLY(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_SPLAT")
 class File3DSPLAT(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_SPZ")
 class File3DSPZ(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_KSPLAT")
 class File3DKSPLAT(ComfyTypeIO):
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_SPLAT_ANY")
 class File3DSplatAny(ComfyTypeIO):
     """Gaussian splats in any of their formats."""
 
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 @comfytype(io_type="FILE_3D_POINT_CLOUD_ANY")
 class File3DPointCloudAny(ComfyTypeIO):
     """A point cloud in any of its formats."""
 
-    Type = _util.File3D
+    Type: TypeAlias = _util.File3D
 
 
 class _CameraView(TypedDict):
@@ -987,7 +987,7 @@ class Load3DCamera(ComfyTypeIO):
         far: float
         frustum: dict[str, float]
 
-    Type = CameraInfo
+    Type: TypeAlias = CameraInfo
 
 
 @comfytype(io_type="LOAD3D_MODEL_INFO")
@@ -999,7 +999,7 @@ class Load3DModelInfo(ComfyTypeIO):
         quaternion: dict[str, float]
         scale: dict[str, float]
 
-    Type = list[Model3DTransform]
+    Type: TypeAlias = list[Model3DTransform]
 
 
 class _Model3D(TypedDict):
@@ -1017,7 +1017,7 @@ class Load3D(ComfyTypeIO):
         recording: str
         model_3d_info: list[Load3DModelInfo.Model3DTransform]
 
-    Type = Model3DDict
+    Type: TypeAlias = Model3DDict
 
 
 @comfytype(io_type="LOAD_3D_ANIMATION")
@@ -1094,7 +1094,7 @@ class Layers(ComfyTypeIO):
     class Document(_Document, total=False):
         canvas: tuple[int, int]
 
-    Type = Document
+    Type: TypeAlias = Document
 
 
 # --- sockets with a widget of their own -------------------------------------------------------------------------------
@@ -1126,7 +1126,7 @@ class Compositor(ComfyTypeIO):
         inputs: list[str]
         order: list[int]
 
-    Type = LayerState
+    Type: TypeAlias = LayerState
 
     class Input(_PanelInput):
         def __init__(
@@ -1145,7 +1145,7 @@ class Compositor(ComfyTypeIO):
 
 @comfytype(io_type="WEBCAM")
 class Webcam(ComfyTypeIO):
-    Type = str
+    Type: TypeAlias = str
 
     class Input(WidgetInput):
         """A picture from the camera."""
@@ -1171,7 +1171,7 @@ class Webcam(ComfyTypeIO):
 class ImageCompare(ComfyTypeI):
     """Two pictures under a slider."""
 
-    Type = dict
+    Type: TypeAlias = dict
 
     class Input(_PanelInput):
         def __init__(
@@ -1190,7 +1190,7 @@ class ImageCompare(ComfyTypeI):
 class Color(ComfyTypeIO):
     """A color as #rrggbb."""
 
-    Type = str
+    Type: TypeAlias = str
 
     class Input(_PanelInput):
         def __init__(
@@ -1210,7 +1210,7 @@ class Color(ComfyTypeIO):
 class Colors(ComfyTypeIO):
     """Several colors."""
 
-    Type = list[str]
+    Type: TypeAlias = list[str]
 
     class Input(_PanelInput):
         def __init__(
@@ -1237,7 +1237,7 @@ class BoundingBox(ComfyTypeIO):
         width: int
         height: int
 
-    Type = BoundingBoxDict
+    Type: TypeAlias = BoundingBoxDict
 
     class Input(_PanelInput):
         def __init__(
@@ -1267,7 +1267,7 @@ class BoundingBoxes(ComfyTypeIO):
     class BoundingBoxWithMetadata(BoundingBox.BoundingBoxDict):
         metadata: dict
 
-    Type = list[BoundingBoxWithMetadata]
+    Type: TypeAlias = list[BoundingBoxWithMetadata]
 
     class Input(_PanelInput):
         def __init__(
@@ -1353,7 +1353,7 @@ class Range(ComfyTypeIO):
 class MultiType:
     """A socket that takes more than one type."""
 
-    Type = Any
+    Type: TypeAlias = Any
 
     class Input(Input):
         """`id` may be a widget input: then the socket has that widget, and its type comes first."""
@@ -1384,7 +1384,7 @@ class MultiType:
             self._io_types = types
 
         @property
-        def io_types(self) -> list[type]:
+        def io_types(self) -> list[Any]:
             """The permitted types."""
             return [kind if is_class(kind) else type(kind) for kind in self._io_types]
 
@@ -1478,7 +1478,7 @@ def finalize_prefix(prefix_list: list[str] | None, id: str | None = None) -> str
 class Autogrow(ComfyTypeI):
     """One input after another: the node gets a dict of those that are linked."""
 
-    Type = dict[str, Any]
+    Type: TypeAlias = dict[str, Any]
     _MaxNames = 100
 
     class _AutogrowTemplate:
@@ -1604,7 +1604,7 @@ def _only_input(spec: dict[str, dict]) -> tuple[str, tuple]:
 class DynamicCombo(ComfyTypeI):
     """A choice that decides which other inputs there are; the node gets them all as one dict."""
 
-    Type = dict[str, Any]
+    Type: TypeAlias = dict[str, Any]
 
     class Option:
         """One choice and its inputs."""
@@ -1659,7 +1659,7 @@ class DynamicCombo(ComfyTypeI):
 class DynamicSlot(ComfyTypeI):
     """A socket that brings other inputs with it once it is linked."""
 
-    Type = dict[str, Any]
+    Type: TypeAlias = dict[str, Any]
 
     class Input(DynamicInput):
         def __init__(
@@ -1803,7 +1803,8 @@ def build_nested_inputs(values: dict[str, Any], v3_data: dict[str, Any]) -> dict
     paths = v3_data.get("dynamic_paths")
     if paths is None:
         return values
-    rest, nested = dict(values), {}
+    rest = dict(values)
+    nested: dict[str, Any] = {}
     empty = v3_data.get("dynamic_paths_default_value", {})
     for name, path in paths.items():
         value = rest.pop(name, None)
@@ -2087,7 +2088,7 @@ class _ComfyNodeBaseInternal(_ComfyNodeInternal):
 
     RELATIVE_PYTHON_MODULE: str | None = None
     SCHEMA: Schema | None = None
-    hidden: HiddenHolder | None = None
+    hidden: HiddenHolder = None  # type: ignore[assignment]  # a node has it while it runs
 
     _DESCRIPTION = _CATEGORY = _EXPERIMENTAL = _DEPRECATED = _DEV_ONLY = _API_NODE = _OUTPUT_NODE = None
     _HAS_INTERMEDIATE_OUTPUT = _INPUT_IS_LIST = _NOT_IDEMPOTENT = _ACCEPT_ALL_INPUTS = None
@@ -2118,26 +2119,42 @@ class _ComfyNodeBaseInternal(_ComfyNodeInternal):
         """What the node is."""
         raise NotImplementedError
 
-    @classmethod
-    @abstractmethod
-    def execute(cls, **kwargs: Any) -> NodeOutput:
-        """What the node does."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+        # Every node takes its own inputs, and may be async: to a type checker any method is right in place of these.
+        @classmethod
+        def execute(cls, *args: Any, **kwargs: Any) -> NodeOutput | Awaitable[NodeOutput]: ...
 
-    @classmethod
-    def validate_inputs(cls, **kwargs: Any) -> bool | str:
-        """Optional: True, or what is wrong with the constants among the inputs."""
-        raise NotImplementedError
+        @classmethod
+        def validate_inputs(cls, *args: Any, **kwargs: Any) -> bool | str | Awaitable[bool | str]: ...
 
-    @classmethod
-    def fingerprint_inputs(cls, **kwargs: Any) -> Any:
-        """Optional: a value that changes when the node must run again although its inputs are the same."""
-        raise NotImplementedError
+        @classmethod
+        def fingerprint_inputs(cls, *args: Any, **kwargs: Any) -> Any: ...
 
-    @classmethod
-    def check_lazy_status(cls, **kwargs: Any) -> list[str]:
-        """Optional: the lazy inputs that are needed after all; one not evaluated yet is None."""
-        return [name for name, value in kwargs.items() if value is None]
+        @classmethod
+        def check_lazy_status(cls, *args: Any, **kwargs: Any) -> list[str] | Awaitable[list[str]]: ...
+
+    else:
+
+        @classmethod
+        @abstractmethod
+        def execute(cls, **kwargs: Any) -> NodeOutput:
+            """What the node does."""
+            raise NotImplementedError
+
+        @classmethod
+        def validate_inputs(cls, **kwargs: Any) -> bool | str:
+            """Optional: True, or what is wrong with the constants among the inputs."""
+            raise NotImplementedError
+
+        @classmethod
+        def fingerprint_inputs(cls, **kwargs: Any) -> Any:
+            """Optional: a value that changes when the node must run again although its inputs are the same."""
+            raise NotImplementedError
+
+        @classmethod
+        def check_lazy_status(cls, **kwargs: Any) -> list[str]:
+            """Optional: the lazy inputs that are needed after all; one not evaluated yet is None."""
+            return [name for name, value in kwargs.items() if value is None]
 
     @classmethod
     def GET_BASE_CLASS(cls) -> type:
@@ -2151,7 +2168,7 @@ class _ComfyNodeBaseInternal(_ComfyNodeInternal):
 
     @classproperty
     def FUNCTION(cls) -> str:
-        return "EXECUTE_NORMALIZED_ASYNC" if inspect.iscoroutinefunction(cls.execute) else "EXECUTE_NORMALIZED"  # type: ignore[attr-defined]
+        return "EXECUTE_NORMALIZED_ASYNC" if inspect.iscoroutinefunction(cls.execute) else "EXECUTE_NORMALIZED"
 
     @classmethod
     def EXECUTE_NORMALIZED(cls, *args: Any, **kwargs: Any) -> NodeOutput:

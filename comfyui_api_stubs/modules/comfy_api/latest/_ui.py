@@ -295,6 +295,7 @@ class AudioSaveHelper:
             output.metadata.update(texts or {})
             written = AudioSaveHelper._rate(rate, format)
             stream = output.add_stream(AudioSaveHelper._CODECS[format], rate=written, layout=layout)
+            assert isinstance(stream, av.AudioStream)
             if format != "flac":
                 AudioSaveHelper._set_quality(stream, quality)
             samples = waveform.movedim(0, 1).reshape(1, -1).float().contiguous().numpy()

@@ -1,6 +1,7 @@
 """Attention blocks of diffusion UNets in ComfyUI's key layout, with its attention patches and overrides."""
 
 import functools
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import nn
@@ -8,7 +9,7 @@ from torch import nn
 import comfy.ops
 
 ops = comfy.ops.disable_weight_init
-REGISTERED_ATTENTION_FUNCTIONS = {}
+REGISTERED_ATTENTION_FUNCTIONS: dict[str, Callable] = {}
 
 
 def register_attention_function(name, func):

@@ -309,7 +309,7 @@ class UNetModel(nn.Module):
 
         self.time_embed = mlp(model_channels)
         if num_classes == "sequential":
-            self.label_emb = nn.Sequential(mlp(adm_in_channels))
+            self.label_emb: nn.Module = nn.Sequential(mlp(adm_in_channels))
         elif isinstance(num_classes, int):
             self.label_emb = nn.Embedding(num_classes, emb, **plain)
         elif num_classes is not None:
