@@ -109,12 +109,27 @@ def load(
             f"There is no saved state {name!r} in {root}; there are: {', '.join(saved_names(root)) or 'none'}."
         )
     record = read_record(folder)
-    start = record["begun_from"]
-    errors = [
-        f"it was trained {preposition} the {kind} {start[kind][:16]}, and the {kind} that is connected is {digest[:16]}"
-        for kind, preposition, digest in (("model", "on", model), ("dataset", "with", dataset))
-        if digest is not None and digest != start[kind]
-    ]
+    _check_belongs(name, record["begun_from"], model, dataset, training_only)
+    tensors = _checked_tensors(folder, record["tensors"])
+    template = _before_first_step(name, record, folder, base)
+    measured = history_of(record["history"], folder)
+    try:
+        return restored(template, record, tensors, measured)
+    except Damaged as error:
+        raise Damaged(f"{folder / 'state.json'}: {error}") from error
+
+
+def _check_belongs(
+    name: str, start: Mapping[str, Any], model: str, dataset: str | None, training_only: str | None
+) -> None:
+    """Raise ValueError with everything that a state began from and that is not what is connected."""
+    errors = []
+    for kind, preposition, digest in (("model", "on", model), ("dataset", "with", dataset)):
+        if digest is not None and digest != start[kind]:
+            errors.append(
+                f"it was trained {preposition} the {kind} {start[kind][:16]}, and the {kind} that is connected is"
+                f" {digest[:16]}"
+            )
     if training_only is not None and not start.get("training_only"):
         errors.append("it was trained without a training-only LoRA, and one is connected")
     elif training_only is not None and training_only != start["training_only"]:
@@ -123,31 +138,40 @@ def load(
             f" {training_only[:16]}"
         )
     if errors:
-        advice = (
-            "Connect that one; to go on with another, save a LoRA and start a run from it (Adapter Settings, initial"
-            " LoRA)."
+        raise ValueError(
+            f"The saved state {name!r} does not fit: {'; '.join(errors)}. Connect that one; to go on with another, save"
+            " a LoRA and start a run from it (Adapter Settings, initial LoRA)."
         )
-        raise ValueError(f"The saved state {name!r} does not fit: {'; '.join(errors)}. {advice}")
-    if "name" not in record["tensors"]:
+
+
+def _checked_tensors(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a saved state, each of whose files has the hash that its record names."""
+    if "name" not in stored:
         raise Damaged(f"{folder / 'state.json'}: it is a state of a run's own folder, not a saved one")
-    for file, sha256 in record["tensors"]["files"].items():
+    for file, sha256 in stored["files"].items():
         check_file(folder / file, sha256)
     try:
-        tensors = shards.load(folder, record["tensors"]["name"])
+        return shards.load(folder, stored["name"])
     except ValueError as error:
         raise Damaged(str(error)) from error
-    settings = record["settings"]
-    template = TrainState(
-        Start(
-            start["model"],
-            start["dataset"],
-            _rebuilt(AdapterSettings, start["adapter"], folder),
-            None if start["ema"] is None else _rebuilt(EMASettings, start["ema"], folder),
-            start["seed"],
-            start.get("training_only", ""),
-            None if "words" not in start else _rebuilt(WordSettings, start["words"], folder),
-            None if "autoencoder" not in start else _rebuilt(AutoencoderSettings, start["autoencoder"], folder),
-        ),
+
+
+def _before_first_step(
+    name: str, record: Mapping[str, Any], folder: Path, base: Callable[[], Mapping[str, Tensor]] | None
+) -> TrainState:
+    """The state that the recorded one was begun from, with the settings that it had last."""
+    start, settings = record["begun_from"], record["settings"]
+    ema = words = autoencoder = None
+    if start["ema"] is not None:
+        ema = _rebuilt(EMASettings, start["ema"], folder)
+    if "words" in start:
+        words = _rebuilt(WordSettings, start["words"], folder)
+    if "autoencoder" in start:
+        autoencoder = _rebuilt(AutoencoderSettings, start["autoencoder"], folder)
+    adapter = _rebuilt(AdapterSettings, start["adapter"], folder)
+    only = start.get("training_only", "")
+    return TrainState(
+        Start(start["model"], start["dataset"], adapter, ema, start["seed"], only, words, autoencoder),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),
             _rebuilt(ObjectiveSettings, settings["objective"], folder),
@@ -157,11 +181,6 @@ def load(
         notes=record.get("notes", {}),
         base=base,
     )
-    measured = history_of(record["history"], folder)
-    try:
-        return restored(template, record, tensors, measured)
-    except Damaged as error:
-        raise Damaged(f"{folder / 'state.json'}: {error}") from error
 
 
 def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path) -> Plain:
