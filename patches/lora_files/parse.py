@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
@@ -84,18 +84,14 @@ def read(
     `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
     """
     groups, strangers, problems = grouped(without_embeddings(state), plain=False)
-    has_clip = any(target.model == "clip" for target in key_map.values())
     layers: dict[Target, list[Layer]] = {}
     sources: dict[Target, str] = {}
-    unmatched: list[str] = list(strangers)
-    encoder_names: list[str] = []
+    unknown: list[str] = []
     misfits: list[str] = []
     for base, tensors in groups.items():
         target = key_map.get(base)
         if target is None or (target.model, target.weight) not in shapes:
-            (
-                encoder_names if not has_clip and base.startswith(key_formats.text_encoder_prefixes()) else unmatched
-            ).append(base)
+            unknown.append(base)
             continue
         if sources.setdefault(target, base) != base:
             problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
@@ -107,8 +103,13 @@ def read(
                 layers.setdefault(layer_target, []).append(layer)
             else:
                 misfits.append(f"{base}: {misfit}")
+    encoder_names, others = _by_model(unknown, key_map)
+    unmatched = [*strangers, *others]
     if misfits and not (partial and layers):
-        problems += [*misfits, *(["mark the row as partial to use the rest"] if layers and not problems else [])]
+        rest_is_fine = layers and not problems
+        problems += misfits
+        if rest_is_fine:
+            problems.append("mark the row as partial to use the rest")
     embeddings = key_formats.embedding_names(state)
     if not problems and not (groups or strangers) and embeddings:
         problems += _unread_embeddings(embeddings, embeddings_are_read)
@@ -116,14 +117,21 @@ def read(
         problems += _unusable(groups, layers, unmatched, encoder_names, partial, hint)
     if problems:
         raise ValueError(f"{name}{_purpose(hint, sources)} cannot be used:\n" + problem_lines(problems))
-    kinds: dict[str, int] = {}
-    for target_layers in layers.values():
-        for layer in target_layers:
-            kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
+    kinds = Counter(layer.kind for target_layers in layers.values() for layer in target_layers)
     layers_by_target = {target: tuple(target_layers) for target, target_layers in layers.items()}
     return ParsedLora(
         name, layers_by_target, tuple(unmatched), tuple(encoder_names), kinds, tuple(embeddings), tuple(misfits)
     )
+
+
+def _by_model(unknown: Sequence[str], key_map: Mapping[str, Target]) -> tuple[list[str], list[str]]:
+    """Divide unknown names: (those of a text encoder that is not loaded, the others)."""
+    if any(target.model == "clip" for target in key_map.values()):
+        return [], list(unknown)
+    prefixes = key_formats.text_encoder_prefixes()
+    encoder_names = [base for base in unknown if base.startswith(prefixes)]
+    others = [base for base in unknown if not base.startswith(prefixes)]
+    return encoder_names, others
 
 
 def _purpose(hint: str, sources: Collection[Target]) -> str:
