@@ -12,6 +12,7 @@ import torch
 
 from ..training.data.batches import ImageConditioning
 from ..training.data.dataset import Conditioning
+from .latents import dimensions_of
 from .network_state import modules_that_run
 
 # On the device; captions that vary by draw, and pictures with latents of their own, would fill it otherwise.
@@ -74,8 +75,10 @@ class Conditions:
     def make(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """New condition objects, on the device."""
         noise = torch.zeros(1, *x.shape[1:], device=self.device)
+        sizes: dict[str, Any] = {"width": None, "height": x.shape[2] * 8}  # of sound, as ComfyUI says it
+        if x.ndim > 3:
+            sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
         # Guidance 1: a guidance-distilled model must predict the training images without guidance.
-        sizes = {"width": x.shape[-1] * 8, "height": x.shape[-2] * 8}
         params = {**sizes, "prompt_type": "positive", "guidance": 1.0, **conditioning.extras}
         params.update(
             cross_attn=conditioning.context.to(self.device, torch.float32),
@@ -93,10 +96,11 @@ class Conditions:
 
 
 def empty_noise(model: Any, device: torch.device) -> torch.Tensor:
-    """Zeros in the place of small noisy latents, (1, C, 16, 16) or of one frame, (1, C, 1, 16, 16)."""
-    space = model.latent_format
-    frames = (1,) * (getattr(space, "latent_dimensions", 2) - 2)
-    return torch.zeros(1, space.latent_channels, *frames, 16, 16, device=device)
+    """Zeros in the place of small noisy latents: (1, C, 16, 16), of one frame (1, C, 1, 16, 16), of sound alone
+    (1, C, 16).
+    """
+    sides = {1: (16,), 3: (1, 16, 16)}.get(dimensions_of(model), (16, 16))
+    return torch.zeros(1, model.latent_format.latent_channels, *sides, device=device)
 
 
 def takes_picture(model: Any) -> bool:
@@ -105,7 +109,7 @@ def takes_picture(model: Any) -> bool:
     ComfyUI gives it an empty one where there is none. Kandinsky 5 gets nothing but that, and HunyuanVideo 1.5 gets it
     for text to video too, with the same network as for image to video.
     """
-    if type(model).__name__ in _PICTURE_OR_NONE:
+    if type(model).__name__ in _PICTURE_OR_NONE or dimensions_of(model) == 1:
         return False
     noise = empty_noise(model, torch.device("cpu"))
     given = {"noise": noise, "latent_image": noise, "device": noise.device}

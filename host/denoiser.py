@@ -15,6 +15,7 @@ from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
 from .encoding import LiveEncoder
+from .latents import dimensions_of
 from .model_sampling import (
     as_comfyui_counts,
     noisy_latents,
@@ -60,7 +61,7 @@ class Denoiser:
         """Scales the VAE's latents as the network expects them. For a video model a single picture gets a frame
         dimension, (B, C, 1, h, w).
         """
-        if getattr(self.model.latent_format, "latent_dimensions", 2) == 3 and latents.ndim == 4:
+        if dimensions_of(self.model) == 3 and latents.ndim == 4:
             latents = latents.unsqueeze(2)
         return self.model.process_latent_in(latents)
 

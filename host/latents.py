@@ -1,16 +1,59 @@
-"""LATENTs in the shape that ComfyUI samples them in."""
+"""LATENTs in the shape that ComfyUI samples them in, and which of them a model takes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ..training.data.dataset import Dataset
+
+_TAKEN = {1: "sound, over time alone", 2: "pictures", 3: "pictures or clips"}
+
+
+def dimensions_of(model: Any) -> int:
+    """How many dimensions a model's latents have beside their channels: 1 of sound alone, 2 of pictures, 3 of clips.
+    ACE-Step 1 has its sound in 2.
+    """
+    dimensions: int = getattr(model.latent_format, "latent_dimensions", 2)
+    return dimensions
+
+
+def is_sound(latent: Mapping[str, Any]) -> bool:
+    """Whether a LATENT is of sound alone; that of ACE-Step 1 only says so where it is an empty one."""
+    samples = latent["samples"]
+    return not getattr(samples, "is_nested", False) and (samples.ndim == 3 or latent.get("type") == "audio")
+
+
+def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
+    """Raise ValueError that names an image whose latents a model does not take. `node` is where the two meet."""
+    images = dataset.images + dataset.held_out
+    if dataset.regularisation is not None:
+        images += dataset.regularisation.images
+    names: dict[tuple[int, ...], str] = {}
+    for image in images:
+        names.setdefault(tuple(image.latent.shape), image.name)
+    for shape, name in names.items():
+        _check_taken(model, name, shape, node)
+
+
+def _check_taken(model: Any, name: str, shape: Sequence[int], node: str) -> None:
+    dimensions, channels = dimensions_of(model), model.latent_format.latent_channels
+    is_sound = len(shape) == 2
+    if is_sound == (dimensions == 1) and shape[0] == channels:
+        return
+    kind = "sound" if is_sound else "a picture or a clip"
+    raise ValueError(
+        f"{node}: {type(model).__name__} takes latents of {_TAKEN[dimensions]}, with {channels} channels, and {name}"
+        f" has one of {kind}, with {shape[0]}: its shape is {tuple(shape)}. Encode with the VAE that belongs to the"
+        " model, or load the model that belongs to these latents."
+    )
+
 
 def sampled(patcher: Any, latent: Mapping[str, Any]) -> Tensor:
-    """The samples (B, C, [frames,] h, w) that ComfyUI starts from.
+    """The samples (B, C, [frames,] h, w), of sound (B, C, T), that ComfyUI starts from.
 
     An empty LATENT takes the model's channels and, on newer hosts, its size.
     """

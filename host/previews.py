@@ -20,13 +20,17 @@ from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders
-from .latents import sampled
+from .latents import is_sound, sampled
 from .model_sampling import prediction_type, timestep_of
 from .network_state import captions_read_anew
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
+_SOUND = (
+    "Train Step: preview every N steps is above 0, and the latent is of sound, which previews do not show. Set preview"
+    " every N steps to 0, and listen to the MODEL of this node with KSampler and VAE Decode Audio."
+)
 
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[str], clip: Any) -> None:
@@ -39,6 +43,8 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence
     else:
         inputs = {"positive prompt": positive, **inputs}
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
+    if latent is not None and is_sound(latent):
+        raise ValueError(_SOUND)
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
@@ -155,6 +161,8 @@ def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
 def decode_alone(vae: Any, latents: torch.Tensor) -> torch.Tensor:
     """The same where no MODEL needs to stay loaded."""
     pictures = vae.decode(latents)
+    if pictures.ndim < 4:  # (B, T, channels)
+        raise ValueError(_SOUND)
     return pictures.reshape(-1, *pictures.shape[-3:]).float().cpu()
 
 

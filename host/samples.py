@@ -25,7 +25,9 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.device)
 
 
 def latents_of(latent: Mapping[str, Any], number: int) -> list[torch.Tensor]:
-    """The latents (C, [frames,] h, w) of a LATENT, one for each of its batch, in float32 on the CPU."""
+    """The latents (C, [frames,] h, w) of a LATENT, or (C, T) of sound, one for each of its batch, in float32 on the
+    CPU.
+    """
     samples = latent["samples"]
     name = f"latent {number}"
     if getattr(samples, "is_nested", False):
@@ -34,15 +36,11 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[torch.Tensor]:
             " such models without the sound. Connect the video's latent from before that node, or through"
             " LTXVSeparateAVLatent."
         )
-    if not isinstance(samples, torch.Tensor) or samples.ndim not in (4, 5):
-        shape, sound = tuple(getattr(samples, "shape", ())), ""
-        if len(shape) == 3:
-            sound = (
-                " Three are sound alone, as of ACE-Step 1.5 and Stable Audio, which Graft does not train; of sound it"
-                " trains ACE-Step 1, whose latents have 4."
-            )
+    if not isinstance(samples, torch.Tensor) or samples.ndim not in (3, 4, 5):
+        shape = tuple(getattr(samples, "shape", ()))
         raise ValueError(
-            f"Samples: {name} has the shape {shape}: expected a batch of pictures (4 dimensions) or clips (5).{sound}"
+            f"Samples: {name} has the shape {shape}: expected a batch of pictures (4 dimensions), of clips (5) or of"
+            " sound (3, or 4 of ACE-Step 1)."
         )
     samples = samples.detach().to("cpu", torch.float32)
     check_finite(samples, name)

@@ -590,7 +590,10 @@ class GraftSamples(io.ComfyNode):
             inputs=[
                 io.Latent.Input(
                     "latents",
-                    tooltip="What to train on: a list of latents of pictures or clips. A batch counts as many samples.",
+                    tooltip=(
+                        "What to train on: a list of latents of pictures, clips or sound. A batch counts as many"
+                        " samples."
+                    ),
                 ),
                 io.Conditioning.Input(
                     "conditioning",

@@ -84,8 +84,12 @@ def _samples(
     texts = _for_each(list(captions) or [""], sizes, "captions")
     weights = _for_each(list(flat_masks) or [None], sizes, "masks")
     made = []
-    for latent, conditioning, caption, mask in zip(tensors, by_sample, texts, weights, strict=True):
-        made.append(Sample(latent, conditioning, caption.strip(), _fitted(mask, latent)))
+    for number, (latent, conditioning) in enumerate(zip(tensors, by_sample, strict=True)):
+        mask = weights[number]
+        if mask is not None:
+            samples.check_masked(f"sample {number + 1}", latent)
+            mask = _fitted(mask, latent)
+        made.append(Sample(latent, conditioning, texts[number].strip(), mask))
     return made
 
 
@@ -123,10 +127,8 @@ def _for_each(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
     )
 
 
-def _fitted(mask: torch.Tensor | None, latent: torch.Tensor) -> torch.Tensor | None:
+def _fitted(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
     """A mask (1, H, W) at the size of a latent, by area."""
-    if mask is None:
-        return None
     return F.interpolate(mask[None], size=latent.shape[-2:], mode="area")[0]
 
 

@@ -258,6 +258,7 @@ def _begun(
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
     from ..host.conditions import takes_picture
+    from ..host.latents import check_dataset
     from ..training import state as states
     from ..training.data import sliders
     from ..training.reports import text
@@ -293,6 +294,7 @@ def _begun(
     state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
     state = noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
     sliders.check(dataset, adapter, words is not None, settings.objective)
+    check_dataset(model.model, dataset, "Start Training")
     sigma = None
     if prediction == "flow":
         sigma = partial(host.model_sampling.sigma_at, sampling)

@@ -69,12 +69,32 @@ def test_counts_are_one_for_each_sample_for_each_latent_or_for_all(host, parts):
     assert by_bucket.digest == whole.digest
     with pytest.raises(ValueError, match=r"conditioning 2 has 2 parts.* or as many parts as its latent has samples"):
         samples(host, parts, latents=batches, conditioning=[in_parts[0], in_parts[1][:2]])
-    with pytest.raises(ValueError, match=r"latent 1 has the shape \(1, 3, 8\).*Three are sound alone"):
-        samples(host, parts, latents=[{"samples": torch.zeros(1, 3, 8)}])
-    with pytest.raises(ValueError, match=r"latent 1 has the shape \(3, 8\)"):
+    with pytest.raises(ValueError, match=r"latent 1 has the shape \(3, 8\).*or of sound \(3"):
         samples(host, parts, latents=[{"samples": torch.zeros(3, 8)}])
     with pytest.raises(ValueError, match="latent 1 holds NaN"):
         samples(host, parts, latents=[{"samples": torch.full((1, 3, 8, 8), torch.nan)}])
+
+
+def test_sound_becomes_samples_that_a_model_of_pictures_refuses(host, parts):
+    """Each channel over time; a batch counts as many samples. The channels alone do not tell them from a picture."""
+    model = parts[0]
+    draw = torch.Generator().manual_seed(7)
+    songs = [{"samples": torch.randn(2, 3, length, generator=draw)} for length in (8, 8, 12)]
+    dataset, report = samples(host, parts, latents=songs)
+    assert "latents: 2 of 3x12, 4 of 3x8" in report
+    given = [one for song in songs for one in song["samples"]]
+    assert all(torch.equal(image.latent, latent) for image, latent in zip(dataset.images, given, strict=True))
+    groups = host.module("training.data.batches").make_batches(dataset, 6, 0.0, 0, 0, 0, "part 0")
+    assert {tuple(batch.latents.shape[1:]) for batch in groups} <= {(3, 8), (3, 12)}
+    with pytest.raises(ValueError, match=r"Samples: sample 1 is sound.*: disconnect masks"):
+        samples(host, parts, latents=songs, masks=[torch.ones(1, 64, 64)])
+    refused = r"Start Training: \w+ takes latents of pictures, with 3 channels, and sample 1 has one of sound, with 3"
+    with pytest.raises(ValueError, match=refused):
+        host.call("GraftTrainStart", model=model, dataset=dataset, run="sound")
+    wide, _ = samples(host, parts, latents=[{"samples": torch.zeros(1, 4, 8, 8)}], conditioning=parts[3][:1])
+    refused = r"takes latents of pictures, with 3 channels, and sample 1 has one of a picture or a clip, with 4"
+    with pytest.raises(ValueError, match=refused):
+        host.call("GraftTrainStart", model=model, dataset=wide, run="sound")
 
 
 def test_everything_counts_in_the_digest_and_nothing_else(host, parts):

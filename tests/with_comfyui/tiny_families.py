@@ -135,7 +135,7 @@ WAN = {
 }
 LTX = {
     "image_model": "ltxv",
-    "in_channels": 16,
+    "in_channels": 128,
     "cross_attention_dim": 32,
     "attention_head_dim": 16,
     "num_attention_heads": 2,
@@ -326,7 +326,7 @@ OTHERS = {
         },
         (128, 8, 10),
     ),
-    "ltx": Family("LTXV", LTX, (16, 1, 8, 10), {"attention_mask": "mask"}),
+    "ltx": Family("LTXV", LTX, (128, 1, 8, 10), {"attention_mask": "mask"}),
     "radiance": Family(
         "ChromaRadiance",
         {
@@ -437,7 +437,7 @@ OTHERS = {
             "connector_num_attention_heads": 2,
             "connector_num_layers": 1,
         },
-        (16, 1, 8, 10),
+        (128, 1, 8, 10),
         {"unprocessed_ltxav_embeds": "yes"},
     ),
     "hidream": Family(

@@ -37,8 +37,6 @@ NO_CLIPS = "none"  # of models of pictures and of sound
 NOT_TRAINED = {
     "LTX-2 with sound": "it is not trained. A training step takes latents of pictures or of clips, and Samples refuses"
     " those that have sound beside them",
-    "ACE-Step 1.5": "its network passes the tests, but nothing gives it to train on: Samples refuses latents of sound"
-    " alone",
 }
 _NOT_THERE = "this ComfyUI has no "
 

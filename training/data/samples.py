@@ -41,7 +41,9 @@ TEXT_ENTRIES = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One sample: a latent (C, [frames,] h, w), its conditioning, a caption for reports, and a mask (1, h, w)."""
+    """One sample: a latent (C, [frames,] h, w), of sound (C, T), its conditioning, a caption for reports, and a mask
+    (1, h, w).
+    """
 
     latent: Tensor
     conditioning: Conditioning
@@ -214,6 +216,15 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
     else:
         lines.append("no prompt is dropped: connect an empty conditioning, or CLIP, for that")
     return lines
+
+
+def check_masked(name: str, latent: Tensor) -> None:
+    """Raise ValueError where the latent of a sample has no height and width, as that of sound, so that no mask fits."""
+    if latent.ndim < 3:
+        raise ValueError(
+            f"Samples: {name} is sound, whose latents have no height and width, so that a mask says nothing of them:"
+            " disconnect masks."
+        )
 
 
 def check_finite(tensor: Tensor, name: str) -> None:

@@ -38,7 +38,8 @@ def losses(
     sigma: Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The loss of each image (B,), from denoised latents and what they should be (B, C, …, h, w), at sigma (B,).
+    """The loss of each image (B,), from denoised latents and what they should be (B, C, …, h, w) or of sound
+    (B, C, T), at sigma (B,).
 
     It is computed in float32 or wider. `mask` (B, 1, h, w) from 0 to 1 weights each place; as in kohya's scripts, the
     mean still goes over every place, masked or not.

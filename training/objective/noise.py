@@ -15,7 +15,8 @@ LAST_SIGNAL = 4.8973451890853435e-08
 
 
 def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator) -> Tensor:
-    """Draw noise for latents (B, C, …, h, w) on the CPU: normal, plus noise offset, plus pyramid noise.
+    """Draw noise for latents (B, C, …, h, w), of sound (B, C, T), on the CPU: normal, plus noise offset, plus pyramid
+    noise.
 
     A noise offset is one number per channel; pyramid noise adds coarser levels.
     """
@@ -24,21 +25,24 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.
     if offset:
         noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=generator)
     if pyramid:
-        noise = _pyramid(noise.reshape(shape[0], -1, *shape[-2:]), pyramid, generator).reshape(shape)
+        sides = shape[2:][-2:]
+        noise = _pyramid(noise.reshape(shape[0], -1, *sides), pyramid, generator).reshape(shape)
     return noise
 
 
 def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tensor:
-    """Add pyramid noise: coarser and coarser noise, enlarged bilinearly; the result has standard deviation 1.
+    """Add pyramid noise: coarser and coarser noise, enlarged bilinearly (over time alone: linearly); the result has
+    standard deviation 1.
 
     The sides of level i are divided by r^i with r uniform in [2, 4), and its strength is discount^i; i starts at 0.
     """
-    b, c, h, w = noise.shape
+    b, c, *sides = noise.shape
+    mode = "bilinear" if len(sides) == 2 else "linear"
     for level in range(6):
         r = float(torch.rand((), generator=generator)) * 2 + 2
-        size = max(1, int(h / r**level)), max(1, int(w / r**level))
+        size = [max(1, int(side / r**level)) for side in sides]
         coarse = torch.randn(b, c, *size, generator=generator)
-        noise = noise + F.interpolate(coarse, size=(h, w), mode="bilinear") * discount**level
+        noise = noise + F.interpolate(coarse, size=sides, mode=mode) * discount**level
         if 1 in size:
             break
     return noise / noise.std()

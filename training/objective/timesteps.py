@@ -7,7 +7,7 @@ What AI-Toolkit calls shift and flux_shift is another distribution, and has its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -264,9 +264,13 @@ def gives_levels(settings: TimestepSettings) -> bool:
     return TIMESTEPS.get(settings.timesteps).gives_levels or not settings.model_shift
 
 
-def tokens_of(height: int, width: int) -> int:
-    """The patches of 2 x 2 latents that latents of a size have."""
-    return (height // 2) * (width // 2)
+def tokens_of(shape: Sequence[int]) -> int:
+    """The patches of 2 x 2 latents that latents (…, C, [frames,] h, w) of this shape have in a frame; of sound (C, T),
+    without the batch, they are its T places.
+    """
+    if len(shape) == 2:
+        return shape[1]
+    return (shape[-2] // 2) * (shape[-1] // 2)
 
 
 def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor], tokens: int) -> str:

@@ -92,11 +92,10 @@ def pictures_of(dataset: Dataset) -> tuple[Pictures, ...]:
 
 def _side(image: DatasetImage) -> int:
     """The side in pixels of a square with the area of an image, or of all frames of a clip."""
-    height, width = (side * 8 for side in image.latent.shape[-2:])
     if image.framing is not None:
         width, height = image.framing.target
-    frames = math.prod(image.latent.shape[1:-2])
-    return round(math.sqrt(width * height * frames))
+        return round(math.sqrt(width * height * math.prod(image.latent.shape[1:-2])))
+    return round(8 * math.sqrt(math.prod(image.latent.shape[1:])))
 
 
 def facts_of(model: nn.Module, family: ModelFamily | None, prediction: str) -> ModelFacts:

@@ -108,7 +108,7 @@ def _needs_preparation(image: DatasetImage) -> bool:
 
 def _said(one: BatchItem) -> str:
     framing = one.crop.framing
-    size = "x".join(map(str, framing.target if framing else reversed(one.image.latent.shape[-2:])))
+    size = "x".join(map(str, framing.target if framing else reversed(one.image.latent.shape[1:][-2:])))
     marks = [
         size,
         *(["mirrored"] if one.flipped else []),

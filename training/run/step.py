@@ -132,7 +132,7 @@ def _both_of_pairs(batch: Batch) -> Batch:
 def _noise_levels(work: Workspace, clean: Tensor, generator: torch.Generator) -> Tensor:
     """Noise levels (B,) for latents, on their device."""
     denoiser, objective = work.denoiser, work.start_state.settings.objective
-    count, tokens = clean.shape[0], tokens_of(clean.shape[-2], clean.shape[-1])
+    count, tokens = clean.shape[0], tokens_of(clean.shape[1:])
     if objective.expert != NO_EXPERT:
         return to_device(draw_expert_levels(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
     drawn = to_device(draw_timesteps(objective, count, generator, tokens, denoiser.sigma), denoiser.device)

@@ -20,7 +20,7 @@ from graft_nodes.training.objective.timesteps import (
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, equal, with_settings
 
-COUNT, TOKENS = 10_000, tokens_of(60, 104)
+COUNT, TOKENS = 10_000, tokens_of((16, 60, 104))
 HIGH, LOW = "high noise", "low noise"
 
 

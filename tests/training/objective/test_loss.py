@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
@@ -232,6 +233,31 @@ def test_offset_noise_is_kohyas():
     noise = torch.randn(3, 4, 6, 7, generator=draws)
     expected = noise + 0.3 * torch.randn((3, 4, 1, 1), generator=draws)
     assert torch.equal(noise_like(torch.zeros(3, 4, 6, 7), 0.3, 0.0, generator(0, 0, "test")), expected)
+
+
+def test_pyramid_noise_of_sound_gets_coarser_over_time_alone():
+    """Each channel by itself: the formula in numpy, whose interpolation counts from the middle of each place."""
+    draws = generator(0, 0, "test")
+    expected = torch.randn(2, 5, 40, generator=draws).double().numpy()
+    places = np.arange(40) + 0.5
+    for level in range(6):
+        length = max(1, int(40 / (float(torch.rand((), generator=draws)) * 2 + 2) ** level))
+        coarse = torch.randn(2, 5, length, generator=draws).double().numpy()
+        at = (np.arange(length) + 0.5) * 40 / length
+        for row in np.ndindex(2, 5):
+            expected[row] += np.interp(places, at, coarse[row]) * 0.7**level
+        if length == 1:
+            break
+    expected = torch.from_numpy(expected / expected.std(ddof=1))
+    found = noise_like(torch.zeros(2, 5, 40), 0.0, 0.7, generator(0, 0, "test"))
+    assert level > 1 and torch.allclose(found.double(), expected, atol=1e-5)
+
+
+def test_offset_noise_of_sound_is_one_number_for_each_channel():
+    draws = generator(0, 0, "test")
+    expected = torch.randn(3, 4, 20, generator=draws)
+    expected = expected + 0.3 * torch.randn((3, 4, 1), generator=draws)
+    assert torch.equal(noise_like(torch.zeros(3, 4, 20), 0.3, 0.0, generator(0, 0, "test")), expected)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 64, 48), (2, 4, 3, 3), (2, 3, 2, 16, 16)])

@@ -13,7 +13,7 @@ from graft_nodes.training.objective.timesteps import describe_levels, draw_level
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, equal
 
-COUNT, TOKENS = 4000, tokens_of(96, 160)
+COUNT, TOKENS = 4000, tokens_of((16, 96, 160))
 
 
 def _drawn(tokens=TOKENS, **settings):
@@ -122,8 +122,13 @@ def test_logit_normal_without_settings_is_what_stored_runs_drew():
     assert torch.equal(drawn, torch.randn(COUNT, generator=torch.Generator().manual_seed(3)).sigmoid())
 
 
+def test_tokens_are_counted_in_a_frame_and_over_time_of_sound():
+    assert tokens_of((16, 9, 13)) == tokens_of((16, 5, 9, 13)) == 24
+    assert tokens_of((64, 31)) == 31
+
+
 def test_flux_shift_is_noisier_for_larger_images():
-    small, large = (_drawn(tokens_of(side, side), timesteps="flux_shift").median() for side in (32, 128))
+    small, large = (_drawn(tokens_of((16, side, side)), timesteps="flux_shift").median() for side in (32, 128))
     assert small == pytest.approx(1 / (1 + math.exp(-0.5)), abs=0.02)
     assert large == pytest.approx(1 / (1 + math.exp(-1.15)), abs=0.02)
 
