@@ -5,25 +5,29 @@ workflows and runs them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import difflib
 import importlib
 import importlib.util
-import inspect
 import json
 import logging
 import os
+import sys
+import traceback
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import install
+from . import MODULES, install
+from .node_checks import node_problems
 
 MOST_BYTES = 20_000_000  # of a workflow file
 NOT_SEARCHED = {"node_modules", "__pycache__", "venv", "build", "dist", "tests"}
 WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".onnx", ".sft")
 MEDIA_FILES = (".png", ".jpg", ".jpeg", ".webp", ".mp4", ".gif", ".wav", ".mp3", ".flac", ".glb")
 FILES = (*WEIGHT_FILES, *MEDIA_FILES)
-INPUT_OPTIONS = {"required", "optional", "hidden"}
+EXAMPLES = {"example_workflows", "example", "examples", "workflow", "workflows"}  # where ComfyUI looks for templates
 
 
 class CannotRun(Exception):
@@ -35,8 +39,8 @@ class Failed(Exception):
 
 
 class Pack:
-    """A pack on the embedded host. `nodes` are its own, by id; `log` is what was logged while it was loaded, and
-    `loaded` says whether that went well. `base` is an empty folder for models, inputs and outputs.
+    """A pack on the embedded host. `nodes` are its own, by id; `wrong` says why it could not be loaded, and is empty
+    when it was. `base` is an empty folder for models, inputs and outputs.
     """
 
     def __init__(self, path: Path, base: Path):
@@ -54,24 +58,25 @@ class Pack:
         self.titles: dict[str, str] = nodes.NODE_DISPLAY_NAME_MAPPINGS
         self.loop.run_until_complete(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
         before = dict(self.classes)
-        self.loaded, self.log = self._load(nodes)
+        self.wrong = self._load(nodes)
         self.nodes = {name: cls for name, cls in self.classes.items() if before.get(name) is not cls}
 
-    def _load(self, nodes: Any) -> tuple[bool, str]:
-        records: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger().addHandler(handler)
+    def _load(self, nodes: Any) -> str:
+        """Load the pack; returns why that failed, or nothing."""
+        heard = _Heard()
+        logging.getLogger().addHandler(heard)
         try:
             loaded = self.loop.run_until_complete(nodes.load_custom_node(str(self.path)))
         finally:
-            logging.getLogger().removeHandler(handler)
-        return loaded, "\n".join(records)
+            logging.getLogger().removeHandler(heard)
+        if loaded:
+            return ""
+        return "\n".join(heard.messages) if heard.error is None else why_not_loaded(heard.error)
 
     def check_loaded(self) -> None:
         """Raise Failed when the pack could not be loaded, or has no nodes."""
-        if not self.loaded:
-            raise Failed(f"{self.path.name} does not load:\n{self.log}")
+        if self.wrong:
+            raise Failed(f"{self.path.name} does not load: {self.wrong}")
         if not self.nodes:
             raise Failed(f"{self.path.name} loads, but it has no nodes")
 
@@ -84,14 +89,17 @@ class Pack:
     # --- workflows ----------------------------------------------------------------------------------------------------
 
     def workflows(self) -> list[Path]:
-        """The pack's JSON files that are workflows, in either format."""
-        return [path for path in json_files(self.path) if workflow_format(path)]
+        """The pack's JSON files that are workflows in either format, and broken ones where examples lie."""
+        return [path for path in json_files(self.path) if workflow_format(path) or is_broken_example(path)]
 
     def prompt(self, path: Path) -> dict[str, Any]:
         """A workflow file in the API format. Raises CannotRun when the editor's format cannot be read
         here, Failed when the file is broken.
         """
-        data = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise Failed(f"it is no JSON ({error}); export it again from ComfyUI") from error
         if workflow_format(path) == "api":
             return {name: node for name, node in data.items() if isinstance(node, dict) and "class_type" in node}
         return converted(data, path, self.classes, self.titles)
@@ -99,28 +107,86 @@ class Pack:
     def _refuse_missing(self, wanted: set[Any]) -> None:
         missing = sorted(str(name) for name in wanted if name not in self.classes)
         if missing:
-            raise CannotRun(f"the embedded host has no {', '.join(missing)}")
+            near = sorted({name for one in missing for name in difflib.get_close_matches(one, self.nodes, 1, 0.75)})
+            hint = f"; the pack has {', '.join(near)}" if near else ""
+            raise CannotRun(f"neither the pack nor the embedded host has {', '.join(missing)}{hint}")
 
     def run(self, prompt: dict[str, Any]) -> dict[str, Any]:
         """Validate and execute an API workflow; returns what its nodes show, by node. Raises Failed or CannotRun."""
         self._refuse_missing({node["class_type"] for node in prompt.values()})
         identity = str(uuid.uuid4())
-        valid, error, outputs, node_errors = self.loop.run_until_complete(
-            self.execution.validate_prompt(identity, prompt, None)
-        )
+        with what_is_told_not_logged():
+            valid, error, outputs, node_errors = self.loop.run_until_complete(
+                self.execution.validate_prompt(identity, prompt, None)
+            )
         if not valid or node_errors:
             refuse_invalid(error, node_errors)
         start = len(self.events)
         executor = self.execution.PromptExecutor(self.server)
         extra = {"client_id": "pytest", "extra_pnginfo": {}}  # as from an editor, whose workflow is not known
-        self.loop.run_until_complete(executor.execute_async(prompt, identity, extra, outputs))
+        with what_is_told_not_logged():
+            self.loop.run_until_complete(executor.execute_async(prompt, identity, extra, outputs))
         self.server.client_id = None
         for event, data in self.events[start:]:
             if event in ("execution_error", "execution_interrupted"):
                 where = f"node {data['node_id']} ({data['node_type']})"
                 told = f"{data.get('exception_type', event)}: {data.get('exception_message', '').strip()}"
-                raise Failed("\n".join([f"{where}: {told}", *data.get("traceback", [])]))
+                stack = [entry.rstrip() for entry in data.get("traceback", []) if MODULES not in entry]
+                raise Failed("\n".join([f"{where}: {told}", *stack]))
         return executor.history_result["outputs"]
+
+
+class _Heard(logging.Handler):
+    """What is logged, and the error that is being handled meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self.error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.error = sys.exc_info()[1] or self.error
+
+
+@contextlib.contextmanager
+def what_is_told_not_logged() -> Iterator[None]:
+    """Keep the host from logging the errors that Failed tells."""
+    execution = os.path.join(MODULES, "execution.py")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.pathname != execution or record.levelno < logging.ERROR
+
+    logging.getLogger().addFilter(is_other)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeFilter(is_other)
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """The error, what to do about it, and where in the pack it came up."""
+    root = error.__cause__ or error
+    frames = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_of_the_pack(frame.filename)]
+    said = f"{error}" if error.__cause__ else f"{type(error).__name__}: {error}"
+    return "\n".join([said + _remedy(root), *(entry.rstrip() for entry in traceback.format_list(frames))])
+
+
+def _is_of_the_pack(filename: str) -> bool:
+    return not filename.startswith((MODULES, "<frozen"))
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about a module that is not there."""
+    if not isinstance(error, ImportError) or not error.name:
+        return ""
+    package = error.name.partition(".")[0]
+    if package in {entry.name.partition(".")[0] for entry in Path(MODULES).iterdir()}:
+        lists = "`python -m comfyui_api_stubs compare --comfyui PATH` lists what it has not"
+        return f". The embedded host does not have it ({lists}): try this pack in a ComfyUI"
+    if isinstance(error, ModuleNotFoundError) and package.isidentifier():
+        return f". Install what the pack requires; {package} is not installed"
+    return ""
 
 
 def open_folders(base: Path) -> None:
@@ -143,79 +209,6 @@ def is_embedded() -> bool:
     """Whether the `comfy` on the path belongs to another copy of the embedded host, such as Graft's own."""
     spec = importlib.util.find_spec("comfy")
     return spec is not None and Path(spec.origin or "").parents[2].name == "comfyui_api_stubs"
-
-
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
-def node_problems(cls: Any) -> Iterator[str]:
-    """What is wrong with what a node class says of itself."""
-    try:
-        spec = cls.INPUT_TYPES()
-    except Exception as error:  # noqa: BLE001  (a pack's own code)
-        yield f"INPUT_TYPES raises {type(error).__name__}: {error}"
-        return
-    unknown = sorted(set(spec) - INPUT_OPTIONS)
-    if unknown:
-        yield f"INPUT_TYPES has {', '.join(map(repr, unknown))}; it may have required, optional and hidden"
-    inputs = {**spec.get("required", {}), **spec.get("optional", {})}
-    for name, entry in inputs.items():
-        yield from input_problems(name, entry)
-    yield from output_problems(cls)
-    yield from call_problems(cls, [*inputs, *spec.get("hidden", {})])
-
-
-def input_problems(name: str, entry: Any) -> Iterator[str]:
-    """What is wrong with one input."""
-    if not isinstance(entry, tuple | list) or not entry:
-        yield f"input {name}: it must be a tuple (type,) or (type, options), not {entry!r}"
-        return
-    options = entry[1] if len(entry) > 1 else {}
-    if not isinstance(options, dict):
-        yield f"input {name}: its options must be a dict, not {options!r}"
-        return
-    choices = entry[0] if isinstance(entry[0], list) else options.get("options")
-    default = options.get("default")
-    if entry[0] in ("INT", "FLOAT") and isinstance(default, int | float):
-        low, high = options.get("min", default), options.get("max", default)
-        if not low <= default <= high:
-            yield f"input {name}: its default {default} is not from {low} to {high}"
-    if entry[0] == "COMBO" or isinstance(entry[0], list):
-        is_choice = isinstance(choices, list | tuple) and default in choices
-        if default is not None and choices and not is_choice and not isinstance(default, list):
-            yield f"input {name}: its default {default!r} is none of its choices"
-
-
-def output_problems(cls: Any) -> Iterator[str]:
-    """What is wrong with the outputs."""
-    kinds = getattr(cls, "RETURN_TYPES", None)
-    if not isinstance(kinds, tuple | list):
-        yield f"RETURN_TYPES must be a tuple of types, not {kinds!r}"
-        return
-    for attribute in ("RETURN_NAMES", "OUTPUT_IS_LIST"):
-        listed = getattr(cls, attribute, None)
-        if listed is not None and len(listed) != len(kinds):
-            yield f"{attribute} has {len(listed)} entries for {len(kinds)} outputs"
-
-
-def call_problems(cls: Any, names: list[str]) -> Iterator[str]:
-    """Whether the function can be called with the inputs."""
-    name = getattr(cls, "FUNCTION", None)
-    is_v3 = hasattr(cls, "GET_SCHEMA")
-    function = getattr(cls, "execute" if is_v3 else str(name), None)
-    if not callable(function):
-        yield f"FUNCTION is {name!r}, and there is no such method"
-        return
-    if is_v3:
-        cls.GET_SCHEMA()
-        names = [name for name in names if name not in cls.INPUT_TYPES().get("hidden", {})]
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    taken = {parameter.name for parameter in parameters}
-    refused = sorted(set(names) - taken)
-    if refused:
-        yield f"{function.__name__} takes no {', '.join(refused)}, which INPUT_TYPES has"
 
 
 # --- workflow files ---------------------------------------------------------------------------------------------------
@@ -243,6 +236,17 @@ def workflow_format(path: Path) -> str | None:
         return "editor"
     is_api = bool(data) and all(isinstance(node, dict) and "class_type" in node for node in data.values())
     return "api" if is_api else None
+
+
+def is_broken_example(path: Path) -> bool:
+    """Whether a file lies where examples do and is no JSON."""
+    if path.parent.name not in EXAMPLES:
+        return False
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return True
+    return False
 
 
 def converted(data: dict, path: Path, classes: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
@@ -277,5 +281,8 @@ def refuse_invalid(error: dict | None, node_errors: dict[str, dict]) -> None:
     if lines and len(files) == len(lines):
         raise CannotRun(f"it needs {', '.join(sorted(set(files)))}")
     if not lines and error:
-        lines = [f"{error['message']}: {error.get('details', '')}"]
+        details = error.get("details") or ""
+        if error.get("type") == "prompt_no_outputs":
+            details = "end it with a node that shows or saves something (Preview Image, or one with OUTPUT_NODE = True)"
+        lines = [f"{error['message']}: {details}" if details else error["message"]]
     raise Failed("\n".join(lines))

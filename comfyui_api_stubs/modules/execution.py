@@ -266,6 +266,11 @@ def _unpacked(returned: Any, class_def: Any) -> _Answer:
         )
     else:
         values = returned
+    if values is not None and not isinstance(values, ExecutionBlocker) and not hasattr(values, "__len__"):
+        raise TypeError(
+            f"{class_def.__name__} returned one {type(values).__name__}; a node returns a tuple of its outputs, which"
+            " for one output has a comma: (value,)"
+        )
     if expand is not None and values is None:
         raise TypeError(f'{class_def.__name__} returned "expand" without "result", which says what its outputs are')
     if isinstance(values, ExecutionBlocker):

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import uuid
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import comfy.model_management
@@ -920,6 +921,9 @@ async def _register_all(module: Any, ignore: set[str], relative: str) -> None:
     """Enter a pack's nodes into the table: its NODE_CLASS_MAPPINGS, or what its comfy_entrypoint lists."""
     if getattr(module, "NODE_CLASS_MAPPINGS", None) is not None:
         titles = getattr(module, "NODE_DISPLAY_NAME_MAPPINGS", None) or {}
+        if not isinstance(module.NODE_CLASS_MAPPINGS, Mapping):
+            kind = type(module.NODE_CLASS_MAPPINGS).__name__
+            raise TypeError(f"its NODE_CLASS_MAPPINGS is a {kind}, and must be a dict of node classes by id")
         for node_id, node_class in module.NODE_CLASS_MAPPINGS.items():
             _register(node_id, node_class, titles.get(node_id), ignore, relative)
         return
@@ -934,7 +938,11 @@ async def _register_all(module: Any, ignore: set[str], relative: str) -> None:
     if not isinstance(listed, list):
         raise TypeError(f"its get_node_list returned {type(listed).__name__}, not a list")
     for node_class in listed:
-        schema = node_class.GET_SCHEMA()
+        try:
+            schema = node_class.GET_SCHEMA()
+        except Exception as error:
+            name = getattr(node_class, "__name__", repr(node_class))
+            raise TypeError(f"node class {name}: {type(error).__name__}: {error}") from error
         _register(schema.node_id, node_class, schema.display_name, ignore, relative)
 
 

@@ -174,10 +174,12 @@ def test_a_pack_is_loaded_checked_and_its_workflows_run(pytester, run_pytest):
     result = run_pytest("--comfy-pack=pack", "test_own.py", "-rA")
     result.assert_outcomes(passed=6, failed=2, skipped=2)
     text = result.stdout.str()
-    assert "RETURN_NAMES has 2 entries for 1 outputs" in text and "its default 9 is not from 9 to 5" in text
+    assert "RETURN_NAMES has 2 entries for 1 outputs" in text and "its default 9 is above its max 5" in text
     assert "INPUT_TYPES has 'optinal'" in text and "run takes no value, which INPUT_TYPES has" in text
     assert "node 2 (Show): ValueError: too much" in text
-    assert "the embedded host has no NotHere" in text and "it needs big.safetensors" in text
+    assert "other.json: neither the pack nor the embedded host has NotHere" in text
+    assert "files.json: it needs big.safetensors" in text and "collected 10 items" in text
+    assert "modules/execution.py" not in text and text.count("raise ValueError") == 1  # the pack's own stack, once
     for name in ("pack::loads", "node::Double", "workflow::workflows/good.json", "workflow::workflows/grouped.json"):
         assert f"{name}" in text
 
@@ -186,7 +188,69 @@ def test_a_pack_that_does_not_load_is_told_with_its_stack(pytester, run_pytest):
     (pytester.path / "pack.py").write_text("import no_such_package\n", encoding="utf-8")
     result = run_pytest("--comfy-pack=pack.py")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*pack.py does not load:*", "*ModuleNotFoundError*no_such_package*"])
+    result.stdout.fnmatch_lines(
+        [
+            "pack.py does not load: ModuleNotFoundError*. Install what the pack requires; no_such_package is not*",
+            "*line 1*",
+        ]
+    )
+
+
+V3 = """
+from comfy_api.latest import ComfyExtension, io
+
+class Wrong(io.ComfyNode):
+    @classmethod
+    def define_schema(cls):
+        return io.Schema("Wrong", inputs=[io.Imige.Input("picture")])
+
+    @classmethod
+    def execute(cls, picture):
+        return None
+
+class Extension(ComfyExtension):
+    async def get_node_list(self):
+        return [Wrong]
+
+async def comfy_entrypoint():
+    return Extension()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (
+            V3,
+            "class Wrong: AttributeError: comfy_api.latest.io has no 'Imige'; it has Image, and io.Custom('IMIGE')",
+        ),
+        ("import comfy.ldm.flux", "'comfy.ldm.flux'. The embedded host does not have it"),
+    ],
+)
+def test_why_a_pack_does_not_load_names_the_node_and_what_to_do(pytester, run_pytest, source, told):
+    (pytester.path / "pack.py").write_text(source, encoding="utf-8")
+    result = run_pytest("--comfy-pack=pack.py", "-k", "loads")
+    result.assert_outcomes(failed=1)
+    first = next(line for line in result.stdout.lines if line.startswith("pack.py does not load: "))
+    assert told in first
+    assert "comfyui_api_stubs/modules" not in result.stdout.str().partition("short test summary")[0]
+
+
+def test_workflows_that_are_broken_are_told(pytester, run_pytest):
+    pack = pytester.path / "pack"
+    (pack / "example_workflows").mkdir(parents=True)
+    (pack / "__init__.py").write_text(PACK, encoding="utf-8")
+    (pack / "settings.json").write_text("{ // no workflow, and no JSON", encoding="utf-8")
+    (pack / "example_workflows" / "cut.json").write_text('{"1": {', encoding="utf-8")
+    (pack / "example_workflows" / "near.json").write_text(json.dumps(workflow(1, "Shov")), encoding="utf-8")
+    alone = {"1": workflow(1)["1"]}
+    (pack / "example_workflows" / "alone.json").write_text(json.dumps(alone), encoding="utf-8")
+    result = run_pytest("--comfy-pack=pack", "-k", "workflow", "-rs")
+    result.assert_outcomes(failed=2, skipped=1)
+    text = result.stdout.str()
+    assert "it is no JSON (" in text and "; export it again from ComfyUI" in text
+    assert "Prompt has no outputs: end it with a node that shows or saves something" in text
+    assert "near.json: neither the pack nor the embedded host has Shov; the pack has Show" in text
 
 
 def test_a_pack_that_is_not_there_is_refused(run_pytest):

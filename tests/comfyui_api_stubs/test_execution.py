@@ -566,6 +566,13 @@ def test_a_node_that_returns_none_is_named(host):
     assert "TestNone returned None" in error["exception_message"]
 
 
+@only_embedded
+def test_a_node_that_returns_no_tuple_is_named(host):
+    host.nodes.NODE_CLASS_MAPPINGS["TestOne"] = type("TestOne", (Expanding,), {"expand": lambda self: 3})
+    (error,) = host.run({"1": node("TestOne")}, capture={"out": ["1", 0]})["errors"]["1"]
+    assert "TestOne returned one int; a node returns a tuple of its outputs" in error["exception_message"]
+
+
 @pytest.mark.slow
 @only_embedded
 def test_a_long_chain_is_no_recursion(host):

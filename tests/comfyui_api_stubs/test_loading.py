@@ -1,5 +1,6 @@
 """Loading UNet files of known families, refusing others by name, text encoders, and small host functions."""
 
+import asyncio
 import subprocess
 import sys
 
@@ -14,7 +15,10 @@ import comfy.utils
 import pytest
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
+from comfy_api.latest import io
 from graft_nodes import comfyui_api_stubs
+
+import nodes
 
 EMBEDDED = comfyui_api_stubs.MODULES in sys.path
 only_embedded = pytest.mark.skipif(not EMBEDDED, reason="a message of the embedded host")
@@ -239,6 +243,27 @@ def test_progress_goes_to_the_hook():
     finally:
         comfy.utils.set_progress_bar_global_hook(before)
     assert told == [(1, 4, None), (5, 5, "preview")]
+
+
+@only_embedded
+def test_a_pack_with_a_list_for_its_nodes_is_told_what_is_wanted(tmp_path, caplog):
+    (tmp_path / "pack.py").write_text("NODE_CLASS_MAPPINGS = []", encoding="utf-8")
+    assert asyncio.run(nodes.load_custom_node(str(tmp_path / "pack.py"))) is False
+    assert "its NODE_CLASS_MAPPINGS is a list, and must be a dict of node classes by id" in caplog.text
+
+
+@only_embedded
+def test_a_node_whose_execute_is_no_class_method_is_told_so():
+    class Node(io.ComfyNode):
+        @classmethod
+        def define_schema(cls):
+            return io.Schema("Node")
+
+        def execute(self):
+            return io.NodeOutput()
+
+    with pytest.raises(TypeError, match="execute of Node is no class method; write @classmethod above it"):
+        Node.GET_SCHEMA()
 
 
 def test_resizing():

@@ -65,7 +65,12 @@ def first_real_override(cls: type, name: str, *, base: type | None = None) -> Ca
     for level in cls.__mro__:
         if level is base:
             return None
-        if name in vars(level) and getattr(level, name).__func__ is not placeholder.__func__:
+        if name not in vars(level):
+            continue
+        method = getattr(level, name)
+        if not hasattr(method, "__func__"):
+            raise TypeError(f"{name} of {cls.__name__} is no class method; write @classmethod above it")
+        if method.__func__ is not placeholder.__func__:
             return getattr(cls, name)
     return None
 
