@@ -124,6 +124,8 @@ class Host:
         cache_args.
         """
         kind, types = self.execution.PromptExecutor, self.execution.CacheType
+        if cache == "NONE" and cache not in types.__members__:
+            cache = "DEPENDENCY_AWARE"  # what --cache-none chooses in ComfyUI 0.3.64
         settings: dict[str, Any] = {}
         if "cache_args" in inspect.signature(kind).parameters:
             settings["cache_args"] = {"lru": 0, "ram": 1.0, "ram_inactive": 1.0, **limits}

@@ -199,7 +199,7 @@ def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
 
         real = eyes.Qwen2VLVisionTransformer
         small = {"hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "num_layers": 1}
-        monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda hidden_size, **more: real(**small, **more))
+        monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda **asked: real(**{**asked, **small}))
     target = type(
         "Target",
         (),
