@@ -134,6 +134,12 @@ def compare_sockets(root: Path) -> tuple[list[str] | None, str]:
 
 def differences(path: str, mine: Any, theirs: Any) -> Iterator[str]:
     """Where two descriptions are not the same."""
+    if isinstance(mine, list) and isinstance(theirs, list) and set(map(str, mine)) != set(map(str, theirs)):
+        for title, one, other in (("only in ComfyUI", theirs, mine), ("only in the stubs", mine, theirs)):
+            alone = [str(entry) for entry in one if entry not in other]
+            if alone:
+                yield f"{path}: {title}: {', '.join(alone)}"
+        return
     if not (isinstance(mine, dict) and isinstance(theirs, dict)):
         if mine != theirs:
             yield f"{path}: {json.dumps(mine)} is {json.dumps(theirs)}"
@@ -153,7 +159,8 @@ def differences(path: str, mine: Any, theirs: Any) -> Iterator[str]:
 
 def report(found: Comparison) -> str:
     """The comparison as text."""
-    lines = [f"The embedded host beside ComfyUI {found.version}", "", "comfy_api's io and ui, as they run:"]
+    lines = [f"The embedded host beside ComfyUI {found.version}"]
+    lines += ["`A is B`: A in the embedded host, B in ComfyUI", "", "comfy_api's io and ui, as they run:"]
     if found.sockets is None:
         lines.append(f"  not compared: ComfyUI's cannot be imported here ({found.why})")
     else:

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--verbose", action="store_true", help="show the host's own log, and the traceback of a node that fails"
     )
     runs = commands.add_parser("run", parents=[shared], help="run a workflow file (API format or the editor's own)")
-    runs.add_argument("workflow", metavar="WORKFLOW.json", nargs="?")
+    runs.add_argument("workflow", metavar="WORKFLOW.json", nargs="?", help="the workflow; not with --watch")
     runs.add_argument(
         "--set",
         metavar="NODE.INPUT=VALUE",

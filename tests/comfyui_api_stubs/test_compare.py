@@ -76,6 +76,12 @@ def test_sockets_that_differ_are_told():
     theirs = {"io": {"Int": {"io_type": "NUMBER"}, "New": {}}}
     told = list(compare.differences("", mine, theirs))
     assert told == ['io.Int.io_type: "INT" is "NUMBER"', "io.New is missing", "io.Old is only in the stubs"]
+    both = [["id", "min=None", "rounded=1"], ["id", "max=None", "min=None"]]
+    assert list(compare.differences("Int", *both)) == [
+        "Int: only in ComfyUI: max=None",
+        "Int: only in the stubs: rounded=1",
+    ]
+    assert list(compare.differences("Int", ["a", "b"], ["b", "a"])) == ['Int: ["a", "b"] is ["b", "a"]']
 
 
 def test_a_folder_that_is_no_comfyui_is_refused(tmp_path, capsys):
