@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
 from ..training.data.dataset import Dataset
+from ..training.distributed import process_group
 from ..training.expert_pair import ExpertPair
 from ..training.memory.allocations import META, on_meta
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
 from .denoiser import Denoiser, fit_for_autograd
+from .device_memory import training_device
 from .model_sampling import with_zero_terminal_snr
+
+# what a network's own code raises where it meets tensors without values, and what Train Step will refuse
+ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+_KEPT = 64
+_RATES = ("learning_rate", "text_encoder_rate", "warmup", "floor")  # settings that no memory depends on
+
+_plans: OrderedDict[Any, memory_plan.MemoryPlan] = OrderedDict()  # of this process's Start Training, by what counts
+_for_the_command = False  # which plans what Start Training gives
 
 
 def for_a_card(memory: int) -> bool:
@@ -31,11 +42,16 @@ def loading(memory: int) -> Iterator[None]:
     """A context in which ComfyUI loads diffusion models to plan them: as on a card of `memory` bytes, and with Load
     Diffusion Model without weights.
     """
+    global _for_the_command
     with contextlib.ExitStack() as stack:
         stack.enter_context(model_headers.headers_only())
         if for_a_card(memory):
             stack.enter_context(model_headers.types_of_a_card())
-        yield
+        _for_the_command = True
+        try:
+            yield
+        finally:
+            _for_the_command = False
 
 
 def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
@@ -44,9 +60,12 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
     has_bf16 = on_a_card or (patcher.load_device.type == "cuda" and torch.cuda.is_bf16_supported())
     if settings.optimizer.precision == "auto" and has_bf16:
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
+    state = replace(state, settings=settings)
+    on_host = patcher.load_device.type == "cpu" and not on_a_card
+    if on_host:
+        state = memory_plan.in_main_memory(state)
     with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
-        on_host = patcher.load_device.type == "cpu" and not on_a_card
-        return memory_plan.plan(replace(state, settings=settings), denoiser, dataset, on_host)
+        return memory_plan.plan(state, denoiser, dataset, on_host)
 
 
 def report(state: Any, memory: int) -> str:
@@ -60,11 +79,64 @@ def report(state: Any, memory: int) -> str:
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
         return plan(subject.model, changed, subject.dataset, on_a_card)
 
-    savings = memory_savings.savings_of(subject.model.model.diffusion_model)
+    on_host = subject.model.load_device.type == "cpu" and not on_a_card
+    savings = memory_savings.savings_of(subject.model.model.diffusion_model, on_host)
     text = memory_savings.report(state, planned, memory, savings)
     if on_a_card:
         text += "\nplanned for a graphics card with bf16, as this machine has none"
     return text
+
+
+def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
+    """What Start Training's report says of memory: the plan, and whether it fits into what is free on the device once
+    ComfyUI has unloaded all else; or why there is none. `foreign` is what other packs have put on the MODEL.
+    """
+    if _for_the_command:
+        return []
+    why = _why_not(state, foreign)
+    if why:
+        return [f"memory is not planned: {why}"]
+    subject = state.subject
+    device = training_device(subject.model)
+    where = f" free on {device.name}"
+    if device.kind == "cpu":
+        where = " free in main memory"
+    savings = memory_savings.savings_of(subject.model.model.diffusion_model, device.shares_memory)
+
+    def planned(changed: TrainState) -> memory_plan.MemoryPlan:
+        return _planned_once(subject.model, changed)
+
+    try:
+        return memory_savings.report(state, planned, device.free, savings, where).splitlines()
+    except ERRORS as error:
+        reason = str(error).strip().partition("\n")[0]
+        return [f"memory is not planned: {type(error).__name__}: {reason}"]
+
+
+def _why_not(state: TrainState, foreign: Sequence[str]) -> str:
+    """Why a run's memory is not planned when it begins; empty where it is."""
+    if state.start.encodes_captions:
+        return "the text encoder or words are trained"
+    if foreign:  # it may keep what it meets, and would meet tensors without values
+        return f"code of others runs in the model: {', '.join(foreign)}"
+    if process_group.current().size > 1:
+        return "there are several ranks"
+    if any(any(image.seen) for image in state.subject.dataset.images):
+        return "captions are encoded with their control pictures as they come up"
+    return ""
+
+
+def _planned_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
+    """The plan, or that of the last time in this process where nothing differs that memory depends on."""
+    settings = asdict(state.settings.optimizer)
+    counting = tuple((name, value) for name, value in settings.items() if name not in _RATES)
+    loaded = patcher.model_size(), patcher.model.get_dtype(), patcher.load_device
+    key = state.start.digest, counting, repr(state.settings.objective), loaded
+    if key not in _plans:
+        _plans[key] = plan(patcher, state, state.subject.dataset)
+        while len(_plans) > _KEPT:
+            _plans.popitem(last=False)
+    return _plans[key]
 
 
 @contextlib.contextmanager

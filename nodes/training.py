@@ -257,6 +257,7 @@ def _begun(
     words: Any,
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
+    from ..host import planning
     from ..host.conditions import takes_picture
     from ..host.latents import check_dataset
     from ..training import state as states
@@ -285,6 +286,7 @@ def _begun(
         )
     check_reference(words, settings.objective.compares_pairs)
     identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
+    foreign = unhashed
     unhashed += dataset.unhashed
     switched = training_only_lora(model, training_only, adapter.full_weights)
     words, vectors, notes = _begun_words(words, clip, model, dataset)
@@ -306,7 +308,8 @@ def _begun(
         training_only=switched.report if switched else "",
         takes_picture=takes_picture(model.model),
     )
-    return state, "\n".join([report, *notes])
+    memory = planning.beginning(state, foreign)
+    return state, "\n".join([report, *memory, *notes])
 
 
 def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> None:

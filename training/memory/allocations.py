@@ -15,7 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-META = torch.device("meta")
+from . import meta_results
+from .meta_results import META
+
+_AS_NUMBER = torch.ops.aten._local_scalar_dense.default
+_TO_COPY = torch.ops.aten._to_copy.default
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
+_COPY = torch.ops.aten.copy_.default
 
 
 class Allocations(TorchDispatchMode):
@@ -75,25 +81,25 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         found = self._read(func, args, kwargs or {})
         if found is None:
-            found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+            found = meta_results.result(func, args, kwargs or {})
+        for tensor in (found,) if isinstance(found, Tensor) else tree_leaves(found):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._alive:
                 self.count(tensor, self._part)
         return found
 
     def _read(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an operation gives that would read from the meta device; None for all others."""
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].device == META:
+        if func is _AS_NUMBER and args[0].device == META:
             return torch.ones((), dtype=args[0].dtype).item()
-        if func is torch.ops.aten._to_copy.default and args[0].device == META:
+        if func is _TO_COPY and args[0].device == META:
             device = torch.device(kwargs.get("device") or META)
             if device != META:
                 return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device=device)
-        if func is torch.ops.aten.empty_like.default and args[0].device == META:
+        if func is _EMPTY_LIKE and args[0].device == META:
             device = torch.device(kwargs.get("device") or META)
             if device != META:  # what the step would move there may not fit into this host's memory
                 return torch.zeros((), dtype=kwargs.get("dtype") or args[0].dtype).expand(args[0].shape)
-        if func is torch.ops.aten.copy_.default and args[1].device == META and args[0].device != META:
+        if func is _COPY and args[1].device == META and args[0].device != META:
             return args[0]
         return None
 

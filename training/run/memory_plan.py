@@ -14,8 +14,10 @@ from functools import partial
 
 import torch
 
+from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
 from ..memory.allocations import Allocations, FusedAttention, on_meta
+from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
 from .step import advance_
@@ -28,9 +30,13 @@ PARTS = (WEIGHTS, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, AVERAGE)
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes that a step takes on its device at its peak, by part: every name of PARTS."""
+    """Bytes that a step takes on its device at its peak, by part: every name of PARTS.
+
+    `preview`: those in all while a preview as large as the largest picture is sampled with guidance.
+    """
 
     parts: Mapping[str, int]
+    preview: int = 0
 
     @property
     def peak(self) -> int:
@@ -45,7 +51,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     weights are beside int8 ones. ValueError for what cannot be planned.
     """
     check(state)
-    state = _uncompiled(_with_bf16_for_fp16(state))
+    state = _of_two_parts(_uncompiled(_with_bf16_for_fp16(state)))
     optimizer = state.settings.optimizer
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
@@ -69,7 +75,20 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             advance_(work)
             counter.forget_peak()
             advance_(work)
-    return MemoryPlan({part: counter.at_peak.get(part, 0) for part in PARTS})
+            parts = {part: counter.at_peak.get(part, 0) for part in PARTS}
+            counter.forget_peak()
+            _preview(work)
+    return MemoryPlan(parts, counter.peak)
+
+
+@torch.no_grad()
+def _preview(work: Workspace) -> None:
+    """One call of the network in a preview: with guidance it sees the picture twice."""
+    denoiser, batch = work.denoiser, work.loader.take(work.step, 0)[0]
+    with work.own_weights(), work.stepper.evaluated():
+        x = denoiser.process_in(to_device(torch.cat([batch.latents[:1]] * 2), denoiser.device, torch.float32))
+        level = denoiser.sigma(torch.full((2,), 0.5, device=denoiser.device))
+        denoiser.denoise(x, level, batch.conditionings[:1] * 2, {EVALUATING: True})
 
 
 def check(state: TrainState) -> None:
@@ -79,6 +98,16 @@ def check(state: TrainState) -> None:
             "This training cannot be planned: the text encoder or words are trained. To plan the model alone, switch"
             " train text encoder of Adapter Settings off and disconnect Train Words."
         )
+
+
+def in_main_memory(state: TrainState) -> TrainState:
+    """The state as it takes memory where the model computes in main memory: nothing can be moved there."""
+    optimizer, ema = state.settings.optimizer, state.start.ema
+    checkpointing = optimizer.checkpointing or optimizer.offload == "layers"
+    optimizer = replace(optimizer, offload="none", checkpointing=checkpointing)
+    if ema is not None:
+        ema = replace(ema, device="same")
+    return replace(state, start=replace(state.start, ema=ema), settings=replace(state.settings, optimizer=optimizer))
 
 
 def _with_bf16_for_fp16(state: TrainState) -> TrainState:
@@ -93,6 +122,13 @@ def _uncompiled(state: TrainState) -> TrainState:
     """The state with blocks that are not compiled: there is no code for tensors without memory."""
     settings = state.settings
     return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, compile="off")))
+
+
+def _of_two_parts(state: TrainState) -> TrainState:
+    """The state with at most two micro-batches a step: all after the first take the same."""
+    settings = state.settings
+    optimizer = replace(settings.optimizer, accumulation=min(2, settings.optimizer.accumulation))
+    return replace(state, settings=replace(settings, optimizer=optimizer))
 
 
 @contextmanager
@@ -114,14 +150,20 @@ def _named(work: Workspace, counter: Allocations) -> Iterator[None]:
 
 
 def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
-    """A dataset whose every batch is the largest that `dataset` makes."""
+    """A dataset whose every batch is the largest that `dataset` makes, with captions that do not vary."""
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     count = image.batch_size or batch_size
+    image = _with_one_caption(image)
     regularisation = None
     if dataset.regularisation is not None:
-        other = max(dataset.regularisation.images, key=_size)
+        other = _with_one_caption(max(dataset.regularisation.images, key=_size))
         regularisation = replace(dataset.regularisation, images=(other,) * count, workers=0)
     return replace(dataset, images=(image,) * count, regularisation=regularisation, workers=0)
+
+
+def _with_one_caption(image: DatasetImage) -> DatasetImage:
+    """The image with the caption that is encoded already, so that a plan needs no text encoder."""
+    return replace(image, caption_template=None)
 
 
 def _size(image: DatasetImage) -> int:

@@ -117,10 +117,15 @@ _BY_NAME = {
 }
 SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
 _INT8 = _BY_NAME["base weights"]
+_IN_MAIN_MEMORY = ("gradient checkpointing", "batch size", "optimizer")
 
 
-def savings_of(module: nn.Module) -> list[Saving]:
-    """The savings that a model can have."""
+def savings_of(module: nn.Module, on_host: bool = False) -> list[Saving]:
+    """The savings that a model can have; `on_host` those where it computes in main memory, from which nothing can be
+    moved there.
+    """
+    if on_host:
+        return [_BY_NAME[name] for name in _IN_MAIN_MEMORY]
     if int8_base.chosen_layers(module):
         return SAVINGS
     return [saving for saving in SAVINGS if saving is not _INT8]
@@ -193,25 +198,37 @@ def _peak(steps: Sequence[Step]) -> float:
     return steps[-1].plan.peak if steps else float("inf")
 
 
-def report(state: TrainState, plan: Planner, memory: int = 0, savings: Sequence[Saving] = SAVINGS) -> str:
-    """The text: the peak by part and, with `memory` in bytes, whether it fits and which of the savings to choose."""
+def report(
+    state: TrainState, plan: Planner, memory: int = 0, savings: Sequence[Saving] = SAVINGS, where: str = ""
+) -> str:
+    """The text: the peak by part and, with `memory` in bytes, whether it fits and which of the savings to choose.
+
+    `where` says where that memory is.
+    """
     plan = _remembered(plan)
     first = plan(state)
     parts = ", ".join(f"{part} {_size(size)}" for part, size in first.parts.items())
-    lines = [f"run {state.run}: a step is planned to take {_size(first.peak)} ({parts})"]
+    lines = [
+        f"run {state.run}: a step is planned to take {_size(first.peak)} ({parts}); a preview of the size of the"
+        f" largest picture, {_size(first.preview)} in all"
+    ]
     if not memory:
         return lines[0]
-    if first.peak <= USABLE * memory:
-        return "\n".join([*lines, f"it fits into {_size(memory)}, of which {USABLE:.0%} may be used"])
-    lines.append(f"it does not fit into {_size(memory)}, of which {USABLE:.0%} may be used; what saves memory:")
-    now = first.peak
-    for step in fitting(state, plan, memory, savings):
-        now = step.plan.peak
-        lines.append(f"- {step.saving.words}: {_size(now)}; {step.saving.cost}")
-    if now <= USABLE * memory:
-        lines.append("with these it fits")
+    room, usable = f"{_size(memory)}{where}, of which {USABLE:.0%} may be used", USABLE * memory
+    last = first
+    if first.peak <= usable:
+        lines.append(f"it fits into {room}")
     else:
-        lines.append("that is not enough: lower rank (dim) or the resolution of Dataset, or load the model in fp8")
+        lines.append(f"it does not fit into {room}; what saves memory:")
+        for step in fitting(state, plan, memory, savings):
+            last = step.plan
+            lines.append(f"- {step.saving.words}: {_size(last.peak)}; {step.saving.cost}")
+        if last.peak <= usable:
+            lines.append("with these it fits")
+        else:
+            lines.append("that is not enough: lower rank (dim) or the resolution of Dataset, or load the model in fp8")
+    if last.preview > usable >= last.peak:
+        lines.append("a preview of that size does not: give Train Step a smaller latent, or no previews")
     return "\n".join(lines)
 
 

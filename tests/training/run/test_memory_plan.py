@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
-from graft_nodes.training.run.memory_plan import largest_batch, plan
+from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -35,19 +37,27 @@ def _planned(lab, adapter, **optimizer):
 def _measured(lab, adapter, **optimizer):
     """The most that PyTorch's CPU allocator has handed out for a second step, above what there was before the run."""
     state, denoiser, dataset = _run(lab, adapter, torch.device("cpu"), **optimizer)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as record:
+    with _recorded() as record:
         work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
         work.loader.until = 2
         with work.installed():
             advance_(work)
             advance_(work)
+    work.close()
+    return _most(record)
+
+
+def _recorded():
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+
+
+def _most(record):
+    """The most that PyTorch's CPU allocator held of what it handed out while it was recorded."""
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         most = max(most, now)
-    work.close()
     return most
 
 
@@ -145,3 +155,46 @@ def test_moments_of_8_bits_take_what_bitsandbytes_gives_them(lab):
     own = _bytes(slot for slot in states if isinstance(slot, torch.Tensor))
     assert planned.parts["optimizer"] == own  # without the two tables of 1 KB that all tensors share
     assert {slot.dtype for slot in states if isinstance(slot, torch.Tensor)} == {torch.float32, torch.uint8}
+
+
+def test_a_plan_needs_no_text_encoder_for_captions_that_vary(lab):
+    state, denoiser, dataset = _run(lab, LORA, META)
+    image = replace(dataset.images[0], caption_template=Caption(("not encoded",)))
+    varying = replace(dataset, images=(image,) * 2)
+    assert plan(state, denoiser, varying) == plan(state, denoiser, dataset)
+
+
+def test_micro_batches_after_the_second_take_no_more(lab):
+    assert _planned(lab, LORA, accumulation=2) == _planned(lab, LORA, accumulation=5)
+    assert _planned(lab, FULL, accumulation=2).peak > _planned(lab, FULL).peak
+
+
+def test_nothing_is_moved_out_of_main_memory_into_main_memory(lab):
+    plain = plan(*_run(lab, LORA, META))
+    for offload in ("optimizer", "activations"):
+        state, denoiser, dataset = _run(lab, LORA, META, offload=offload)
+        assert plan(in_main_memory(state), denoiser, dataset) == plain
+    state, denoiser, dataset = _run(lab, LORA, META, offload="layers")
+    assert plan(in_main_memory(state), denoiser, dataset) == _planned(lab, LORA, checkpointing=True)
+    beside = replace(state.start, ema=EMASettings(device="host"))
+    assert in_main_memory(replace(state, start=beside)).start.ema == EMASettings()
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL, INT8], ids=["lora", "full", "int8"])
+def test_a_preview_is_what_pytorchs_allocator_measures(lab, adapter):
+    """Above what stays between steps: a call of the network with the picture twice."""
+    state, denoiser, dataset = _run(lab, adapter, META)
+    planned = plan(state, denoiser, dataset, on_host=True)
+    stays = sum(planned.parts[part] for part in ("weights", "trained", "optimizer", "average"))
+    state, denoiser, dataset = _run(lab, adapter, torch.device("cpu"))
+    work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
+    work.loader.until = 2
+    with work.installed():
+        advance_(work)
+        advance_(work)
+        batch = work.loader.take(2, 0)[0]
+        with _recorded() as record, torch.no_grad(), work.own_weights():
+            level = denoiser.sigma(torch.full((2,), 0.5))
+            denoiser.denoise(torch.cat([batch.latents[:1]] * 2), level, batch.conditionings[:1] * 2, {})
+    work.close()
+    assert planned.preview - stays == pytest.approx(_most(record), rel=0.1)

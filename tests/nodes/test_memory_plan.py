@@ -1,0 +1,122 @@
+"""What the report of Start Training says of memory, and that nothing else changes by it."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+RUN = "plan"
+
+
+@pytest.fixture(scope="module")
+def connected(host):
+    """Model and dataset of Start Training: three plain pictures with captions."""
+    folder = os.path.join(host.input, "planned")
+    os.makedirs(folder, exist_ok=True)
+    for number in range(3):
+        Image.fromarray(np.full((128, 128, 3), 90 * number, np.uint8)).save(os.path.join(folder, f"{number}.png"))
+        with open(os.path.join(folder, f"{number}.txt"), "w", encoding="utf-8") as file:
+            file.write("a red square left")
+    model, clip, vae = host.call("GraftDemo")
+    dataset = host.call("GraftDataset", folder="planned", vae=vae, clip=clip, resolution=128)[0]
+    return {"model": model, "dataset": dataset}
+
+
+@pytest.fixture
+def planning(host, monkeypatch):
+    """The pack's own module, without what it has planned before."""
+    module = host.module("host.planning")
+    monkeypatch.setattr(module, "_plans", type(module._plans)())
+    return module
+
+
+def _report(host, given, **more):
+    return host.call("GraftTrainStart", run=RUN, **given, **more)[1]
+
+
+def _free(planning, monkeypatch, size):
+    real = planning.training_device
+    monkeypatch.setattr(planning, "training_device", lambda patcher: replace(real(patcher), free=size))
+
+
+def test_the_report_says_the_peak_by_part_and_that_it_fits(host, planning, connected):
+    lines = _report(host, connected).splitlines()
+    said = next(line for line in lines if "is planned to take" in line)
+    for part in ("weights", "trained", "gradients", "optimizer", "activations", "average"):
+        assert f"{part} " in said
+    assert "a preview of the size of the largest picture" in said
+    assert any(line.startswith("it fits into ") and "free in main memory" in line for line in lines)
+
+
+def test_what_does_not_fit_comes_with_the_settings_that_save_memory(host, planning, connected, monkeypatch):
+    _free(planning, monkeypatch, 8 * 2**20)
+    lines = _report(host, connected).splitlines()
+    assert any(line.startswith("it does not fit into 8.0 MB free in main memory") for line in lines)
+    assert any(line.startswith("- gradient checkpointing on: ") and "slower" in line for line in lines)
+    assert not any("offload" in line or "on host" in line for line in lines)  # from main memory to main memory
+
+
+def test_the_same_memory_is_planned_once(host, planning, connected, monkeypatch):
+    calls, real = [], planning.plan
+    monkeypatch.setattr(planning, "plan", lambda *given: calls.append(given) or real(*given))
+    for rate in (1e-4, 2e-4):
+        _report(host, connected, optimizer=host.call("GraftOptimizer", learning_rate=rate)[0])
+    assert len(calls) == 1
+    _report(host, connected, optimizer=host.call("GraftOptimizer", batch_size=2)[0])
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("no kernel\nmore"), KeyError("a"), ZeroDivisionError("b")])
+def test_a_plan_that_fails_is_said_and_training_begins(host, planning, connected, monkeypatch, error):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(planning, "plan", failing)
+    state, report = host.call("GraftTrainStart", run=RUN, **connected)
+    said = next(line for line in report.splitlines() if line.startswith("memory is not planned"))
+    assert said.startswith(f"memory is not planned: {type(error).__name__}: ") and state.step == 0
+
+
+def test_code_of_others_in_the_model_never_sees_tensors_without_values(host, planning, connected):
+    model, called = connected["model"].clone(), []
+    model.model_options["model_function_wrapper"] = lambda apply, given: (
+        called.append(given) or apply(given["input"], given["timestep"], **given["c"])
+    )
+    report = _report(host, {**connected, "model": model})
+    assert "memory is not planned: code of others runs in the model: option model_function_wrapper" in report
+    assert not called
+
+
+def test_a_trained_text_encoder_is_not_planned(host, planning, connected):
+    clip = host.call("GraftDemo")[1]
+    adapter = host.call("GraftAdapter", text_encoder=True)[0]
+    report = _report(host, connected, adapter=adapter, clip=clip)
+    assert "memory is not planned: the text encoder or words are trained" in report
+
+
+def test_a_model_with_token_downsampling_is_planned(host, planning, connected):
+    model = host.call("ApplyToDo", model=connected["model"])[0]
+    assert "is planned to take" in _report(host, {**connected, "model": model})
+
+
+def test_training_is_the_same_with_a_plan_and_without(host, planning, connected, monkeypatch):
+    network = connected["model"].model.diffusion_model
+    before = {name: (id(p), p.detach().clone()) for name, p in network.named_parameters()}
+    trained = []
+    for without in (False, True):
+        monkeypatch.setattr(planning, "_for_the_command", without)
+        torch.manual_seed(3)
+        state, report = host.call("GraftTrainStart", run=RUN, **connected)
+        assert ("is planned to take" in report) != without
+        drawn = torch.rand(())
+        unstored = replace(state, subject=state.subject._replace(unhashed=("nothing is reused",)))
+        lora = host.call("TrainStep", state=unstored, steps=2)[3]
+        trained.append((state.key, drawn, lora))
+    (key, drawn, lora), (other_key, other_drawn, other) = trained
+    assert key == other_key and torch.equal(drawn, other_drawn)
+    assert lora.keys() == other.keys() and all(torch.equal(lora[name], other[name]) for name in lora)
+    for name, p in network.named_parameters():
+        assert id(p) == before[name][0] and torch.equal(p, before[name][1])
