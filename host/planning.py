@@ -62,8 +62,6 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
     state = replace(state, settings=settings)
     on_host = patcher.load_device.type == "cpu" and not on_a_card
-    if on_host:
-        state = memory_plan.in_main_memory(state)
     with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
@@ -76,10 +74,13 @@ def report(state: Any, memory: int) -> str:
 
     on_a_card = for_a_card(memory)
 
+    on_host = subject.model.load_device.type == "cpu" and not on_a_card
+
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
+        if on_host:
+            changed = memory_plan.in_main_memory(changed)
         return plan(subject.model, changed, subject.dataset, on_a_card)
 
-    on_host = subject.model.load_device.type == "cpu" and not on_a_card
     savings = memory_savings.savings_of(subject.model.model.diffusion_model, on_host)
     text = memory_savings.report(state, planned, memory, savings)
     if on_a_card:
@@ -104,6 +105,8 @@ def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
     savings = memory_savings.savings_of(subject.model.model.diffusion_model, device.shares_memory)
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
+        if device.shares_memory:
+            changed = memory_plan.in_main_memory(changed)
         return _planned_once(subject.model, changed)
 
     try:
