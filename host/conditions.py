@@ -12,6 +12,7 @@ import torch
 
 from ..training.data.batches import ImageConditioning
 from ..training.data.dataset import Conditioning
+from ..training.data.parts import ENTRY
 from .latents import dimensions_of
 from .network_state import modules_that_run
 
@@ -85,7 +86,7 @@ class Conditions:
             device=self.device,
             noise=noise,
             latent_image=noise,
-            latent_shapes=[noise.shape],  # one latent: models of video with sound take two
+            latent_shapes=[(1, *shape) for shape in conditioning.extras.get(ENTRY, ())] or [noise.shape],
         )
         for name, value in params.items():
             params[name] = _on_device(value, self.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..training.data.dataset import Dataset
+from ..training.data.dataset import Dataset, DatasetImage
 
 _TAKEN = {1: "sound, over time alone", 2: "pictures", 3: "pictures or clips"}
 
@@ -32,11 +32,29 @@ def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
     images = dataset.images + dataset.held_out
     if dataset.regularisation is not None:
         images += dataset.regularisation.images
-    names: dict[tuple[int, ...], str] = {}
+    names: dict[tuple[int, ...], DatasetImage] = {}
     for image in images:
-        names.setdefault(tuple(image.latent.shape), image.name)
-    for shape, name in names.items():
-        _check_taken(model, name, shape, node)
+        names.setdefault(image.size, image)
+    for image in names.values():
+        if image.parts:
+            _check_sound(model, image, node)
+        _check_taken(model, image.name, image.shape, node)
+
+
+def _check_sound(model: Any, image: DatasetImage, node: str) -> None:
+    """Raise ValueError when a model does not take the sound beside the video of an image."""
+    network, (channels, _, frequencies) = model.diffusion_model, image.parts[1]
+    taken = getattr(network, "num_audio_channels", None), getattr(network, "audio_frequency_bins", None)
+    if taken == (channels, frequencies):
+        return
+    takes = "takes no sound beside its video"
+    if None not in taken:
+        takes = f"takes sound of {taken[0]} channels and {taken[1]} frequencies beside its video"
+    raise ValueError(
+        f"{node}: {type(model).__name__} {takes}, and {image.name} has sound of {channels} channels and {frequencies}"
+        " frequencies beside it. Load LTX-2, encode the sound with its audio VAE, or take the video's latent alone,"
+        " from LTXVSeparateAVLatent."
+    )
 
 
 def _check_taken(model: Any, name: str, shape: Sequence[int], node: str) -> None:

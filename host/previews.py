@@ -111,7 +111,12 @@ def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.
 
     sampling = patcher.get_model_object("model_sampling")
     start = sampled(patcher, latent)
-    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    if getattr(start, "is_nested", False):
+        streams = start.unbind()
+        noise = type(start)([torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in streams])
+    else:
+        noise = torch.randn(start.shape, generator=generator, dtype=start.dtype)
     schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
     return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, STEPS)
 
@@ -159,7 +164,9 @@ def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def decode_alone(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """The same where no MODEL needs to stay loaded."""
+    """The same where no MODEL needs to stay loaded. Of video with sound they are the video's frames."""
+    if getattr(latents, "is_nested", False):
+        latents = latents.unbind()[0]
     pictures = vae.decode(latents)
     if pictures.ndim < 4:  # (B, T, channels)
         raise ValueError(_SOUND)

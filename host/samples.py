@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..training.data.dataset import Conditioning
+from ..training.data.parts import Parts, packed
 from ..training.data.samples import check_finite
 
 # Entries that ComfyUI's sampler reads and the model does not: a training step cannot do what they ask for.
@@ -24,18 +25,14 @@ _SAMPLERS = {
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device)
 
 
-def latents_of(latent: Mapping[str, Any], number: int) -> list[torch.Tensor]:
+def latents_of(latent: Mapping[str, Any], number: int) -> list[tuple[torch.Tensor, Parts]]:
     """The latents (C, [frames,] h, w) of a LATENT, or (C, T) of sound, one for each of its batch, in float32 on the
-    CPU.
+    CPU. Those of video with its sound are packed (1, N), with the shapes of both.
     """
     samples = latent["samples"]
     name = f"latent {number}"
     if getattr(samples, "is_nested", False):
-        raise ValueError(
-            f"Samples: {name} is video and sound together, as LTXVConcatAVLatent makes, and Graft trains the video of"
-            " such models without the sound. Connect the video's latent from before that node, or through"
-            " LTXVSeparateAVLatent."
-        )
+        return _with_sound(samples.unbind(), name)
     if not isinstance(samples, torch.Tensor) or samples.ndim not in (3, 4, 5):
         shape = tuple(getattr(samples, "shape", ()))
         raise ValueError(
@@ -44,7 +41,21 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[torch.Tensor]:
         )
     samples = samples.detach().to("cpu", torch.float32)
     check_finite(samples, name)
-    return list(samples)
+    return [(one, ()) for one in samples]
+
+
+def _with_sound(streams: Sequence[torch.Tensor], name: str) -> list[tuple[torch.Tensor, Parts]]:
+    """The packed latents of a batch of video (B, C, frames, h, w) with its sound (B, C, T, frequencies)."""
+    shapes = [tuple(stream.shape) for stream in streams]
+    if [len(shape) for shape in shapes] != [5, 4] or shapes[0][0] != shapes[1][0]:
+        raise ValueError(
+            f"Samples: {name} has parts of the shapes {' and '.join(map(str, shapes))}: of those with several parts,"
+            " Graft trains video (5 dimensions) with as many sounds (4), as LTXVConcatAVLatent makes them of LTX-2's"
+            " latents."
+        )
+    made = packed([stream.detach().to("cpu", torch.float32) for stream in streams])
+    check_finite(made, name)
+    return [(one, tuple(shape[1:] for shape in shapes)) for one in made]
 
 
 def conditionings_of(conditioning: Sequence[Any], name: str, samples: int) -> list[Conditioning]:

@@ -16,6 +16,7 @@ from ..host import samples as graph
 from ..training.data import combine, folder_report, samples
 from ..training.data.cache import Cache
 from ..training.data.dataset import Conditioning, Dataset
+from ..training.data.parts import Parts
 from ..training.data.sample_store import SampleStore
 from ..training.data.samples import Sample, SampleSettings
 
@@ -72,7 +73,7 @@ def _measured_by(dataset: Dataset, validation: Dataset) -> Dataset:
 def _samples(
     latents: Sequence[Any], conditionings: Sequence[Any], captions: Sequence[str], masks: Sequence[Any]
 ) -> list[Sample]:
-    tensors: list[torch.Tensor] = []
+    tensors: list[tuple[torch.Tensor, Parts]] = []
     sizes = []
     for number, latent in enumerate(latents, 1):
         of_latent = graph.latents_of(latent, number)
@@ -84,12 +85,13 @@ def _samples(
     texts = _for_each(list(captions) or [""], sizes, "captions")
     weights = _for_each(list(flat_masks) or [None], sizes, "masks")
     made = []
-    for number, (latent, conditioning) in enumerate(zip(tensors, by_sample, strict=True)):
+    for number, ((latent, parts), conditioning) in enumerate(zip(tensors, by_sample, strict=True)):
         mask = weights[number]
         if mask is not None:
-            samples.check_masked(f"sample {number + 1}", latent)
-            mask = _fitted(mask, latent)
-        made.append(Sample(latent, conditioning, texts[number].strip(), mask))
+            shape = parts[0] if parts else latent.shape
+            samples.check_masked(f"sample {number + 1}", shape)
+            mask = _fitted(mask, shape)
+        made.append(Sample(latent, conditioning, texts[number].strip(), mask, parts))
     return made
 
 
@@ -103,8 +105,8 @@ def _conditionings(given: Sequence[Any], sizes: Sequence[int]) -> list[Condition
     return [one for of_latent in of_latents for one in of_latent]
 
 
-def _check_channels(latents: Sequence[torch.Tensor]) -> None:
-    channels = sorted({latent.shape[0] for latent in latents})
+def _check_channels(latents: Sequence[tuple[torch.Tensor, Parts]]) -> None:
+    channels = sorted({(parts[0] if parts else latent.shape)[0] for latent, parts in latents})
     if len(channels) > 1:
         found = " and ".join(map(str, channels))
         raise ValueError(f"Samples: latents have {found} channels: use the same VAE for all of them.")
@@ -127,9 +129,9 @@ def _for_each(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
     )
 
 
-def _fitted(mask: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
-    """A mask (1, H, W) at the size of a latent, by area."""
-    return F.interpolate(mask[None], size=latent.shape[-2:], mode="area")[0]
+def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A mask (1, H, W) at the size of a latent of that shape, by area."""
+    return F.interpolate(mask[None], size=tuple(shape[-2:]), mode="area")[0]
 
 
 def _empty(empty: Any, clip: Any) -> Conditioning | None:

@@ -285,6 +285,8 @@ def _begun(
             " on it. Take them off first."
         )
     check_reference(words, settings.objective.compares_pairs)
+    if dataset.has_sound:
+        adapter = replace(adapter, with_sound=True)
     identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
     foreign = unhashed
     unhashed += dataset.unhashed

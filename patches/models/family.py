@@ -47,8 +47,9 @@ class TrainingTargets:
     """Which layers GraftAdapter's presets train: regular expressions for one part of a layer's path.
 
     `attn\\d*` selects `blocks.0.attn1.to_q`. `unread(model)` gives path prefixes of layers whose output is never used,
-    so they cannot learn anything. `on_request` are parts of the network that are trained only when a layer filter names
-    them; `only_in_all` are parts that the presets attention and attention+ff leave out unless one does.
+    so they cannot learn anything; `sound(model)` those of layers that are used only where a video comes with its sound.
+    `on_request` are parts of the network that are trained only when a layer filter names them; `only_in_all` are parts
+    that the presets attention and attention+ff leave out unless one does.
     """
 
     attention: tuple[str, ...]
@@ -56,6 +57,7 @@ class TrainingTargets:
     unread: Callable[[nn.Module], tuple[str, ...]] | None = None
     on_request: tuple[str, ...] = ()
     only_in_all: tuple[str, ...] = ()
+    sound: Callable[[nn.Module], tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ _LTX_2_RENAMES = (
 )
 
 
-def _unread(model: nn.Module) -> tuple[str, ...]:
-    """LTX-2's sound: a training picture has none."""
+def _sound(model: nn.Module) -> tuple[str, ...]:
+    """LTX-2's layers for sound: pictures and silent clips leave them out."""
     blocks = getattr(model, "transformer_blocks", None)
     if not hasattr(model, "audio_patchify_proj") or not isinstance(blocks, nn.ModuleList):
         return ()
@@ -34,8 +34,8 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return tuple(paths)
 
 
-# Of the text; for diffusers and the trainers it is a part of another model. That of the sound is never read.
-_CONNECTOR = "video_embeddings_connector"
+# Of the text; for diffusers and the trainers they are a part of another model.
+_CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
 LTX_2 = ModelFamily(
     name="ltx2",
     title="LTX-2",
@@ -57,8 +57,8 @@ LTX_2 = ModelFamily(
     training=TrainingTargets(
         attention=("attn1", "attn2", r"audio_attn\d", "audio_to_video_attn", "video_to_audio_attn"),
         feed_forward=("ff", "audio_ff"),
-        unread=_unread,
-        on_request=(_CONNECTOR,),
+        on_request=_CONNECTORS,
+        sound=_sound,
     ),
     examples=(
         {

@@ -18,6 +18,7 @@ from ..random_draws import generator
 from .buckets import Framing
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, SampleConditioning, read_conditioning
 from .epoch_order import select_images
+from .parts import Parts
 from .stored_extras import read_extras
 from .stored_latent import read_latent
 
@@ -43,7 +44,8 @@ class Batch:
     `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
     where it counts everywhere; `weights` (B,) scale the loss of each image. `worse` are the latents of the pictures
     that people like less than these, or of a slider the other pictures of its pairs; None where some have none.
-    `directions` are the conditionings of a slider's prompts.
+    `directions` are the conditionings of a slider's prompts. `parts` are the shapes of what latents of video with
+    sound pack; their masks are of the video.
     """
 
     latents: Tensor
@@ -54,6 +56,7 @@ class Batch:
     weights: Tensor | None = None
     worse: Tensor | None = None
     directions: SliderConditionings | None = None
+    parts: Parts = ()
 
     def at_strength(self, strength: float) -> Tensor:
         """The latents that the adapter learns at a strength: below 0 the other pictures of pairs."""
@@ -220,10 +223,11 @@ def collate(items: Sequence[BatchItem]) -> Batch:
         tuple(_conditioning(item) for item in items),
         torch.tensor([item.is_regularisation for item in items]),
         tuple(item.caption for item in items),
-        _masks(items, latents),
+        _masks(items),
         torch.tensor([item.image.loss_weight for item in items]),
         _worse(items),
         _directions(items),
+        items[0].image.parts,
     )
 
 
@@ -271,14 +275,14 @@ def _worse(items: Sequence[BatchItem]) -> Tensor | None:
     return torch.stack(latents)
 
 
-def _masks(items: Sequence[BatchItem], latents: Tensor) -> Tensor | None:
+def _masks(items: Sequence[BatchItem]) -> Tensor | None:
     """Loss masks (B, 1, h, w), ones where an image has none; None if no image has one."""
     masks: list[Tensor] = []
     some_masked = False
     for item in items:
         mask = item.crop.mask
         if mask is None:
-            mask = torch.ones(1, *latents.shape[-2:])
+            mask = torch.ones(1, *item.image.shape[-2:])
         else:
             some_masked = True
         if item.flipped:
@@ -293,7 +297,7 @@ def group_by_size(items: Sequence[BatchItem]) -> list[list[BatchItem]]:
     """Groups images by latent size, in the order in which each size first appears."""
     groups: dict[tuple[int, ...], list[BatchItem]] = {}
     for item in items:
-        groups.setdefault(tuple(item.image.latent.shape), []).append(item)
+        groups.setdefault(item.image.size, []).append(item)
     return list(groups.values())
 
 

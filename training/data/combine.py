@@ -181,7 +181,7 @@ def check_together(datasets: Sequence[Dataset]) -> None:
     if any(dataset.slider is not None for dataset in datasets):
         errors.append("one comes from Slider, which goes to Start Training by itself")
     read = [dataset for dataset in datasets if _is_read(dataset)]
-    if _differ(dataset.images[0].latent.shape[0] for dataset in datasets) or _differ(_encoder(datasets, 0)):
+    if _differ(dataset.images[0].shape[0] for dataset in datasets) or _differ(_encoder(datasets, 0)):
         errors.append("they were encoded by different VAEs; connect the same VAE to each")
     if _differ(dataset.clip_skip for dataset in read):
         errors.append("CLIP skip differs; set it to the same number in each")

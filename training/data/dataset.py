@@ -15,6 +15,7 @@ from .tags import Caption
 if TYPE_CHECKING:
     from ..objective.slider import SliderSettings
     from .changed_files import WatchedFiles
+    from .parts import Parts
     from .stored_latent import Latent
 
 
@@ -134,7 +135,8 @@ class DatasetImage:
     Of a dataset that is one of several: `batch_size` is its own (0: the run's), `resolution` its base resolution, and
     `caption_dropout` overrides that of the whole. Images that differ in the first two never share a batch. `sha256` is
     the content hash of the file, where there is one. `brought` is the conditioning of a sample that brings its own.
-    `prompt_set` says with which prompts of a slider it is trained.
+    `prompt_set` says with which prompts of a slider it is trained. `parts` are the shapes of what a latent of video
+    with its sound packs (`parts`); its extras have them too, for the host.
     """
 
     name: str
@@ -160,6 +162,21 @@ class DatasetImage:
     brought: SampleConditioning | None = None
     worse: WorsePicture | None = None
     prompt_set: int = 0
+    parts: Parts = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape (C, [frames,] h, w) of its latent, (C, T) of sound; of video with sound that of the video."""
+        if self.parts:
+            return self.parts[0]
+        return tuple(self.latent.shape)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """What latents have in common that share a batch: their shape, or those of all parts in a row."""
+        if self.parts:
+            return tuple(length for part in self.parts for length in part)
+        return tuple(self.latent.shape)
 
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
@@ -237,8 +254,8 @@ class Dataset:
                 "The regularization dataset has a batch size of its own, and its share of each batch says how many of"
                 " its images there are: set its own batch size to 0."
             )
-        channels = self.images[0].latent.shape[0]
-        other_channels = other.images[0].latent.shape[0]
+        channels = self.images[0].shape[0]
+        other_channels = other.images[0].shape[0]
         if channels != other_channels:
             raise ValueError(
                 f"Latents have {channels} channels and those of the regularization dataset {other_channels}: use the"
@@ -252,6 +269,14 @@ class Dataset:
         if self.regularisation is not None and self.regularisation.brings_conditionings:
             return True
         return any(image.brought is not None for image in images)
+
+    @property
+    def has_sound(self) -> bool:
+        """Whether any image is a video with its sound."""
+        images = self.images + self.held_out
+        if self.regularisation is not None and self.regularisation.has_sound:
+            return True
+        return any(image.parts for image in images)
 
     def as_pictures(self) -> Dataset:
         """The same images as pictures, for VAE training. Raises ValueError where they were not read from files."""

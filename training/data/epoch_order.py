@@ -113,7 +113,7 @@ class EpochOrder:
 
 def _group_key(image: DatasetImage) -> tuple[tuple[int, ...], str, int, int]:
     """What the images of a batch have in common: latent size, batch_id, and what their dataset has of its own."""
-    return tuple(image.latent.shape), image.batch_id, image.resolution, image.batch_size
+    return image.size, image.batch_id, image.resolution, image.batch_size
 
 
 _ORDERS: weakref.WeakKeyDictionary[Dataset, dict[tuple[int, int, str], EpochOrder]] = weakref.WeakKeyDictionary()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.digest import sha256_of_json, sha256_of_tensors
 from . import validation_split
 from .dataset import Conditioning, Dataset, DatasetImage, SampleConditioning
+from .parts import ENTRY, Parts
 from .sample_store import SampleStore
 
 # Entries of a conditioning that text encoders make: an empty prompt has its own, or none. All others belong to the
@@ -42,13 +43,14 @@ TEXT_ENTRIES = frozenset(
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One sample: a latent (C, [frames,] h, w), of sound (C, T), its conditioning, a caption for reports, and a mask
-    (1, h, w).
+    (1, h, w). A latent of video with its sound is packed (1, N), of those `parts`.
     """
 
     latent: Tensor
     conditioning: Conditioning
     caption: str = ""
     mask: Tensor | None = None
+    parts: Parts = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class _Shared:
 
     def __init__(self, empty: Conditioning | None, store: SampleStore) -> None:
         self.empty, self.store = empty, store
-        self._conditionings: WeakKeyDictionary[Conditioning, _SharedConditioning] = WeakKeyDictionary()
+        self._conditionings: WeakKeyDictionary[Conditioning, dict[Parts, _SharedConditioning]] = WeakKeyDictionary()
         self._digests: WeakKeyDictionary[Conditioning, str] = WeakKeyDictionary()
 
     def content(self, sample: Sample) -> list[Any]:
@@ -124,13 +126,17 @@ class _Shared:
             tensors["mask"] = sample.mask
         if sample.conditioning not in self._digests:
             self._digests[sample.conditioning] = _digest_of(sample.conditioning)
-        return [sha256_of_tensors(tensors), self._digests[sample.conditioning], sample.caption]
+        content: list[Any] = [sha256_of_tensors(tensors), self._digests[sample.conditioning], sample.caption]
+        if sample.parts:
+            content.append([list(part) for part in sample.parts])
+        return content
 
     def image(self, name: str, sample: Sample, settings: SampleSettings) -> DatasetImage:
         """The image of a sample."""
-        if sample.conditioning not in self._conditionings:
-            self._conditionings[sample.conditioning] = self._shared(name, sample.conditioning)
-        shared = self._conditionings[sample.conditioning]
+        by_parts = self._conditionings.setdefault(sample.conditioning, {})
+        if sample.parts not in by_parts:
+            by_parts[sample.parts] = self._shared(name, sample.conditioning, sample.parts)
+        shared = by_parts[sample.parts]
         dropout = None
         if self.empty is None:
             dropout = 0.0
@@ -147,11 +153,14 @@ class _Shared:
             sha256=sha256,
             extras=shared.own,
             brought=shared.brought,
+            parts=sample.parts,
         )
 
-    def _shared(self, name: str, conditioning: Conditioning) -> _SharedConditioning:
+    def _shared(self, name: str, conditioning: Conditioning, parts: Parts) -> _SharedConditioning:
         text = {entry: value for entry, value in conditioning.extras.items() if entry in TEXT_ENTRIES}
         others = {entry: value for entry, value in conditioning.extras.items() if entry not in TEXT_ENTRIES}
+        if parts:
+            others[ENTRY] = parts
         own = self.store.conditioning(name, Conditioning(conditioning.context, text))
         return _SharedConditioning(SampleConditioning(own, self.empty), self.store.extras(name, others))
 
@@ -201,8 +210,8 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
     """What the dataset of samples has: how many, their sizes, and what their conditionings bring."""
     counts = _Counts()
     for image in dataset.images + dataset.held_out:
-        counts.sizes["x".join(map(str, image.latent.shape))] += 1
-        counts.entries.update(image.extras.keys())
+        counts.sizes[" with sound of ".join("x".join(map(str, part)) for part in image.parts or [image.shape])] += 1
+        counts.entries.update(name for name in image.extras if name != ENTRY)
         counts.captions += bool(image.caption)
         counts.masks += image.mask is not None
     lines = [f"{len(dataset.images)} samples to train on, {len(dataset.held_out)} held out for validation"]
@@ -218,9 +227,9 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
     return lines
 
 
-def check_masked(name: str, latent: Tensor) -> None:
+def check_masked(name: str, shape: Sequence[int]) -> None:
     """Raise ValueError where the latent of a sample has no height and width, as that of sound, so that no mask fits."""
-    if latent.ndim < 3:
+    if len(shape) < 3:
         raise ValueError(
             f"Samples: {name} is sound, whose latents have no height and width, so that a mask says nothing of them:"
             " disconnect masks."

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.parts import Parts, unpacked
 from .loss_kinds import LOSSES
 from .settings import ObjectiveSettings
 from .weightings import WEIGHTINGS
@@ -37,12 +38,14 @@ def losses(
     target: Tensor,
     sigma: Tensor,
     mask: Tensor | None = None,
+    parts: Parts = (),
 ) -> Tensor:
     """The loss of each image (B,), from denoised latents and what they should be (B, C, …, h, w) or of sound
     (B, C, T), at sigma (B,).
 
     It is computed in float32 or wider. `mask` (B, 1, h, w) from 0 to 1 weights each place; as in kohya's scripts, the
-    mean still goes over every place, masked or not.
+    mean still goes over every place, masked or not. Of video with its sound, packed of those `parts`, it is the mean of
+    the video plus the mean of the sound, as in LTX-2's own trainer, and the mask is the video's.
     """
     dtype = torch.promote_types(denoised.dtype, torch.float32)
     error = denoised.to(dtype) - target.to(dtype)
@@ -52,9 +55,13 @@ def losses(
     if not kind.of_denoised:
         error = error * output_scale(prediction, sigma).view(per_image)
     value = kind.compute(error, prediction, sigma.view(per_image))
+    first, *others = unpacked(value, parts)
     if mask is not None:
-        value = value * fitted(mask.to(value), value)
-    return value.flatten(1).mean(1) * step_weights(settings, prediction, sigma)
+        first = first * fitted(mask.to(first), first)
+    mean = first.flatten(1).mean(1)
+    for part in others:
+        mean = mean + part.flatten(1).mean(1)
+    return mean * step_weights(settings, prediction, sigma)
 
 
 def fitted(mask: Tensor, latents: Tensor) -> Tensor:

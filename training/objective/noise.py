@@ -10,16 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.parts import Parts, packed, unpacked
+
 # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
 LAST_SIGNAL = 4.8973451890853435e-08
 
 
-def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator) -> Tensor:
+def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator, parts: Parts = ()) -> Tensor:
     """Draw noise for latents (B, C, …, h, w), of sound (B, C, T), on the CPU: normal, plus noise offset, plus pyramid
     noise.
 
-    A noise offset is one number per channel; pyramid noise adds coarser levels.
+    A noise offset is one number per channel; pyramid noise adds coarser levels. Packed latents get it part by part.
     """
+    if parts:
+        return packed([noise_like(part, offset, pyramid, generator) for part in unpacked(latents, parts)])
     shape = latents.shape
     noise = torch.randn(shape, generator=generator)
     if offset:

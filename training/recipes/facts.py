@@ -94,8 +94,8 @@ def _side(image: DatasetImage) -> int:
     """The side in pixels of a square with the area of an image, or of all frames of a clip."""
     if image.framing is not None:
         width, height = image.framing.target
-        return round(math.sqrt(width * height * math.prod(image.latent.shape[1:-2])))
-    return round(8 * math.sqrt(math.prod(image.latent.shape[1:])))
+        return round(math.sqrt(width * height * math.prod(image.shape[1:-2])))
+    return round(8 * math.sqrt(math.prod(image.shape[1:])))
 
 
 def facts_of(model: nn.Module, family: ModelFamily | None, prediction: str) -> ModelFacts:

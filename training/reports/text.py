@@ -58,7 +58,7 @@ def beginning(
     if takes_picture:
         lines += _without_picture(dataset)
     if sigma is not None:
-        tokens = tokens_of(dataset.images[0].latent.shape)
+        tokens = tokens_of(dataset.images[0].shape)
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
     lines += experts.said(state.settings.objective)
     if training_only:

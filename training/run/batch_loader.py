@@ -50,7 +50,8 @@ class BatchSchedule:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
 
     def sizes(self) -> dict[tuple[int, ...], DatasetImage]:
-        """The shapes (B, C, …, h, w) of batches, the largest first, each with a picture of that size.
+        """The sizes of batches, (B, C, …, h, w) or B with those of all parts, the largest first, each with a picture of
+        that size.
 
         A batch of one picture, as at the end of an epoch, has a shape of its own; other counts are as the whole batch.
         """
@@ -59,13 +60,18 @@ class BatchSchedule:
         for source in (self.dataset, self.dataset.regularisation):
             images: Sequence[DatasetImage] = () if source is None else source.images
             for image in images:
-                shape = (image.batch_size or self.batch_size, *image.latent.shape)
+                shape = (image.batch_size or self.batch_size, *image.size)
                 found.setdefault(shape, image)
                 numbers[shape] += math.ceil(image.repeats)
         for shape, number in numbers.items():
             if number % shape[0] == 1:
                 found.setdefault((1, *shape[1:]), found[shape])
-        return dict(sorted(found.items(), key=lambda one: (math.prod(one[0]), one[0]), reverse=True))
+
+        def size(one: tuple[tuple[int, ...], DatasetImage]) -> tuple[int, tuple[int, ...]]:
+            shape, image = one
+            return shape[0] * math.prod(image.latent.shape), shape
+
+        return dict(sorted(found.items(), key=size, reverse=True))
 
     def captions(self, first: int, steps: int) -> dict[Dataset, set[str]]:
         """The captions that the steps from `first` on need, by dataset, with the pictures that the text encoder sees.
@@ -108,7 +114,7 @@ def _needs_preparation(image: DatasetImage) -> bool:
 
 def _said(one: BatchItem) -> str:
     framing = one.crop.framing
-    size = "x".join(map(str, framing.target if framing else reversed(one.image.latent.shape[1:][-2:])))
+    size = "x".join(map(str, framing.target if framing else reversed(one.image.shape[1:][-2:])))
     marks = [
         size,
         *(["mirrored"] if one.flipped else []),

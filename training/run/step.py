@@ -14,6 +14,7 @@ from torch import Tensor
 from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
+from ..data.parts import Parts
 from ..data.sliders import strengths_of
 from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
@@ -55,7 +56,7 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
         return autoencoder.batch_losses(work, batch, generator)
     objective = work.start_state.settings.objective
     clean = _clean(work, batch.at_strength(work.strength))
-    draws = _drawn(work, clean, generator)
+    draws = _drawn(work, clean, generator, batch.parts)
     if batch.directions is not None:
         return slider_losses(work, batch, clean, draws.noise, draws.sigma, options)
     if objective.compares_pairs:
@@ -70,10 +71,11 @@ def _clean(work: Workspace, latents: Tensor) -> Tensor:
     return work.denoiser.process_in(to_device(latents, work.denoiser.device, torch.float32))
 
 
-def _drawn(work: Workspace, clean: Tensor, generator: torch.Generator) -> _Draws:
+def _drawn(work: Workspace, clean: Tensor, generator: torch.Generator, parts: Parts) -> _Draws:
     objective = work.start_state.settings.objective
-    sigma = _noise_levels(work, clean, generator)
-    noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator)
+    shape = parts[0] if parts else clean.shape[1:]
+    sigma = _noise_levels(work, len(clean), tokens_of(shape), generator)
+    noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator, parts)
     noise = to_device(noise, clean.device)
     if not objective.ip_noise:
         return _Draws(sigma, noise, None)
@@ -104,7 +106,8 @@ def _measured(work: Workspace, batch: Batch, denoised: Tensor, target: Tensor, s
     mask = None
     if batch.mask is not None:
         mask = to_device(batch.mask, denoiser.device)
-    return losses(work.start_state.settings.objective, denoiser.prediction, denoised, target, sigma, mask)
+    objective = work.start_state.settings.objective
+    return losses(objective, denoiser.prediction, denoised, target, sigma, mask, batch.parts)
 
 
 def _pair_losses(work: Workspace, batch: Batch, clean: Tensor, draws: _Draws, options: dict[str, Any]) -> Tensor:
@@ -129,10 +132,9 @@ def _both_of_pairs(batch: Batch) -> Batch:
     return replace(batch, conditionings=batch.conditionings * 2, captions=batch.captions * 2, mask=mask)
 
 
-def _noise_levels(work: Workspace, clean: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise levels (B,) for latents, on their device."""
+def _noise_levels(work: Workspace, count: int, tokens: int, generator: torch.Generator) -> Tensor:
+    """Noise levels (B,) for so many latents of so many tokens, on the model's device."""
     denoiser, objective = work.denoiser, work.start_state.settings.objective
-    count, tokens = clean.shape[0], tokens_of(clean.shape[1:])
     if objective.expert != NO_EXPERT:
         return to_device(draw_expert_levels(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
     drawn = to_device(draw_timesteps(objective, count, generator, tokens, denoiser.sigma), denoiser.device)

@@ -127,7 +127,7 @@ def _errors(
     mask = None
     if image.mask is not None:
         mask = to_device(image.mask[None], denoiser.device)
-    return losses(state.settings.objective, denoiser.prediction, denoised, clean, sigma, mask)
+    return losses(state.settings.objective, denoiser.prediction, denoised, clean, sigma, mask, image.parts)
 
 
 def _slider_losses(

@@ -20,7 +20,7 @@ TARGETS = ("attention", "attention+ff", "all")
 AS_LOADED, INT8 = "as loaded", "int8"
 BASE_WEIGHTS = (AS_LOADED, INT8)
 # Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset({"min_rank", "rank_exponent", "base_weights"})
+_LATER = frozenset({"min_rank", "rank_exponent", "base_weights", "with_sound"})
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
 
@@ -43,6 +43,8 @@ class AdapterSettings:
     blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
     how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
     int8: the frozen linear layers of the model compute in int8 while training (`training.memory.int8_base`).
+    `with_sound` is no setting of the node: it is whether the dataset has videos with their sound, so that the layers
+    for that are trained too.
     """
 
     kind: str = "lora"
@@ -60,6 +62,7 @@ class AdapterSettings:
     min_rank: int = 0
     rank_exponent: float = 1.0
     base_weights: str = AS_LOADED
+    with_sound: bool = False
 
     def __post_init__(self) -> None:
         errors = [*_value_errors(self)]

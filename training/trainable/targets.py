@@ -78,7 +78,7 @@ def adapter_targets(
 
 
 def _targets_in(module: nn.Module, settings: AdapterSettings, prefix: str) -> Iterator[AdapterTarget]:
-    unread = _unread(module)
+    unread = _unread(module, settings.with_sound)
     kind = settings.trainable_kind
     for name, part in module.named_modules():
         path = prefix + name
@@ -137,10 +137,15 @@ def _parts_left_out() -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(on_request), frozenset(only_in_all)
 
 
-def _unread(module: nn.Module) -> tuple[str, ...]:
+def _unread(module: nn.Module, with_sound: bool) -> tuple[str, ...]:
     """Prefixes of modules whose output is unused, so that they cannot learn."""
     paths: list[str] = []
     for family in registry.FAMILIES:
-        if isinstance(family.training, TrainingTargets) and family.training.unread is not None:
-            paths += family.training.unread(module)
+        targets = family.training
+        if not isinstance(targets, TrainingTargets):
+            continue
+        if targets.unread is not None:
+            paths += targets.unread(module)
+        if targets.sound is not None and not with_sound:
+            paths += targets.sound(module)
     return tuple(paths)

@@ -494,13 +494,6 @@ def test_what_cores_resolution_bucket_gives_becomes_samples(host):
     assert len(bucketed[0]) == 2 and found[0] == found[1]
 
 
-def test_video_with_sound_is_refused_by_its_name(host):
-    nested = pytest.importorskip("comfy.nested_tensor", reason="this ComfyUI has no nested latents")
-    both = nested.NestedTensor((random(1, 4, 2, 8, 8), random(1, 8, 10, 16)))
-    with pytest.raises(ValueError, match=r"latent 1 is video and sound together.*LTXVSeparateAVLatent"):
-        host.call("GraftSamples", latents=[{"samples": both}], conditioning=[[[random(1, 5, 6), {}]]])
-
-
 class Pictures:
     """A list of pictures (1, 64, 80, 3) with a mask each, of what a CLIP vision model sees of them, and of other
     clips.

@@ -1,14 +1,25 @@
-"""Latents of sound alone, (B, C, T) of ACE-Step 1.5 and Stable Audio and (B, C, h, T) of ACE-Step 1: they train through
-Samples as pictures do, and models of pictures refuse them by name.
+"""Latents of sound alone, (B, C, T) of ACE-Step 1.5 and Stable Audio and (B, C, h, T) of ACE-Step 1, and LTX-2's video
+with its sound: they train through Samples as pictures do, and models that do not take them refuse them by name.
 """
 
+import contextlib
+import importlib
 import shutil
 from pathlib import Path
 
+import comfy.samplers
 import comfy.supported_models
+import comfy.utils
 import pytest
 import torch
 from families import build, conditions, random
+from graft_nodes import host as wall
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.parts import ENTRY, packed, unpacked
+from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.trainable.install import as_lora, attached
+from graft_nodes.training.trainable.settings import AdapterSettings
+from graft_nodes.training.trainable.targets import adapter_targets
 from tiny_families import EVERY, Family
 
 from . import test_train_families as of_families
@@ -22,6 +33,8 @@ STABLE_AUDIO = Family(
     text=768,
 )
 SOUNDS = ("ace-step 1.5", "ace-step", "stable audio")
+BOTH = "ltx 2"  # video with its sound
+VIDEO, SOUND = (128, 2, 4, 5), (8, 10, 16)
 LONGER = 6  # of a second length
 
 
@@ -38,6 +51,26 @@ def stable_audio(monkeypatch):
     monkeypatch.setitem(EVERY, "stable audio", Family(**{**vars(STABLE_AUDIO), "weights": weights}))
 
 
+def latent_of(name, number, seed=0):
+    """A LATENT of sound, of one length or another; of LTX-2 a video with it, and `seed` changes the sound alone."""
+    longer, seed = LONGER * (number % 2), number + 100 * seed
+    if name != BOTH:
+        *sides, length = EVERY[name].latent
+        return {"samples": random(1, *sides, length + longer, seed=seed), "type": "audio"}
+    channels, length, frequencies = SOUND
+    sound = {"samples": random(1, channels, length + longer, frequencies, seed=seed), "type": "audio"}
+    video = {"samples": random(1, *VIDEO, seed=number + 50)}
+    return nodes_lt().LTXVConcatAVLatent.execute(video, sound).args[0]
+
+
+def nodes_lt():
+    """ComfyUI's nodes of LTX-2; skips where it has none with sound."""
+    module = importlib.import_module("comfy_extras.nodes_lt")
+    if not hasattr(module, "LTXVConcatAVLatent"):
+        pytest.skip("this ComfyUI has no latents of video with sound")
+    return module
+
+
 def songs_of(name):
     """A node that gives lists of latents of sound, two of one length and two of another, and of conditionings."""
 
@@ -52,11 +85,7 @@ def songs_of(name):
             return {"required": {"seed": ("INT", {"default": 0})}}
 
         def make(self, seed):
-            *sides, length = EVERY[name].latent
-            latents = []
-            for number in range(5):
-                lengths = length + LONGER * (number % 2)
-                latents.append({"samples": random(1, *sides, lengths, seed=number + 100 * seed), "type": "audio"})
+            latents = [latent_of(name, number, seed) for number in range(5)]
             return latents, [[list(conditions(name, seed=number))] for number in range(5)]
 
     return Songs
@@ -85,7 +114,7 @@ def put(host, monkeypatch):
     return stand_in
 
 
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", [*SOUNDS, BOTH])
 def test_sound_trains_branches_stops_and_resumes(host, put, monkeypatch, name):
     run = f"sound {name}"
     place = Path(host.output) / "graft" / run
@@ -94,7 +123,7 @@ def test_sound_trains_branches_stops_and_resumes(host, put, monkeypatch, name):
     found = ran(host, {**songs(), **common(4, run=run)}, **asked)
     at_once, data = found["state"], found["dataset"]
     lines = found["report"].splitlines()
-    shape = "x".join(map(str, EVERY[name].latent))
+    shape = "128x2x4x5 with sound of 8x10x16" if name == BOTH else "x".join(map(str, EVERY[name].latent))
     assert lines[0] == "4 samples to train on, 1 held out for validation"
     assert any(shape in line for line in lines)
     lengths = [image.latent.shape[-1] for image in data.images]
@@ -107,7 +136,11 @@ def test_sound_trains_branches_stops_and_resumes(host, put, monkeypatch, name):
     assert {tuple(batch.latents.shape[1:]) for batch in batches} == {tuple(image.latent.shape) for image in data.images}
     assert len(at_once.history.loss) == 4 and all(torch.isfinite(torch.tensor(at_once.history.loss)))
     moved = [key for key, tensor in at_once.trained.items() if "lora_up" in key and bool(tensor.any())]
-    assert len(moved) > 0.4 * sum("lora_up" in key for key in at_once.trained)
+    ups = [key for key in at_once.trained if "lora_up" in key]
+    assert len(moved) > 0.4 * len(ups)
+    if name == BOTH:
+        assert moved == ups and sum("audio" in key for key in ups) > len(ups) // 2
+        assert not any(shape in line for line in lines if "bring" in line)
     shutil.rmtree(place)
     put(name)
     monkeypatch.setattr(host.module("training.data.sample_store"), "KEPT_BYTES", 0)
@@ -156,8 +189,9 @@ def watched(host, monkeypatch):
     return added, made
 
 
-@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("name", [*SOUNDS, BOTH])
 def test_the_loss_of_sound_is_the_mean_square_of_the_model_s_own_error(host, put, monkeypatch, name):
+    """Of video with sound it is the sum of both means, however much longer one is than the other."""
     put(name)
     added, made = watched(host, monkeypatch)
     run = f"sound loss {name}"
@@ -166,7 +200,12 @@ def test_the_loss_of_sound_is_the_mean_square_of_the_model_s_own_error(host, put
     each = []
     for number, level in enumerate(sigma.double().tolist()):
         scale = (1 + level**-2) ** 0.5 if name == "stable audio" else 1 / level
-        each.append(float((((denoised - clean.double())[number] * scale) ** 2).mean()))
+        square = ((denoised - clean.double())[number] * scale) ** 2
+        if name == BOTH:
+            cut = 128 * 2 * 4 * 5
+            each.append(float(square[0, :cut].mean() + square[0, cut:].mean()))
+        else:
+            each.append(float(square.mean()))
     assert len(added) == 1 and abs(float(noise.std()) - 1) < 0.1
     assert state.history.loss[0] == pytest.approx(sum(each) / len(each), rel=1e-5)
 
@@ -219,3 +258,141 @@ def test_previews_of_sound_are_refused_before_the_first_step(host, put, monkeypa
     host.call("TrainStep", **{**step, "preview_every": 0, "latent": {"samples": samples}})
     with pytest.raises(ValueError, match="the latent is of sound, which previews do not show"):
         host.call("TrainStep", **{**step, "steps": 2}, latent={"samples": samples})
+
+
+# --- video with its sound ---------------------------------------------------------------------------------------------
+
+
+def test_parts_are_packed_as_comfyuis_sampler_packs_them():
+    nodes_lt()
+    parts = [random(2, *VIDEO, seed=0), random(2, *SOUND, seed=1)]
+    expected, shapes = comfy.utils.pack_latents(parts)
+    found = packed(parts)
+    assert torch.equal(found, expected)
+    for mine, theirs in zip(unpacked(found, (VIDEO, SOUND)), comfy.utils.unpack_latents(expected, shapes), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def sampled(patcher, x, sigma, context, extras):
+    """The packed denoised latents that the host's own sampler computes of video with sound."""
+    nested = importlib.import_module("comfy.nested_tensor").NestedTensor
+    guider = comfy.samplers.CFGGuider(patcher)
+    guider.set_conds([[context, extras]], [[context, extras]])
+    guider.set_cfg(1.0)
+    seen = []
+
+    def one_step(model, noise, sigmas, extra_args=None, **_):
+        seen.append(model(x, sigmas[:1], **extra_args))
+        return noise
+
+    empty = nested([torch.zeros(1, *VIDEO), torch.zeros(1, *SOUND)])
+    levels = torch.cat([sigma, torch.zeros(1)])
+    guider.sample(empty, empty, comfy.samplers.KSAMPLER(one_step), levels, seed=0)
+    return seen[0]
+
+
+def test_gradients_of_video_with_sound_are_those_of_finite_differences_of_sampling():
+    """Every layer of the sound learns, and checkpointing gives the same bytes."""
+    nodes_lt()
+    patcher, settings = build(BOTH), AdapterSettings("lora", rank=2, targets="all", with_sound=True)
+    x = packed([random(1, *VIDEO, seed=4), random(1, *SOUND, seed=5)])
+    way, (context, extras) = random(*x.shape, seed=6), conditions(BOTH, 3)
+    sigma, found = torch.tensor([0.6]), []
+    for forgetful in (False, True):
+        trained = {key: tensor.requires_grad_() for key, tensor in of_families.moved(patcher, settings).items()}
+        text = Conditioning(context, {**extras, ENTRY: (VIDEO, SOUND)})
+        with (
+            wall.denoiser.denoiser(patcher) as denoiser,
+            attached(denoiser.module, settings, trained, of_families.still),
+            checkpointed(denoiser.module) if forgetful else contextlib.nullcontext(),
+        ):
+            denoised = denoiser.denoise(x, sigma, [text], {})
+            (denoised * way).sum().backward()
+        found.append({key: tensor.grad for key, tensor in trained.items()})
+    assert all(tensor is not None and bool(tensor.any()) for tensor in found[0].values())
+    assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items())
+    with torch.no_grad():
+        file = as_lora({key: tensor.detach() for key, tensor in trained.items()}, settings, None)
+        expected = sampled(of_families.with_file(patcher, file), x, sigma, context, extras)
+    assert float((denoised.detach() - expected).abs().max()) < 2e-4 * float((expected - x).abs().max())
+    paths = list(adapter_targets(patcher.model.diffusion_model, settings))
+    silent = set(adapter_targets(patcher.model.diffusion_model, AdapterSettings("lora", rank=2, targets="all")))
+    of_sound = [path for path in paths if path not in silent]
+    assert of_sound and silent < set(paths)
+    for path in (paths[0], of_sound[0], of_sound[len(of_sound) // 2], of_sound[-1], paths[-1]):
+        key = f"{path}.lora_up.weight"
+        direction, values = random(*trained[key].shape, seed=7), []
+        for sign in (1, -1):
+            own = {**trained, key: trained[key] + sign * 0.004 * direction}
+            with torch.no_grad():
+                with_it = of_families.with_file(
+                    patcher, as_lora({k: t.detach() for k, t in own.items()}, settings, None)
+                )
+                values.append(float((sampled(with_it, x, sigma, context, extras).double() * way).sum()))
+        slope = float((found[0][key] * direction).sum())
+        assert slope == pytest.approx((values[0] - values[1]) / 0.008, rel=2e-2, abs=2e-3 * float(way.norm())), key
+
+
+def test_models_without_sound_beside_their_video_refuse_it(host):
+    latents = [latent_of(BOTH, number) for number in range(2)]
+    text = [[list(conditions(BOTH, seed=0))]]
+    dataset = host.call("GraftSamples", latents=latents, conditioning=text, validation=[0.0])[0]
+    for name in ("ltx", "wan", "sd1", "ace-step"):
+        with pytest.raises(ValueError, match=r"Start Training: \w+ takes no sound beside its video, and sample 1 has"):
+            host.call("GraftTrainStart", model=build(name), dataset=dataset, run="refused")
+    nested = importlib.import_module("comfy.nested_tensor").NestedTensor
+    other = {"samples": nested([random(1, *VIDEO, seed=0), random(1, 4, 10, 16, seed=1)])}
+    dataset = host.call("GraftSamples", latents=[other], conditioning=text, validation=[0.0])[0]
+    with pytest.raises(ValueError, match="LTXAV takes sound of 8 channels and 16 frequencies beside its video"):
+        host.call("GraftTrainStart", model=build(BOTH), dataset=dataset, run="refused")
+    wrong = {"samples": nested([random(1, 4, 8, 8, seed=0), random(1, 8, 10, 16, seed=1)])}
+    with pytest.raises(ValueError, match=r"latent 1 has parts of the shapes \(1, 4, 8, 8\) and \(1, 8, 10, 16\)"):
+        host.call("GraftSamples", latents=[wrong], conditioning=text)
+
+
+def test_a_mask_weighs_the_video_and_leaves_the_sound_whole(host, put, monkeypatch):
+    nodes_lt()
+    put(BOTH)
+    added, made = watched(host, monkeypatch)
+    monkeypatch.setitem(
+        host.nodes.NODE_CLASS_MAPPINGS, "LoadImageMask", loader_of("MASK", lambda: torch.zeros(1, 8, 10))
+    )
+    graph = {**songs(), **common(1, run="masked sound", validate_every=0), "mask": node("LoadImageMask")}
+    graph["samples"]["inputs"]["masks"] = ["mask", 0]
+    loss = ran(host, graph, state=["step0", 0])["state"].history.loss[0]
+    (clean, _, sigma), cut = added[0], 128 * 2 * 4 * 5
+    error = (made[0].detach().double() - clean.double())[:, 0, cut:] / sigma.double()[:, None]
+    assert loss == pytest.approx(float((error**2).mean()), rel=1e-5)
+
+
+class TinyVideoVAE:
+    """Stands in for the VAE of LTX-2's video."""
+
+    def decode(self, latents):
+        assert latents.shape[1:] == VIDEO
+        return random(latents.shape[0], 9, 32, 40, 3, seed=0)
+
+
+def test_previews_of_video_with_sound_show_its_frames(host, put, monkeypatch):
+    """Sampled from KSampler's noise for the seed, both parts in turn."""
+    nodes_lt()
+    put(BOTH)
+    monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "VAELoader", loader_of("VAE", TinyVideoVAE))
+    graph = {**songs(), **common(1, run="shown sound")}
+    graph["start"]["inputs"]["vae"] = ["vae", 0]
+    state = ran(host, graph, state=["start", 0])["state"]
+    latent = latent_of(BOTH, 0)
+    host.call(
+        "TrainStep",
+        state=state,
+        steps=2,
+        preview_every=2,
+        positive=[list(conditions(BOTH, seed=0))],
+        latent=latent,
+    )
+    assert len(list((Path(host.output) / "graft" / "shown sound" / "previews").glob("*.jpg"))) == 9
+    _, noise, _ = wall.previews.starting(build(BOTH), latent, 5)
+    with torch.random.fork_rng(devices=[]):
+        expected = importlib.import_module("comfy.sample").prepare_noise(latent["samples"], 5)
+    for mine, theirs in zip(noise.unbind(), expected.unbind(), strict=True):
+        assert torch.equal(mine, theirs)
