@@ -58,9 +58,7 @@ class Denoiser:
         self._conditions = Conditions(patcher.model, self.device)
 
     def process_in(self, latents: torch.Tensor) -> torch.Tensor:
-        """Scales the VAE's latents as the network expects them. For a video model a single picture gets a frame
-        dimension, (B, C, 1, h, w).
-        """
+        """Scales the VAE's latents as the network expects them; a picture for a video model gets a frame dimension."""
         if dimensions_of(self.model) == 3 and latents.ndim == 4:
             latents = latents.unsqueeze(2)
         return self.model.process_latent_in(latents)

@@ -6,10 +6,15 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..training.data.dataset import Dataset, DatasetImage
 
+_NOT_SHOWN = (
+    "Train Step: preview every N steps is above 0, and the latent is of sound, which previews do not show. Set preview"
+    " every N steps to 0, and listen to the MODEL of this node with KSampler and VAE Decode Audio."
+)
 _TAKEN = {1: "sound, over time alone", 2: "pictures", 3: "pictures or clips"}
 
 
@@ -21,10 +26,33 @@ def dimensions_of(model: Any) -> int:
     return dimensions
 
 
-def is_sound(latent: Mapping[str, Any]) -> bool:
-    """Whether a LATENT is of sound alone; that of ACE-Step 1 only says so where it is an empty one."""
+def check_shown(latent: Mapping[str, Any]) -> None:
+    """Raise ValueError for a LATENT of sound alone; that of ACE-Step 1 only says so where it is an empty one."""
     samples = latent["samples"]
-    return not getattr(samples, "is_nested", False) and (samples.ndim == 3 or latent.get("type") == "audio")
+    if not _is_nested(samples) and (samples.ndim == 3 or latent.get("type") == "audio"):
+        raise ValueError(_NOT_SHOWN)
+
+
+def decoded(vae: Any, latents: Any) -> Tensor:
+    """The pictures (B, h, w, 3) of latents; of video with sound the video's frames. ValueError for sound alone."""
+    if _is_nested(latents):
+        latents = latents.unbind()[0]
+    pictures: Tensor = vae.decode(latents)
+    if pictures.ndim < 4:  # (B, T, channels)
+        raise ValueError(_NOT_SHOWN)
+    return pictures.reshape(-1, *pictures.shape[-3:])
+
+
+def noise_of(latents: Any, generator: torch.Generator) -> Any:
+    """Noise for latents; of video with sound for both in turn, as ComfyUI draws it."""
+    if _is_nested(latents):
+        return type(latents)([noise_of(one, generator) for one in latents.unbind()])
+    return torch.randn(latents.shape, generator=generator, dtype=latents.dtype)
+
+
+def _is_nested(latents: Any) -> bool:
+    """Whether these are video and its sound, ComfyUI's NestedTensor."""
+    return bool(getattr(latents, "is_nested", False))
 
 
 def check_dataset(model: Any, dataset: Dataset, node: str) -> None:

@@ -19,18 +19,13 @@ from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
-from . import folders
-from .latents import is_sound, sampled
+from . import folders, latents
 from .model_sampling import prediction_type, timestep_of
 from .network_state import captions_read_anew
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
-_SOUND = (
-    "Train Step: preview every N steps is above 0, and the latent is of sound, which previews do not show. Set preview"
-    " every N steps to 0, and listen to the MODEL of this node with KSampler and VAE Decode Audio."
-)
 
 
 def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[str], clip: Any) -> None:
@@ -43,8 +38,8 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence
     else:
         inputs = {"positive prompt": positive, **inputs}
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
-    if latent is not None and is_sound(latent):
-        raise ValueError(_SOUND)
+    if latent is not None:
+        latents.check_shown(latent)
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
@@ -102,7 +97,7 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
     guider = guided(Loaded(patcher), positive, negative)
     with kept_generators(patcher), captions_read_anew(patcher.model.diffusion_model):
         sampler = comfy.samplers.sampler_object("euler")
-        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).cpu()
+        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
 
 
 def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -110,13 +105,8 @@ def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.
     import comfy.samplers
 
     sampling = patcher.get_model_object("model_sampling")
-    start = sampled(patcher, latent)
-    generator = torch.Generator().manual_seed(seed)
-    if getattr(start, "is_nested", False):
-        streams = start.unbind()
-        noise = type(start)([torch.randn(one.shape, generator=generator, dtype=one.dtype) for one in streams])
-    else:
-        noise = torch.randn(start.shape, generator=generator, dtype=start.dtype)
+    start = latents.sampled(patcher, latent)
+    noise = latents.noise_of(start, torch.Generator().manual_seed(seed))
     schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
     return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, STEPS)
 
@@ -156,21 +146,16 @@ def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str,
     return {**model_options, "transformer_options": extension.merge_nested_dicts(options, own)}
 
 
-def decode(vae: Any, latents: torch.Tensor, training: Any) -> torch.Tensor:
+def decode(vae: Any, denoised: Any, training: Any) -> torch.Tensor:
     """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
     with _held(training):
-        return decode_alone(vae, latents)
+        return decode_alone(vae, denoised)
 
 
 @torch.no_grad()
-def decode_alone(vae: Any, latents: torch.Tensor) -> torch.Tensor:
-    """The same where no MODEL needs to stay loaded. Of video with sound they are the video's frames."""
-    if getattr(latents, "is_nested", False):
-        latents = latents.unbind()[0]
-    pictures = vae.decode(latents)
-    if pictures.ndim < 4:  # (B, T, channels)
-        raise ValueError(_SOUND)
-    return pictures.reshape(-1, *pictures.shape[-3:]).float().cpu()
+def decode_alone(vae: Any, denoised: Any) -> torch.Tensor:
+    """The same where no MODEL needs to stay loaded."""
+    return latents.decoded(vae, denoised).float().cpu()
 
 
 @contextlib.contextmanager
