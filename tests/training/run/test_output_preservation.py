@@ -33,9 +33,9 @@ def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, 
     state = lab.state(denoiser, dataset, adapter, objective=objective, checkpointing=checkpointing)
     seen = []
 
-    def noting(settings, prediction, denoised, target, sigma, mask=None):
+    def noting(settings, prediction, denoised, target, sigma, mask=None, parts=()):
         seen.append((denoised.detach().clone(), target.clone()))
-        return losses(settings, prediction, denoised, target, sigma, mask)
+        return losses(settings, prediction, denoised, target, sigma, mask, parts)
 
     losses = steps.losses
     monkeypatch.setattr(steps, "losses", noting)
