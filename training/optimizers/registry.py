@@ -14,6 +14,7 @@ from .kinds import (
     lion,
     muon,
     prodigy,
+    prodigyplus,
     schedulefree,
     sgd,
 )
@@ -34,5 +35,6 @@ OPTIMIZERS: Registry[OptimizerRecord] = Registry(
         adopt.RECORD,
         came.RECORD,
         automagic.RECORD,
+        prodigyplus.RECORD,
     ),
 )

@@ -34,6 +34,10 @@ OTHER = {
     "nesterov": "true",
     "ns_steps": "2",
     "scale_parameter": "false",
+    "d_limiter": "false",
+    "factored": "false",
+    "use_stableadamw": "false",
+    "schedulefree_c": "6",
     "relative_step": "true",
     "warmup_init": "true",
 }
@@ -52,7 +56,7 @@ def _needs(optimizer):
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
 def test_every_option_changes_what_is_trained(lab, optimizer, name):
     _needs(optimizer)
-    rate = {"prodigy": 1.0, "adafactor": 1e-1, "automagic": 5e-5}.get(optimizer, 1e-2)
+    rate = {"prodigy": 1.0, "prodigyplus": 1.0, "adafactor": 1e-1, "automagic": 5e-5}.get(optimizer, 1e-2)
     given = {
         "optimizer": optimizer,
         "learning_rate": rate,
@@ -65,9 +69,11 @@ def test_every_option_changes_what_is_trained(lab, optimizer, name):
     needed = NEEDED.get(name, "")
     for said in (needed, f"{name} = {value}, {needed}"):
         denoiser, dataset = lab.Flow(), lab.pictures()
+        if name == "factored":  # only sides of 32 are
+            denoiser, dataset = lab.Flow(lab.Net(32)), lab.pictures(shape=(32, 4, 4))
         kind = AdapterSettings("full" if optimizer in ("muon", "adamw8bit") else "lora", targets="all")
         state = lab.state(denoiser, dataset, kind, ema=False, **given, options=said)
-        found.append(sha256_of_tensors(train(state, denoiser, dataset, 5).trained))
+        found.append(sha256_of_tensors(train(state, denoiser, dataset, 20 if name == "d_limiter" else 5).trained))
     if optimizer == "adamw8bit":
         made = build.build(
             OptimizerSettings(**given, options=f"{name} = {value}"), [{"params": [torch.zeros(2, requires_grad=True)]}]

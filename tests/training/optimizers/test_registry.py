@@ -33,6 +33,7 @@ FULL_NAMES = {
     "adopt": "graft_nodes.training.optimizers.kinds.adopt.ADOPT",
     "came": "graft_nodes.training.optimizers.kinds.came.CAME",
     "automagic": "graft_nodes.training.optimizers.kinds.automagic.Automagic",
+    "prodigyplus": "graft_nodes.training.optimizers.kinds.prodigyplus.ProdigyPlus",
 }
 
 every_record = pytest.mark.parametrize("record", list(OPTIMIZERS), ids=lambda record: record.name)

@@ -22,8 +22,9 @@ from graft_nodes.training.state import Settings, Start, begin, equal, with_setti
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
 
-RATES = {"lion": 1e-3, "prodigy": 1.0}
+RATES = {"lion": 1e-3, "prodigy": 1.0, "prodigyplus": 1.0}
 NO_WARMUP = ("adacoor", "automagic")
+AVERAGES = ("schedulefree", "prodigyplus")  # that keep one themselves
 FULL = AdapterSettings("full", targets="all")
 PAIRS = AdapterSettings("locon", targets="all", rank=2)
 BARE = {"schedule": "constant", "warmup": 0}
@@ -38,11 +39,11 @@ def _need(optimizer):
 def _state(lab, denoiser, dataset, optimizer="adamw", adapter=None, **more):
     _need(optimizer)
     given = {"optimizer": optimizer, "learning_rate": RATES.get(optimizer, 1e-2), **more}
-    if optimizer in ("schedulefree", *NO_WARMUP):
+    if optimizer in (*AVERAGES, *NO_WARMUP):
         given = {"schedule": "constant", **given}
     if optimizer in NO_WARMUP:
         given = {"warmup": 0, "learning_rate": 1e-4, **given}
-    return lab.state(denoiser, dataset, adapter or PAIRS, optimizer != "schedulefree", **given)
+    return lab.state(denoiser, dataset, adapter or PAIRS, optimizer not in AVERAGES, **given)
 
 
 def _same(left, right):
@@ -76,7 +77,7 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
     assert _same(whole, parts) and whole.history == parts.history and equal(whole, parts)
     moved = [name for name, t in whole.trained.items() if not torch.equal(t, start.trained[name])]
     assert moved == list(whole.trained) and all(t.dtype == torch.float32 for t in whole.trained.values())
-    if precision == "full-bf16" and optimizer != "schedulefree":
+    if precision == "full-bf16" and optimizer not in AVERAGES:
         assert all(torch.equal(t, t.bfloat16().float()) for t in whole.trained.values())
 
 
@@ -86,7 +87,8 @@ def test_optimisers_differ_and_learn(lab, optimizer):
     start = _state(lab, denoiser, dataset, optimizer, FULL, total_steps=1000)
     losses = train(start, denoiser, dataset, 60).history.loss
     # adacoor's, automagic's and prodigy's first steps are tiny by design
-    assert sum(losses[-20:]) < sum(losses[:20]) * (1.0 if optimizer in (*NO_WARMUP, "prodigy", "sgd") else 0.97)
+    slow = (*NO_WARMUP, "prodigy", "prodigyplus", "sgd")
+    assert sum(losses[-20:]) < sum(losses[:20]) * (1.0 if optimizer in slow else 0.97)
 
 
 # --- one step by hand -------------------------------------------------------------------------------------------------

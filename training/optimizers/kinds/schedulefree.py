@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,30 +23,40 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _check_settings(settings: SettingsView) -> list[str]:
-    if settings.schedule == "constant":
-        return []
-    return [
-        f"optimizer schedulefree takes the place of learning rate schedule {settings.schedule}: use constant (warmup"
-        " steps work)"
-    ]
+def check_settings_of(name: str) -> Callable[[SettingsView], list[str]]:
+    """Errors for settings that do not work with a schedule-free optimizer of that name."""
+
+    def check(settings: SettingsView) -> list[str]:
+        if settings.schedule == "constant":
+            return []
+        return [
+            f"optimizer {name} takes the place of learning rate schedule {settings.schedule}: use constant (warmup"
+            " steps work)"
+        ]
+
+    return check
 
 
-def _check_run(run: RunFacts) -> list[str]:
-    errors = []
-    if run.averaged:
-        errors.append(
-            "schedulefree is an average of the weights itself: disconnect EMA Settings or use another optimizer"
-        )
-    if run.max_norm:
-        errors.append(
-            f"schedulefree keeps two sets of weights and maximum weight norm {run.max_norm:g} would scale one: set it"
-            " to 0 in Adapter Settings"
-        )
-    return errors
+def check_run_of(name: str) -> Callable[[RunFacts], list[str]]:
+    """Errors for a run that a schedule-free optimizer of that name cannot train."""
+
+    def check(run: RunFacts) -> list[str]:
+        errors = []
+        if run.averaged:
+            errors.append(
+                f"{name} is an average of the weights itself: disconnect EMA Settings or use another optimizer"
+            )
+        if run.max_norm:
+            errors.append(
+                f"{name} keeps two sets of weights and maximum weight norm {run.max_norm:g} would scale one: set it"
+                " to 0 in Adapter Settings"
+            )
+        return errors
+
+    return check
 
 
-def _average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
+def average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
     """The weights to sample with (x), in float32; the live weights (y) lie between x and z."""
     z = state.get("z")
     if z is None:
@@ -71,8 +81,8 @@ RECORD = OptimizerRecord(
     element_wise=True,
     usual_rates=(1e-6, 1e-2),
     diverges_from=0.1,
-    check_settings=_check_settings,
-    check_run=_check_run,
+    check_settings=check_settings_of("schedulefree"),
+    check_run=check_run_of("schedulefree"),
     group_numbers={"k": int, "weight_sum": float, "lr_max": float},
-    sampling_weights=SamplingWeights("y", _average),
+    sampling_weights=SamplingWeights("y", average),
 )
