@@ -13,7 +13,7 @@ from typing import Any
 from ..storage.atomic import write_whole
 from ..storage.bounded_read import MB, read_bounded
 from ..storage.digest import sha256_of_json
-from .problem import Problem, WorkflowError
+from .problem import CommandError, Problem
 
 MOST_BYTES = 20 * MB  # of a table
 DONE = "done"
@@ -59,15 +59,15 @@ def identity(workflow: Any, assignments: Sequence[str], row: Row) -> str:
 def read_table(path: str) -> list[Row]:
     """The rows of a CSV file whose header names NODE.INPUT as --set does. An empty cell sets nothing.
 
-    Raises WorkflowError that lists everything that is wrong.
+    Raises CommandError that lists everything that is wrong.
     """
     try:
         text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
         lines = list(csv.reader(io.StringIO(text), strict=True))
     except OSError as error:
-        raise WorkflowError([Problem(f"--set-from {path}: cannot be read ({error.strerror or error})")]) from error
+        raise CommandError([Problem(f"--set-from {path}: cannot be read ({error.strerror or error})")]) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise WorkflowError([Problem(f"--set-from {path}: not a CSV file in UTF-8 ({error})")]) from error
+        raise CommandError([Problem(f"--set-from {path}: not a CSV file in UTF-8 ({error})")]) from error
     header = [name.strip() for name in (lines or [[]])[0]]
     problems = _wrong_header(path, header)
     rows = []
@@ -82,12 +82,12 @@ def read_table(path: str) -> list[Row]:
     if not rows and not problems:
         problems.append(Problem(f"--set-from {path}: no rows below the header, so nothing would run"))
     if problems:
-        raise WorkflowError(problems)
+        raise CommandError(problems)
     return rows
 
 
 def read_results(table: str) -> Results:
-    """What is kept of an earlier batch of this table. Raises WorkflowError if the file is damaged."""
+    """What is kept of an earlier batch of this table. Raises CommandError if the file is damaged."""
     results = Results(results_path(table))
     if not results.path.exists():
         return results
@@ -96,7 +96,7 @@ def read_results(table: str) -> Results:
             entry = json.loads(line)
             results.rows[int(entry["row"])] = entry
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WorkflowError(
+        raise CommandError(
             [Problem(f"{results.path}: not the results of a batch ({error}); move it away to run every row")]
         ) from error
     return results

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import batch, caching, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow
-from .problem import HostError, Problem, WorkflowError
+from .problem import CommandError, HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
 
@@ -248,7 +248,7 @@ def _run_reported(
             torchrun.take_device(place, arguments.cpu)
         problems = workflow.malformed_assignments(arguments.assignments)
         if problems:
-            return _invalid(problems, report)
+            raise CommandError(problems)
         document, rows = None, None
         if arguments.workflow is not None:
             document = workflow.read(arguments.workflow)
@@ -279,6 +279,8 @@ def _run_reported(
                 status = _run_watched(opened, folder, report)
             torchrun.finish(group, status)
             return status
+    except CommandError as error:
+        return _invalid(error.problems, report, "the command")
     except WorkflowError as error:
         return _invalid(error.problems, report)
     except HostError as error:
@@ -451,13 +453,13 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
     return False
 
 
-def _invalid(problems: Sequence[Problem], report: dict[str, Any]) -> int:
+def _invalid(problems: Sequence[Problem], report: dict[str, Any], what: str = "the workflow") -> int:
     report["status"], report["errors"] = "invalid", [problem.as_json() for problem in problems]
     if len(problems) == 1:
         count = "1 error"
     else:
         count = f"{len(problems)} errors"
-    print(f"graft_nodes: the workflow is not valid ({count}); nothing was run", file=sys.stderr)
+    print(f"graft_nodes: {what} is not valid ({count}); nothing was run", file=sys.stderr)
     for problem in problems:
         print(f"  {problem}", file=sys.stderr)
     return INVALID

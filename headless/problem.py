@@ -52,5 +52,9 @@ class WorkflowError(Exception):
         super().__init__(problem_lines([str(problem) for problem in self.problems], ""))
 
 
+class CommandError(WorkflowError):
+    """An option of the command, or a file that it names, is not valid."""
+
+
 class HostError(Exception):
     """The requested host cannot be opened; the message says what is missing and what to do."""

@@ -22,7 +22,17 @@ from .device_memory import training_device
 from .model_sampling import with_zero_terminal_snr
 
 # what a network's own code raises where it meets tensors without values, and what Train Step will refuse
-ERRORS = (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _KEPT = 64
 _RATES = ("learning_rate", "text_encoder_rate", "warmup", "floor")  # settings that no memory depends on
 
@@ -71,9 +81,7 @@ def report(state: Any, memory: int) -> str:
     if isinstance(state, ExpertPair):
         return "\n\n".join(report(expert, memory) for expert in state.states)
     subject = state.subject
-
     on_a_card = for_a_card(memory)
-
     on_host = subject.model.load_device.type == "cpu" and not on_a_card
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:

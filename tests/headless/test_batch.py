@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 from graft_nodes.headless import batch, workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.headless.problem import CommandError
 from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, command, last, run, told
 
 
@@ -43,7 +43,7 @@ def test_the_header_names_inputs_and_an_empty_cell_sets_nothing(tmp_path):
     ],
 )
 def test_a_table_that_cannot_be_run_says_why(tmp_path, text, expected):
-    with pytest.raises(WorkflowError) as error:
+    with pytest.raises(CommandError) as error:
         batch.read_table(table(tmp_path, text))
     assert "--set-from" in str(error.value) and expected in str(error.value)
 
@@ -63,7 +63,7 @@ def test_a_row_is_done_with_the_same_workflow_and_values_only(tmp_path):
 def test_results_that_are_none_are_left_alone(tmp_path):
     path = table(tmp_path, "1.number\n3\n")
     batch.results_path(path).write_text("no JSON\n")
-    with pytest.raises(WorkflowError, match="not the results of a batch"):
+    with pytest.raises(CommandError, match="not the results of a batch"):
         batch.read_results(path)
     assert batch.results_path(path).read_text() == "no JSON\n"
 

@@ -326,7 +326,7 @@ def test_a_malformed_set_is_said_before_a_host_opens(place, monkeypatch, capsys)
     options = [word for text in wrong for word in ("--set", text)]
     assert main(["run", "w.json", "--embedded", *options]) == 2
     said = capsys.readouterr().err
-    assert "(5 errors)" in said and said.count(": expected NODE.INPUT=VALUE") == 5
+    assert "the command is not valid (5 errors)" in said and said.count(": expected NODE.INPUT=VALUE") == 5
     assert "--set seed=3: " in said and "--set 1.seed: " in said
 
 
