@@ -7,16 +7,19 @@ import torch
 from graft_nodes.host.samples import conditioning_of, conditionings_of, latents_of, masks_of
 
 
-def test_latents_are_float32_pictures_or_clips():
+def test_latents_are_float32_pictures_clips_or_sound():
     pictures = torch.arange(48.0, dtype=torch.bfloat16).reshape(2, 4, 2, 3).requires_grad_()
-    one, two = latents_of({"samples": pictures}, 1)
+    (one, parts), (two, _) = latents_of({"samples": pictures}, 1)
+    assert parts == ()
     assert one.shape == two.shape == (4, 2, 3) and one.dtype == torch.float32 and not one.requires_grad
     assert torch.equal(torch.stack([one, two]), pictures.detach().float())
-    (clip,) = latents_of({"samples": torch.ones(1, 16, 5, 2, 3)}, 1)
+    ((clip, _),) = latents_of({"samples": torch.ones(1, 16, 5, 2, 3)}, 1)
     assert clip.shape == (16, 5, 2, 3)
+    ((sound, _),) = latents_of({"samples": torch.ones(1, 64, 25)}, 1)
+    assert sound.shape == (64, 25)
 
 
-@pytest.mark.parametrize("samples", [torch.ones(4, 2, 3), torch.ones(1, 1, 1, 1, 2, 3), [torch.ones(1, 4, 2, 3)]])
+@pytest.mark.parametrize("samples", [torch.ones(4, 2), torch.ones(1, 1, 1, 1, 2, 3), [torch.ones(1, 4, 2, 3)]])
 def test_latents_of_other_shapes_are_refused(samples):
     with pytest.raises(ValueError, match=r"^Samples: latent 3 has the shape \(.*\): expected a batch of pictures"):
         latents_of({"samples": samples}, 3)

@@ -823,7 +823,7 @@ def test_images_without_a_picture_for_a_model_that_takes_one_are_said(host, wall
     with torch.inference_mode():  # as nodes run
         conditionings = wall.encoding.encode_captions(clip, ["", "a red circle left"])
     data = host.module("training.data.dataset")
-    latent, picture = torch.zeros(4, 8, 8), {"concat_latent_image": torch.ones(1, 4, 8, 8)}
+    latent, picture = torch.zeros(3, 8, 8), {"concat_latent_image": torch.ones(1, 3, 8, 8)}
     images = [data.DatasetImage(f"{number}", "", latent) for number in range(2)]
     images.append(data.DatasetImage("with", "", latent, extras=picture))
     given = {"model": model, "dataset": data.Dataset(tuple(images), conditionings, "said"), "run": "without pictures"}
