@@ -29,13 +29,13 @@ def dimensions_of(model: Any) -> int:
 def check_shown(latent: Mapping[str, Any]) -> None:
     """Raise ValueError for a LATENT of sound alone; that of ACE-Step 1 only says so where it is an empty one."""
     samples = latent["samples"]
-    if not _is_nested(samples) and (samples.ndim == 3 or latent.get("type") == "audio"):
+    if not is_nested(samples) and (samples.ndim == 3 or latent.get("type") == "audio"):
         raise ValueError(_NOT_SHOWN)
 
 
 def decoded(vae: Any, latents: Any) -> Tensor:
     """The pictures (B, h, w, 3) of latents; of video with sound the video's frames. ValueError for sound alone."""
-    if _is_nested(latents):
+    if is_nested(latents):
         latents = latents.unbind()[0]
     pictures: Tensor = vae.decode(latents)
     if pictures.ndim < 4:  # (B, T, channels)
@@ -45,12 +45,12 @@ def decoded(vae: Any, latents: Any) -> Tensor:
 
 def noise_of(latents: Any, generator: torch.Generator) -> Any:
     """Noise for latents; of video with sound for both in turn, as ComfyUI draws it."""
-    if _is_nested(latents):
+    if is_nested(latents):
         return type(latents)([noise_of(one, generator) for one in latents.unbind()])
     return torch.randn(latents.shape, generator=generator, dtype=latents.dtype)
 
 
-def _is_nested(latents: Any) -> bool:
+def is_nested(latents: Any) -> bool:
     """Whether these are video and its sound, ComfyUI's NestedTensor."""
     return bool(getattr(latents, "is_nested", False))
 

@@ -11,6 +11,7 @@ import torch
 from ..training.data.dataset import Conditioning
 from ..training.data.parts import Parts, packed
 from ..training.data.samples import check_finite
+from .latents import is_nested
 
 # Entries that ComfyUI's sampler reads and the model does not: a training step cannot do what they ask for.
 _SAMPLERS = {
@@ -31,7 +32,7 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[tuple[torch.Tenso
     """
     samples = latent["samples"]
     name = f"latent {number}"
-    if getattr(samples, "is_nested", False):
+    if is_nested(samples):
         return _with_sound(samples.unbind(), name)
     if not isinstance(samples, torch.Tensor) or samples.ndim not in (3, 4, 5):
         shape = tuple(getattr(samples, "shape", ()))

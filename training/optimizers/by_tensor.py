@@ -13,8 +13,8 @@ from torch import Tensor
 from .record import BuildRequest
 
 
-class ByTensor(torch.optim.Optimizer):
-    """An optimizer that moves each tensor by its own gradient and state alone."""
+class ByGroup(torch.optim.Optimizer):
+    """An optimizer that moves one group of tensors after the other."""
 
     @classmethod
     def build(cls, request: BuildRequest) -> torch.optim.Optimizer:
@@ -30,10 +30,21 @@ class ByTensor(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._move_(p, p.grad, group)
+            self._step_group(group)
         return loss
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any]) -> None:
+        """Move the tensors of a group that have a gradient."""
+
+
+class ByTensor(ByGroup):
+    """An optimizer that moves each tensor by its own gradient and state alone."""
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        for p in group["params"]:
+            if p.grad is not None:
+                self._move_(p, p.grad, group)
 
     @abstractmethod
     def _move_(self, p: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..by_tensor import rms
+from ..by_tensor import ByGroup, rms
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, POSITIVE_BETAS, number
-from ..record import BuildRequest, OptimizerRecord, RunFacts, SamplingWeights, SettingsView
+from ..record import OptimizerRecord, RunFacts, SamplingWeights, SettingsView
 from . import schedulefree
 
 _EACH = 11  # of a tensor's numbers, the step size is found from every 11th
@@ -21,7 +21,7 @@ _LEAST_RATE = 1e-3
 _SMALLEST_MEAN = 1e-30
 
 
-class ProdigyPlus(torch.optim.Optimizer):
+class ProdigyPlus(ByGroup):
     """Gradients g are taken at y. With the step size d and the rate r = d lr:
 
     v += (1 - beta2) (d^2 g^2 - v); u = d g / (sqrt(v) + d eps), over the root of its root mean square where that is
@@ -58,18 +58,8 @@ class ProdigyPlus(torch.optim.Optimizer):
         settings |= {"use_bias_correction": use_bias_correction, "schedulefree_c": schedulefree_c}
         super().__init__(params, {**settings, "k": 0, "d": d0, "d_numerator": 0.0, "weight_sum": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every tensor that has a gradient, then find the step size of the next step."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._step_group(group)
-        return loss
-
     def _step_group(self, group: dict[str, Any]) -> None:
+        """Move every tensor that has a gradient, then find the step size of the next step."""
         moving = [p for p in group["params"] if p.grad is not None]
         group["k"] += 1
         rate, share = group["d"] * group["lr"], 1 - group["betas"][1]
@@ -180,11 +170,6 @@ def _bias_correction(beta2: float, k: int) -> tuple[float, float]:
     return math.sqrt(part), share
 
 
-def _build(request: BuildRequest) -> torch.optim.Optimizer:
-    rates: dict[str, Any] = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
-    return ProdigyPlus(request.groups, **rates, **request.options)
-
-
 def _remarks(settings: SettingsView) -> list[str]:
     remarks = []
     if settings.learning_rate != 1:
@@ -218,7 +203,7 @@ RECORD = OptimizerRecord(
     name="prodigyplus",
     help="Prodigy-Plus-ScheduleFree: finds the learning rate itself and needs no schedule; set learning rate to 1",
     full_name="graft_nodes.training.optimizers.kinds.prodigyplus.ProdigyPlus",
-    build=_build,
+    build=ProdigyPlus.build,
     options={
         "betas": POSITIVE_BETAS,  # computing x divides by the first one
         "beta3": BELOW_ONE,
