@@ -13,8 +13,9 @@ never paths.
     POST /graft/lora_upload?name=     stores a LoRA file, its bytes the body: {"name", "new"}
     GET  /graft/runs                  {"runs": [{run, states, step}]}
     GET  /graft/runs/RUN              {"run", "states": [{key, step, kind, changed}]}
-    GET  /graft/runs/RUN/KEY          one state with its history and previews; KEY "latest" is the furthest, "live" what
-                                      a training step that runs has reached
+    GET  /graft/runs/RUN/KEY?until=   one state with its history and previews, or the furthest on the way to it, which
+                                      is step `until`; KEY "latest" is the furthest, "live" what a training step that
+                                      runs has reached
     GET  /graft/running               {"running": [{node, workflow, run, key, until}]}, the training steps that run
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
     GET  /graft/preferences?run=      {"folder", "pairs", "marked": [[better, worse]]}, two previews' names each
@@ -192,7 +193,8 @@ def _state(request: Any) -> Answer:
     if key == "live":
         state = events.live(run)
     else:
-        state = listing.shown(folders.training_folder(), run, key)
+        until = int(request.query.get("until", 0))
+        state = listing.shown(folders.training_folder(), run, key, until)
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
 
 

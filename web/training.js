@@ -360,7 +360,7 @@ class Panel {
     this.drawnKey = shown
     let stored
     try {
-      stored = await asked(`/graft/runs/${encodeURIComponent(run)}/${encodeURIComponent(key)}`)
+      stored = await asked(`/graft/runs/${encodeURIComponent(run)}/${encodeURIComponent(key)}?until=${until ?? 0}`)
     } catch (error) {
       this.drawnKey = undefined
       if (!this.loss.steps.length) this.sayGone(run, error)

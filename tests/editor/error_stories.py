@@ -408,6 +408,7 @@ def a_stopped_step_says_where_that_it_is_kept_and_that_run_continues_also_after_
     look_at(editor, step)
     queue(editor)
     reached(editor, 3)
+    begun = editor.saved()
     editor.page.locator(".graft-stop:visible").click()
     ending = editor.page.locator(STATUS).get_by_text(re.compile(rf"stopped at \d+ of {steps}, kept; Run continues"))
     ending.wait_for(timeout=WAIT)
@@ -417,17 +418,16 @@ def a_stopped_step_says_where_that_it_is_kept_and_that_run_continues_also_after_
     editor.screenshot("stopped")
     saved = editor.saved()
     editor.open()
-    editor.load(saved)
-    look_at(editor, step)
-    ending.wait_for(timeout=WAIT)
-    assert reached(editor) == at
+    for workflow in (begun, saved):  # one that was saved before it stopped finds where it stopped too
+        editor.load(workflow)
+        look_at(editor, step)
+        ending.wait_for(timeout=WAIT)
+        assert reached(editor) == at
     put(editor, step, steps=at)
     queue(editor)
     ending.wait_for(state="detached", timeout=WAIT)  # only so many are asked for now
     editor.wait_until_idle(WAIT)
     assert reached(editor) == at
-    # Now and then the page asks for a state that is not stored (404). What it shows is right; the cause is not known.
-    editor.errors[:] = [error for error in editor.errors if "404" not in error or "/graft/runs/" not in error]
 
 
 ALL = (

@@ -101,7 +101,8 @@ def test_another_run_of_the_same_name_shows_nothing_of_the_one_before(editor):
     history = {"loss": [0.1] * 4, "rate": [1e-4] * 4, "norm": [1.0] * 4, "validation": []}
     stored = {"b": {"run": "r", "key": "b", "step": 4, "history": history, "previews": [{**shown[1], "step": 4}]}}
     stored["c"] = {**stored["b"], "key": "c", "previews": []}
-    editor.page.route("**/graft/runs/**", lambda route: route.fulfill(json=stored[route.request.url[-1]]))
+    asked = re.compile(r"/graft/runs/r/(\w)\?")
+    editor.page.route("**/graft/runs/**", lambda route: route.fulfill(json=stored[asked.search(route.request.url)[1]]))
     for number in range(1, 5):
         step(editor, node, number, 1 / number, validation=0.9 if number % 2 == 0 else None)
     editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": 4, "pictures": shown[:1]}])

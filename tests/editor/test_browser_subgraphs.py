@@ -72,7 +72,7 @@ def test_how_a_step_inside_a_subgraph_ended_is_said_on_its_own_node_until_the_ne
     _, _, train = opens_the_first_template(editor)
     stored = {"run": "r", "key": "b", "step": 126, "history": HISTORY, "previews": []}
     states = [{"key": "c", "step": 4, "kind": "snapshot", "changed": 2.0, "best": None}]
-    editor.page.route("**/graft/runs/r/b", lambda route: route.fulfill(json=stored))
+    editor.page.route("**/graft/runs/r/b?*", lambda route: route.fulfill(json=stored))
     editor.page.route("**/graft/runs/r", lambda route: route.fulfill(json={"run": "r", "states": states}))
     said = editor.page.locator(".graft-said:visible").get_by_role("alert")
     for number in (125, 126):
@@ -96,5 +96,5 @@ def test_how_a_step_inside_a_subgraph_ended_is_said_on_its_own_node_until_the_ne
     assert said.inner_text().split("\n") == f"Train Step: {words}".split("\n")
     editor.do(SEND, ["execution_start", {"prompt_id": "x"}])
     said.wait_for(state="detached")
-    for route in ("**/graft/runs/r/b", "**/graft/runs/r"):
+    for route in ("**/graft/runs/r/b?*", "**/graft/runs/r"):
         editor.page.unroute(route)

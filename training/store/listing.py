@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.file_list import names_in
+from ..state import advance_position, state_key
 from .disk_quota import CACHE
 from .store import HISTORY, Damaged, Store, history_of, read_record
 
@@ -46,13 +47,14 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda state: (state["step"], state["changed"]))
 
 
-def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
+def shown(root: str | Path, run: str, key: str, until: int = 0) -> dict[str, Any]:
     """What the editor shows of a state.
 
     The keys: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.
 
     `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
-    run. Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
+    run. When no state has the key, it is the furthest on the way there, to step `until`: where training was stopped.
+    Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
     be read.
     """
     store = Store(root, run)
@@ -63,7 +65,7 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
         key = stored[-1]["key"]
     if not re.fullmatch(r"[0-9a-f]{32,64}", key):
         raise ValueError(f"key {key!r}: expected the 32 to 64 hexadecimal digits of a stored state, or 'latest'")
-    folder = _place(store, key)
+    folder = _place(store, key, until)
     record = read_record(folder)
     measured = history_of(record["history"], store.folder / HISTORY)
     names = ("key", "start", "step", "kind", "settings", "effort", "versions", "begun_from")
@@ -72,16 +74,34 @@ def shown(root: str | Path, run: str, key: str) -> dict[str, Any]:
     return {"run": run, **{name: record[name] for name in names}, "best": measured.best, "history": history}
 
 
-def _place(store: Store, key: str) -> Path:
-    """The folder of the state with this key, or of the snapshot of it, or of the snapshot on the way to it."""
+def _place(store: Store, key: str, until: int) -> Path:
+    """The folder of the state with this key, or of the snapshot of it, or of the furthest state on the way to it."""
     folder = store.result_folder(key)
     for candidate in (folder, folder / "partial"):
         if (candidate / "state.json").is_file():
             return candidate
+    on_the_way = {}
     for candidate in _places(store.folder):
-        if candidate.name == "partial" and _key_of(candidate) == key:
+        record = _record_of(candidate)
+        if record is None:
+            continue
+        if candidate.name == "partial" and record["key"] == key:
             return candidate
+        if _leads_to(record, key, until):
+            on_the_way[record["step"]] = candidate
+    if on_the_way:
+        return on_the_way[max(on_the_way)]
     raise FileNotFoundError(f"run {store.folder.name!r} has no stored state {key[:32]}")
+
+
+def _leads_to(record: dict[str, Any], key: str, until: int) -> bool:
+    """Whether more steps with the same settings, up to step `until`, lead from a state to the one with this key."""
+    position = tuple((settings, steps) for settings, steps in record["position"])
+    if not position or record["step"] >= until:
+        return False
+    settings, _ = position[-1]
+    reached = state_key(record["start"], advance_position(position, settings, until - record["step"]))
+    return reached[:32] == key[:32]
 
 
 def _places(folder: Path) -> list[Path]:
@@ -94,10 +114,10 @@ def _places(folder: Path) -> list[Path]:
     return places
 
 
-def _key_of(folder: Path) -> str | None:
-    """The key of the state in a folder, None when it cannot be read or another process has just removed it."""
+def _record_of(folder: Path) -> dict[str, Any] | None:
+    """What the state in a folder says of itself, None when it cannot be read or another process has just removed it."""
     try:
-        return str(read_record(folder)["key"])
+        return read_record(folder)
     except Damaged:
         return None
 

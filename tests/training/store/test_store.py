@@ -13,7 +13,7 @@ from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.validation import Held
-from graft_nodes.training.state import equal, with_settings
+from graft_nodes.training.state import advance_position, equal, state_key, with_settings
 from graft_nodes.training.store import listing
 from graft_nodes.training.store.store import (
     Damaged,
@@ -361,6 +361,19 @@ def test_asked_to_stop_it_ends_with_the_state_so_far(bench):
     assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
     again = bench.run(9)
     assert again.trained == 5 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
+
+
+def test_what_a_step_led_to_is_shown_where_it_was_stopped(bench):
+    before = bench.run(3).state
+    goal = state_key(before.start.digest, advance_position(before.position, before.settings.digest, 6))
+    stopped = bench.run(6, before, should_stop=iter([False, True]).__next__).state
+    assert stopped.step == 5 and stopped.key != goal
+    assert listing.shown(bench.folder, "run", goal, until=9)["key"] == stopped.key
+    for key, until in ((goal, 0), (goal, 8), (goal, 10), ("0" * 64, 9)):
+        with pytest.raises(FileNotFoundError, match="no stored state"):
+            listing.shown(bench.folder, "run", key, until)
+    whole = bench.run(6, before).state
+    assert whole.key == goal and listing.shown(bench.folder, "run", goal, until=9)["step"] == 9
 
 
 def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
