@@ -416,8 +416,9 @@ class GraftOptimizer(io.ComfyNode):
                     max=10.0,
                     step=1e-6,
                     tooltip=(
-                        "How large each step is. Start at 1e-4 for a LoRA, 1e-5 with lion, 1 with prodigy, 0.01 with"
-                        " adafactor, 0.1 with sgd. Lower it if the loss jumps or the LoRA overfits. adacoor ignores it."
+                        "How large each step is. Start at 1e-4 for a LoRA, 1 with prodigy and prodigyplus, 1e-5 with"
+                        " lion, 0.01 with adafactor, 1e-6 with automagic, 0.1 with sgd. Lower it if the loss jumps or"
+                        " the LoRA overfits. adacoor ignores it."
                     ),
                 ),
                 advanced(
