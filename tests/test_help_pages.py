@@ -117,20 +117,55 @@ def test_the_picture_of_a_page_exists(schema):
     assert (PAGES / f"{schema.node_id}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-TRANSLATED = sorted(PAGES.glob("*/*.md"))
+LANGUAGES = sorted(folder.name for folder in (ROOT / "locales").iterdir() if folder.is_dir() and folder.name != "en")
+PLACEHOLDERS = {"<训练名称>": "<run>", "名称/键": "run/key", "名称": "NAME", "正则表达式": "regular expression"}
+
+each_language = pytest.mark.parametrize("language", LANGUAGES)
 
 
-@pytest.mark.parametrize("page", TRANSLATED, ids=lambda page: f"{page.parent.name}-{page.stem}")
-def test_a_translated_page_has_the_same_entries_picture_and_quotes(page):
+def translation_of(schema, language):
     """The editor asks for NODE/LANGUAGE.md first; pictures are still looked for beside the English page."""
-    english = (PAGES / f"{page.parent.name}.md").read_text(encoding="utf-8")
-    translated = page.read_text(encoding="utf-8")
-    schema = next(schema for schema in SCHEMAS if schema.node_id == page.parent.name)
-    assert translated.startswith(f"# {locale(page.stem)[schema.node_id]['display_name']}\n")
-    assert len(sections(translated)) == len(sections(english))
+    return (PAGES / schema.node_id / f"{language}.md").read_text(encoding="utf-8")
+
+
+def codes(text):
+    """What stands between backticks outside of examples, with the English placeholders."""
+    for translated, english in PLACEHOLDERS.items():
+        text = text.replace(translated, english)
+    unfenced = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([^`\n]+)`", unfenced))
+
+
+def links(text):
+    return re.findall(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)", text)
+
+
+@each_language
+def test_every_node_has_a_page_in_every_language(language):
+    assert {page.parent.name for page in PAGES.glob(f"*/{language}.md")} == {schema.node_id for schema in SCHEMAS}
+    assert not [page.name for page in PAGES.glob("*/*") if page.name not in {f"{one}.md" for one in LANGUAGES}]
+
+
+@each_language
+@each_schema
+def test_a_translated_page_names_every_input_and_output_as_the_editor_does(schema, language):
+    translated = translation_of(schema, language)
+    assert translated.startswith(f"# {locale(language)[schema.node_id]['display_name']}\n")
     _, _, inputs, outputs, _ = sections(translated).values()
-    assert listed(inputs) == expected_inputs(schema, page.stem)
-    assert [name for name, *_ in listed(outputs)] == expected_outputs(schema, page.stem)
+    assert listed(inputs) == expected_inputs(schema, language)
+    assert [name for name, *_ in listed(outputs)] == expected_outputs(schema, language)
+
+
+@each_language
+@each_schema
+def test_a_translated_page_has_what_the_english_one_has(schema, language):
+    english, translated = page_of(schema), translation_of(schema, language)
+    assert len(sections(translated)) == len(sections(english))
     for pattern in (r"\]\((\S+\.png)\)", r'\*"(.+?)"\*', r"```.*?```"):
         assert re.findall(pattern, translated, flags=re.DOTALL) == re.findall(pattern, english, flags=re.DOTALL)
-    assert translated.count("\n|") == english.count("\n|")
+    for start in ("\n|", "\n- ", "\n### "):
+        assert translated.count(start) == english.count(start), start
+    assert len(links(translated)) == len(links(english))
+    assert codes(translated) - {declared.id for declared in schema.inputs} == codes(english) - {
+        declared.id for declared in schema.inputs
+    }
