@@ -36,7 +36,7 @@ class CONDRegular:
 class CONDNoiseShape(CONDRegular):
     """A tensor of the latent's size; an area of the picture takes its part of it."""
 
-    def process_cond(self, batch_size, area=None, **kwargs):
+    def process_cond(self, batch_size, area, **kwargs):  # type: ignore[override]  # as ComfyUI has it
         """The value for that batch and area."""
         data = self.cond
         if area is not None:

@@ -489,7 +489,7 @@ def process_conds(model, noise, conds, device, latent_image=None, denoise_mask=N
 class Sampler:
     """Something that turns noise into a latent with a guided model."""
 
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
+    def sample(self) -> Any:
         """Overridden."""
 
     def max_denoise(self, model_wrap, sigmas):
@@ -506,7 +506,7 @@ class KSAMPLER(Sampler):
         self.extra_options = {} if extra_options is None else extra_options
         self.inpaint_options = {} if inpaint_options is None else inpaint_options
 
-    def sample(
+    def sample(  # type: ignore[override]  # as ComfyUI has it
         self, model_wrap, sigmas, extra_args, callback, noise, latent_image=None, denoise_mask=None, disable_pbar=False
     ):
         """The latent; callback(step, x0, x, steps) after each prediction."""

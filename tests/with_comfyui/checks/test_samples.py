@@ -331,7 +331,8 @@ def test_both_experts_of_wan_2_2_train_in_turn_on_clips_with_their_first_frames(
 
     def watched(self, x, sigma, *more):
         first = next(iter(self.module.parameters())).detach().abs().sum()
-        levels.setdefault(round(float(first), 4), []).extend(sigma.tolist())
+        if not x.is_meta:  # as of the memory plan
+            levels.setdefault(round(float(first), 4), []).extend(sigma.tolist())
         return denoise(self, x, sigma, *more)
 
     host.fresh()
@@ -663,7 +664,8 @@ def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_
     denoise = denoiser.denoise
 
     def watched(self, x, sigma, *more):
-        levels.extend(sigma.tolist())
+        if not x.is_meta:  # as of the memory plan
+            levels.extend(sigma.tolist())
         return denoise(self, x, sigma, *more)
 
     monkeypatch.setattr(denoiser, "denoise", watched)

@@ -172,17 +172,22 @@ def test_gradients_of_stable_audio_are_those_of_finite_differences_of_sampling()
 
 
 def watched(host, monkeypatch):
-    """What training adds noise to and what comes back: lists of (clean, noise, sigma) and of denoised latents."""
+    """What training adds noise to and what comes back: lists of (clean, noise, sigma) and of denoised latents; not those
+    of the memory plan, which have no values.
+    """
     denoiser, added, made = host.module("host.denoiser").Denoiser, [], []
     noisy, denoise = denoiser.noisy, denoiser.denoise
 
     def watched_noisy(self, clean, noise, sigma):
-        added.append((clean, noise, sigma))
+        if not sigma.is_meta:
+            added.append((clean, noise, sigma))
         return noisy(self, clean, noise, sigma)
 
     def watched_denoise(self, *given):
-        made.append(denoise(self, *given))
-        return made[-1]
+        denoised = denoise(self, *given)
+        if not denoised.is_meta:
+            made.append(denoised)
+        return denoised
 
     monkeypatch.setattr(denoiser, "noisy", watched_noisy)
     monkeypatch.setattr(denoiser, "denoise", watched_denoise)
