@@ -172,8 +172,8 @@ def test_gradients_of_stable_audio_are_those_of_finite_differences_of_sampling()
 
 
 def watched(host, monkeypatch):
-    """What training adds noise to and what comes back: lists of (clean, noise, sigma) and of denoised latents; not those
-    of the memory plan, which have no values.
+    """What training adds noise to and what comes back: lists of (clean, noise, sigma) and of denoised latents. Those of
+    the memory plan, which have no values, are left out.
     """
     denoiser, added, made = host.module("host.denoiser").Denoiser, [], []
     noisy, denoise = denoiser.noisy, denoiser.denoise
