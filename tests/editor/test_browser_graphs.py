@@ -37,8 +37,7 @@ def spoken(editor, request):
     editor.do(SETTING, ["Comfy.Locale", "en"])
     editor.settle()
     editor.clear()
-    expected = ("/graft/", "/zh.md")  # pages without a Chinese translation are asked for all the same
-    editor.errors[:] = [error for error in editor.errors if not any(words in error for words in expected)]
+    editor.errors[:] = [error for error in editor.errors if "/graft/" not in error]
 
 
 def measured(editor):
