@@ -17,7 +17,7 @@ from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
-from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.state import Settings, Start, begin, equal
 from graft_nodes.training.trainable.settings import AdapterSettings
 from slopes import slope_along
 from tiny_families import FAMILIES
@@ -26,14 +26,18 @@ BETA = 30.0
 OBJECTIVE = ObjectiveSettings(loss="dpo", beta=BETA, conditioning_dropout=0.0)
 
 
-def _pairs(name):
-    """Two pairs with one caption each."""
+def _pairs(name, held_out=()):
+    """Two pairs with one caption each, and held-out ones of the first caption."""
     captions = {text: Conditioning(*conditions(name, seed)) for seed, text in enumerate(("", "a", "b"))}
-    made = Dataset.from_latents([latent(name, seed) for seed in range(2)], ["a", "b"], captions)
-    paired = [
-        replace(image, worse=WorsePicture(latent(name, 5 + number).float())) for number, image in enumerate(made.images)
-    ]
-    return replace(made, images=tuple(paired))
+    texts = ["a", "b", *("a" for _ in held_out)]
+    latents = [latent(name, seed) for seed in range(len(texts))]
+    made = Dataset.from_latents(latents, texts, captions, held_out=list(held_out))
+
+    def paired(images):
+        worse = (WorsePicture(latent(name, 5 + int(image.name)).float()) for image in images)
+        return tuple(replace(image, worse=other) for image, other in zip(images, worse, strict=True))
+
+    return replace(made, images=paired(made.images), held_out=paired(made.held_out))
 
 
 def _state(patcher, dataset, kind):
@@ -140,3 +144,22 @@ def test_other_draws_for_the_worse_picture_do_not_come_in():
         other = _loss(work, batch, batch.latents + random(*batch.latents.shape, seed=8)).detach()
     assert torch.allclose(same, torch.full((2,), math.log(2)), rtol=0, atol=1e-6)
     assert not torch.allclose(same, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sd1", "flux"])
+def test_two_calls_are_one_and_held_out_pairs_are_measured(host, name):
+    data = _pairs(name, held_out=[2])
+    (objective,) = host.call("GraftObjective", loss="dpo", beta=BETA, conditioning_dropout=0.0)
+    (adapter,) = host.call("GraftAdapter", rank=2)
+    (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4, precision="float32")
+    given = {"model": build(name), "dataset": data, "adapter": adapter, "optimizer": optimizer}
+    state, _ = host.call("GraftTrainStart", **given, objective=objective, run=f"preferred {name}")
+    whole = host.call("TrainStep", state=state, steps=2, validate_every=1)[0]
+    half = host.call("TrainStep", state=state, steps=1, validate_every=1)[0]
+    parts = host.call("TrainStep", state=half, steps=1, validate_every=1)[0]
+    assert equal(whole, parts) and whole.history == parts.history
+    assert all(torch.equal(tensor, parts.trained[key]) for key, tensor in whole.trained.items())
+    assert all(torch.equal(tensor, parts.optimizer[key]) for key, tensor in whole.optimizer.items())
+    (begun, first), *_, (_, last) = whole.history.validation
+    assert (begun, first) == (0, pytest.approx(math.log(2), rel=1e-6)) and last != first
+    assert whole.history.accuracy[0] == (0, 0.5) and [step for step, _ in whole.history.accuracy] == [0, 1, 2]

@@ -12,6 +12,7 @@ import torch
 from families import build, latent
 from graft_nodes import host as wall
 from graft_nodes.host import embeddings
+from graft_nodes.training import state as states
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
@@ -31,7 +32,7 @@ def _encode(clip, text):
         return [context.clone(), *(t.clone() for t in extras.values() if isinstance(t, torch.Tensor))]
 
 
-def _begun(host, name, monkeypatch, **settings):
+def _begun(host, name, monkeypatch, held_out=(), **settings):
     """(MODEL, CLIP, a state at step 0 that trains a word alone)."""
     if not hasattr(comfy.supported_models, FAMILIES[name].supported):
         pytest.skip(f"this ComfyUI has no {FAMILIES[name].supported}")
@@ -39,7 +40,9 @@ def _begun(host, name, monkeypatch, **settings):
     with torch.inference_mode():
         model = build(name, **ENCODERS[name][-1])
     conditionings = wall.encoding.encode_captions(clip, ["", *CAPTIONS])
-    data = Dataset.from_latents([latent(name, seed) for seed in range(2)], CAPTIONS, conditionings)
+    captions = [CAPTIONS[seed % 2] for seed in range(2 + len(held_out))]
+    latents = [latent(name, seed) for seed in range(len(captions))]
+    data = Dataset.from_latents(latents, captions, conditionings, held_out=list(held_out))
     given = {"words": WORD, "initial": "the brown fox", "learning_rate": 0.02, "alone": True, "max_norm": 0.0}
     (words,) = host.call("GraftWords", **{**given, **settings})
     (optimizer,) = host.call("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=4)
@@ -108,6 +111,20 @@ def test_gradients_of_the_words_are_those_of_finite_differences(host, name, monk
                     assert float((gradient * way).sum()) == pytest.approx(slope, rel=5e-2), key
         finally:
             work.close()
+
+
+@pytest.mark.parametrize("name", ["sdxl", "qwen"])
+def test_two_calls_are_one_and_held_out_pictures_are_measured(host, name, monkeypatch):
+    _, _, state = _begun(host, name, monkeypatch, held_out=[2])
+    whole = host.call("TrainStep", state=state, steps=2, validate_every=1)[0]
+    half = host.call("TrainStep", state=state, steps=1, validate_every=1)[0]
+    parts = host.call("TrainStep", state=half, steps=1, validate_every=1)[0]
+    assert states.equal(whole, parts) and whole.history.loss == parts.history.loss
+    assert all(torch.equal(t, parts.trained[key]) for key, t in whole.trained.items())
+    assert all(torch.equal(t, parts.optimizer[key]) for key, t in whole.optimizer.items())
+    assert whole.history.validation == parts.history.validation
+    assert [step for step, _ in whole.history.validation] == [0, 1, 2]
+    assert len({loss for _, loss in whole.history.validation}) == 3
 
 
 @pytest.mark.parametrize("name", ["sdxl", "flux", "qwen"])
