@@ -17,6 +17,8 @@ import comfy.supported_models
 import comfyui_version
 import pytest
 import torch
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.parts import ENTRY, Parts, packed
 from tiny_families import EVERY, Family
 
 
@@ -123,7 +125,7 @@ def _text_of(name: str) -> Family:
     family = EVERY[name]
     if name == "lumina2" and not masks_text_of_lumina():
         return dataclasses.replace(family, extras={"attention_mask": "ones"})
-    if name == "ltx 2" and not connects_text_of_ltx_2():
+    if family.supported == "LTXAV" and not connects_text_of_ltx_2():
         return dataclasses.replace(family, extras={}, text=2 * family.text)  # tokens for the picture and for the sound
     return family
 
@@ -150,6 +152,30 @@ def conditions(name: str, seed: int, tokens: int = 6) -> tuple[torch.Tensor, dic
         else:
             made[key] = random(*value, seed=drawn)
     return random(1, tokens, family.text, seed=seed), made
+
+
+def parts_of(name: str, frames: int | None = None) -> Parts:
+    """The shapes of a family's video, of so many frames, and of its sound; () where latents have one part."""
+    family = EVERY[name]
+    if not family.sound:
+        return ()
+    return _with_frames(family.latent, frames), family.sound
+
+
+def _with_frames(shape: tuple[int, ...], frames: int | None) -> tuple[int, ...]:
+    return shape if frames is None else (shape[0], frames, *shape[2:])
+
+
+def latents(name: str, seed: int, count: int = 1, frames: int | None = None) -> torch.Tensor:
+    """A batch of a family's latents, of clips of so many frames; those of video with its sound packed."""
+    if parts := parts_of(name, frames):
+        return packed([random(count, *shape, seed=seed + 50 * number) for number, shape in enumerate(parts)])
+    return random(count, *_with_frames(EVERY[name].latent, frames), seed=seed)
+
+
+def conditioning(context: torch.Tensor, extras: Mapping[str, Any], parts: Parts = ()) -> Conditioning:
+    """A caption as a batch has it: with the shapes of the parts of its latents."""
+    return Conditioning(context, {**extras, ENTRY: parts} if parts else extras)
 
 
 def latent(name: str, seed: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -161,7 +161,8 @@ class Family:
     gives beside tokens of width `text`.
 
     `extras` are shapes; a list of them is a list of tensors, and a name stands for a mask, ids or a flag.
-    `extra_config` replaces settings that ComfyUI's class has of its own.
+    `extra_config` replaces settings that ComfyUI's class has of its own; `sound` is the latent of the sound that comes
+    with its video.
     """
 
     supported: str
@@ -172,6 +173,17 @@ class Family:
     predicts: str = "flow"
     text: int = 12
     extra_config: Mapping[str, Any] = field(default_factory=dict)
+    sound: tuple[int, ...] = ()
+
+
+def _seconds() -> dict[str, torch.Tensor]:
+    """The embedders of the seconds of Stable Audio, which are in its file."""
+    draws, made = torch.Generator().manual_seed(0), {}
+    for name in ("start", "total"):
+        for key, shape in {"0.weights": (128,), "1.weight": (768, 257), "1.bias": (768,)}.items():
+            drawn = torch.randn(shape, generator=draws) * 0.05
+            made[f"conditioner.conditioners.seconds_{name}.embedder.embedding.{key}"] = drawn
+    return made
 
 
 FAMILIES = {
@@ -542,8 +554,17 @@ OTHERS = {
         (64, 20),
         {"conditioning_lyrics": (1, 5, 12)},
     ),
+    "stable audio": Family(
+        "StableAudio",
+        {"audio_model": "dit1.0", "embed_dim": 64, "depth": 2, "num_heads": 2, "project_cond_tokens": True},
+        (64, 20),
+        weights=_seconds(),
+        predicts="v",
+        text=768,
+    ),
 }
-EVERY = FAMILIES | OTHERS
+WITH_SOUND = {"ltx 2 sound": replace(OTHERS["ltx 2"], latent=(128, 2, 4, 5), sound=(8, 10, 16))}
+EVERY = FAMILIES | OTHERS | WITH_SOUND
 CLIPS = [  # families of clips, beside those whose pictures have a frame
     "wan",
     "wan i2v",
@@ -553,6 +574,7 @@ CLIPS = [  # families of clips, beside those whose pictures have a frame
     "hunyuan 1.5",
     "ltx",
     "ltx 2",
+    "ltx 2 sound",
     "cosmos",
     "kandinsky 5",
 ]
@@ -581,6 +603,7 @@ TITLES = {  # rows of docs/families.md
     "hunyuan image": "HunyuanImage 2.1",
     "ltx": "LTX-Video",
     "ltx 2": "LTX-2, pictures",
+    "ltx 2 sound": "LTX-2, video with its sound",
     "cosmos": "Cosmos Predict 2",
     "anima": "Anima",
     "ernie": "ERNIE-Image",
@@ -591,6 +614,7 @@ TITLES = {  # rows of docs/families.md
     "kandinsky 5 image": "Kandinsky 5 Image",
     "ace-step": "ACE-Step",
     "ace-step 1.5": "ACE-Step 1.5",
+    "stable audio": "Stable Audio",
     "auraflow": "AuraFlow",
     "pixart": "PixArt",
     "omnigen2": "OmniGen2",

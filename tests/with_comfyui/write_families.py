@@ -34,10 +34,6 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
 }
 YES, UNTRIED, FAILED = "✓", "untried", "✗"
 NO_CLIPS = "none"  # of models of pictures and of sound
-BESIDE = (
-    "LTX-2 also trains video with its sound, and Stable Audio trains: `tests/with_comfyui/checks/test_sound.py` holds"
-    " their gradients, checkpointing, and that a run stops and resumes."
-)
 _NOT_THERE = "this ComfyUI has no "
 
 Host = Mapping[str, Any]  # one file of results
@@ -110,8 +106,6 @@ def document(hosts: Sequence[Host]) -> str:
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",
         *(_row(hosts, family) for family in TITLES),
-        "",
-        BESIDE,
     ]
     return "\n".join(lines) + "\n"
 

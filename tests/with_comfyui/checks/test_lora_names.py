@@ -1049,6 +1049,7 @@ WHOLE = {  # (settings of full size beside the tiny model's, or None for the cla
         "ltx",
     ),
     "ltx 2": (None, "ltx2"),
+    "ltx 2 sound": (None, "ltx2"),
     "cosmos": (FULL["anima"][1] | {"image_model": "cosmos_predict2"}, "cosmos"),
     "anima": (FULL["anima"][1], "anima"),
     "ernie": (None, "ernie"),
@@ -1069,6 +1070,11 @@ WHOLE = {  # (settings of full size beside the tiny model's, or None for the cla
         | {"intermediate_size": 6144, "encoder_hidden_size": 2048, "encoder_intermediate_size": 6144}
         | {"encoder_num_heads": 16},
         "ace",
+    ),
+    "stable audio": (
+        {"embed_dim": 1536, "depth": 24, "num_heads": 24, "cond_token_dim": 768, "global_cond_dim": 1536}
+        | {"project_cond_tokens": False},
+        "stable-audio",
     ),
     "hidream o1": (None, None),
     "auraflow": (
@@ -1098,7 +1104,7 @@ def whole(name):
     reads_itself = name in ("pixart", "ace-step 1.5")  # while it is built: not on meta, so with few blocks
     place = torch.device("cpu" if reads_itself else "meta")
     with place:
-        return config.get_model({}, "", place)
+        return config.get_model(dict(family.weights), "", place)
 
 
 @pytest.mark.column("recognised")

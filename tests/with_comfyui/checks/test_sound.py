@@ -2,53 +2,27 @@
 with its sound: they train through Samples as pictures do, and models that do not take them refuse them by name.
 """
 
-import contextlib
 import importlib
 import shutil
 from pathlib import Path
 
-import comfy.samplers
 import comfy.supported_models
 import comfy.utils
 import pytest
 import torch
-from families import build, conditions, random
+from families import build, conditions, latents, parts_of, random
 from graft_nodes import host as wall
-from graft_nodes.training.data.dataset import Conditioning
-from graft_nodes.training.data.parts import ENTRY, packed, unpacked
-from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.trainable.install import as_lora, attached
-from graft_nodes.training.trainable.settings import AdapterSettings
-from graft_nodes.training.trainable.targets import adapter_targets
-from tiny_families import EVERY, Family
+from graft_nodes.training.data.parts import packed, unpacked
+from graft_nodes.training.trainable.install import as_lora
+from tiny_families import EVERY
 
 from . import test_train_families as of_families
 from .test_samples import common, cut_in_a_step, loader_of, node, ran, whole
 
-STABLE_AUDIO = Family(
-    "StableAudio",
-    {"audio_model": "dit1.0", "embed_dim": 64, "depth": 2, "num_heads": 2, "project_cond_tokens": True},
-    (64, 20),
-    predicts="v",
-    text=768,
-)
 SOUNDS = ("ace-step 1.5", "ace-step", "stable audio")
-BOTH = "ltx 2"  # video with its sound
-VIDEO, SOUND = (128, 2, 4, 5), (8, 10, 16)
+BOTH = "ltx 2 sound"
+VIDEO, SOUND = EVERY[BOTH].latent, EVERY[BOTH].sound
 LONGER = 6  # of a second length
-
-
-@pytest.fixture(autouse=True)
-def stable_audio(monkeypatch):
-    """A model of Stable Audio 1, with the embedders of its seconds, which are in its file."""
-    import comfy.ldm.audio.embedders as embedders
-
-    weights = {}
-    for number, name in enumerate(("start", "total")):
-        for key, tensor in embedders.NumberConditioner(768).state_dict().items():
-            drawn = random(*tensor.shape, seed=number) * 0.05
-            weights[f"conditioner.conditioners.seconds_{name}.{key}"] = drawn
-    monkeypatch.setitem(EVERY, "stable audio", Family(**{**vars(STABLE_AUDIO), "weights": weights}))
 
 
 def latent_of(name, number, seed=0):
@@ -165,12 +139,6 @@ def test_sound_trains_branches_stops_and_resumes(host, put, monkeypatch, name):
     assert other.history.loss[0] != at_once.history.loss[0] and other.start.digest != at_once.start.digest
 
 
-def test_gradients_of_stable_audio_are_those_of_finite_differences_of_sampling():
-    """Those of ACE-Step and ACE-Step 1.5 are held in test_train_families.py."""
-    of_families.test_gradients_are_those_of_finite_differences_of_sampling("stable audio")
-    of_families.test_checkpointed_gradients_are_the_same_bytes("stable audio")
-
-
 def watched(host, monkeypatch):
     """What training adds noise to and what comes back: lists of (clean, noise, sigma) and of denoised latents. Those of
     the memory plan, which have no values, are left out.
@@ -278,64 +246,21 @@ def test_parts_are_packed_as_comfyuis_sampler_packs_them():
         assert torch.equal(mine, theirs)
 
 
-def sampled(patcher, x, sigma, context, extras):
-    """The packed denoised latents that the host's own sampler computes of video with sound."""
-    nested = importlib.import_module("comfy.nested_tensor").NestedTensor
-    guider = comfy.samplers.CFGGuider(patcher)
-    guider.set_conds([[context, extras]], [[context, extras]])
-    guider.set_cfg(1.0)
-    seen = []
-
-    def one_step(model, noise, sigmas, extra_args=None, **_):
-        seen.append(model(x, sigmas[:1], **extra_args))
-        return noise
-
-    empty = nested([torch.zeros(1, *VIDEO), torch.zeros(1, *SOUND)])
-    levels = torch.cat([sigma, torch.zeros(1)])
-    guider.sample(empty, empty, comfy.samplers.KSAMPLER(one_step), levels, seed=0)
-    return seen[0]
-
-
-def test_gradients_of_video_with_sound_are_those_of_finite_differences_of_sampling():
-    """Every layer of the sound learns, and checkpointing gives the same bytes."""
+def test_video_with_sound_is_sampled_as_it_was_trained():
+    """With the saved file by ComfyUI's own loader and sampler; test_train_families.py holds its gradients."""
     nodes_lt()
-    patcher, settings = build(BOTH), AdapterSettings("lora", rank=2, targets="all", with_sound=True)
-    x = packed([random(1, *VIDEO, seed=4), random(1, *SOUND, seed=5)])
-    way, (context, extras) = random(*x.shape, seed=6), conditions(BOTH, 3)
-    sigma, found = torch.tensor([0.6]), []
-    for forgetful in (False, True):
-        trained = {key: tensor.requires_grad_() for key, tensor in of_families.moved(patcher, settings).items()}
-        text = Conditioning(context, {**extras, ENTRY: (VIDEO, SOUND)})
-        with (
-            wall.denoiser.denoiser(patcher) as denoiser,
-            attached(denoiser.module, settings, trained, of_families.still),
-            checkpointed(denoiser.module) if forgetful else contextlib.nullcontext(),
-        ):
-            denoised = denoiser.denoise(x, sigma, [text], {})
-            (denoised * way).sum().backward()
-        found.append({key: tensor.grad for key, tensor in trained.items()})
-    assert all(tensor is not None and bool(tensor.any()) for tensor in found[0].values())
-    assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items())
+    patcher, settings = build(BOTH), of_families.adapter(BOTH)
+    trained, parts = of_families.moved(patcher, settings), parts_of(BOTH)
+    x, sigma, (context, extras) = latents(BOTH, 4), torch.tensor([0.6]), conditions(BOTH, 3)
     with torch.no_grad():
-        file = as_lora({key: tensor.detach() for key, tensor in trained.items()}, settings, None)
-        expected = sampled(of_families.with_file(patcher, file), x, sigma, context, extras)
-    assert float((denoised.detach() - expected).abs().max()) < 2e-4 * float((expected - x).abs().max())
-    paths = list(adapter_targets(patcher.model.diffusion_model, settings))
-    silent = set(adapter_targets(patcher.model.diffusion_model, AdapterSettings("lora", rank=2, targets="all")))
-    of_sound = [path for path in paths if path not in silent]
-    assert of_sound and silent < set(paths)
-    for path in (paths[0], of_sound[0], of_sound[len(of_sound) // 2], of_sound[-1], paths[-1]):
-        key = f"{path}.lora_up.weight"
-        direction, values = random(*trained[key].shape, seed=7), []
-        for sign in (1, -1):
-            own = {**trained, key: trained[key] + sign * 0.004 * direction}
-            with torch.no_grad():
-                with_it = of_families.with_file(
-                    patcher, as_lora({k: t.detach() for k, t in own.items()}, settings, None)
-                )
-                values.append(float((sampled(with_it, x, sigma, context, extras).double() * way).sum()))
-        slope = float((found[0][key] * direction).sum())
-        assert slope == pytest.approx((values[0] - values[1]) / 0.008, rel=2e-2, abs=2e-3 * float(way.norm())), key
+        found = of_families.denoised(patcher, settings, trained, x, sigma, BOTH)
+        plain = of_families.sampled(patcher, x, sigma, context, extras, parts)
+        with_it = of_families.with_file(patcher, as_lora(trained, settings, None))
+        expected = of_families.sampled(with_it, x, sigma, context, extras, parts)
+    for before, mine, without, theirs in zip(*(unpacked(t, parts) for t in (x, found, plain, expected)), strict=True):
+        scale = float((theirs - before).abs().max())
+        assert float((mine - theirs).abs().max()) < 2e-4 * scale
+        assert float((without - theirs).abs().max()) > 1e-2 * scale
 
 
 def test_models_without_sound_beside_their_video_refuse_it(host):

@@ -9,6 +9,7 @@ import os
 import random as python_random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import comfy.lora
@@ -20,7 +21,17 @@ import numpy
 import pytest
 import torch
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
-from families import build, conditions, connects_text_of_ltx_2, latent, masks_text_of_lumina, random
+from families import (
+    build,
+    conditioning,
+    conditions,
+    connects_text_of_ltx_2,
+    latent,
+    latents,
+    masks_text_of_lumina,
+    parts_of,
+    random,
+)
 from graft_nodes import host as wall
 from graft_nodes.host.plain_kernels import PlainKernels
 from graft_nodes.patches.adapters.diff import difference_name
@@ -49,8 +60,8 @@ NAMES = list(FAMILIES)
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft")
 
 
-def dataset(name, cls=Dataset, conditioning=Conditioning):
-    captions = {text: conditioning(*conditions(name, seed)) for seed, text in enumerate(("", "a", "b"))}
+def dataset(name, cls=Dataset, kind=Conditioning):
+    captions = {text: kind(*conditions(name, seed)) for seed, text in enumerate(("", "a", "b"))}
     return cls.from_latents([latent(name, seed) for seed in range(3)], ["a", "b", "a"], captions, held_out=[2])
 
 
@@ -220,8 +231,15 @@ def unread(name, state):
     return {key for key in state.trained if key.startswith(names)} if names else set()
 
 
-def sampled(patcher, x, sigma, context, extras):
-    """The denoised latents that the host's own sampler computes, of latents and a noise level as training counts."""
+def adapter(name, kind="lora", targets="all"):
+    return AdapterSettings(kind, rank=2, targets=targets, with_sound=bool(EVERY[name].sound))
+
+
+def sampled(patcher, x, sigma, context, extras, parts=()):
+    """The denoised latents that the host's own sampler computes, of latents and a noise level as training counts.
+
+    Those of video with its sound, whose shapes are `parts`, are packed.
+    """
     if isinstance(patcher.get_model_object("model_sampling"), comfy.model_sampling.COSMOS_RFLOW):
         x, sigma = x / (1 - sigma), sigma / (1 - sigma)
     getattr(patcher.model.diffusion_model, "clear_kv_cache", lambda: None)()  # of captions, with other weights
@@ -234,13 +252,12 @@ def sampled(patcher, x, sigma, context, extras):
         seen.append(model(x, sigmas[:1], **extra_args))
         return noise
 
-    guider.sample(
-        torch.zeros_like(x),
-        torch.zeros_like(x),
-        comfy.samplers.KSAMPLER(one_step),
-        torch.cat([sigma, torch.zeros(1)]),
-        seed=0,
-    )
+    empty = torch.zeros_like(x)
+    if parts:
+        nested = importlib.import_module("comfy.nested_tensor").NestedTensor
+        empty = nested([torch.zeros(1, *shape) for shape in parts])
+    levels = torch.cat([sigma, torch.zeros(1)])
+    guider.sample(empty, empty, comfy.samplers.KSAMPLER(one_step), levels, seed=0)
     return seen[0]
 
 
@@ -266,9 +283,9 @@ def still():
 
 
 def denoised(patcher, settings, trained, x, sigma, name, tokens=6):
-    context, extras = conditions(name, 3, tokens)
+    text = conditioning(*conditions(name, 3, tokens), parts_of(name))
     with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
-        return denoiser.denoise(x, sigma, [Conditioning(context, extras)], {})
+        return denoiser.denoise(x, sigma, [text], {})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -314,9 +331,19 @@ def is_real(value):
 
 
 def graded(patcher, settings, trained, x, sigma, name, way):
-    context, extras = conditions(name, 3)
+    text = conditioning(*conditions(name, 3), parts_of(name))
     with wall.denoiser.denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
-        (denoiser.denoise(x, sigma, [Conditioning(context, extras)], {}) * way).sum().backward()
+        (denoiser.denoise(x, sigma, [text], {}) * way).sum().backward()
+
+
+def tried(patcher, settings):
+    """A few of the layers that are trained, from the first to the last, and of those of sound."""
+    paths = list(adapter_targets(patcher.model.diffusion_model, settings))
+    silent = adapter_targets(patcher.model.diffusion_model, replace(settings, with_sound=False))
+    of_sound = [path for path in paths if path not in silent]
+    assert bool(of_sound) == settings.with_sound
+    chosen = [paths[0], paths[len(paths) // 3], paths[2 * len(paths) // 3], paths[-1]]
+    return dict.fromkeys([*chosen, *of_sound[:1], *of_sound[len(of_sound) // 2 :][:1]])
 
 
 @pytest.mark.column("gradients")
@@ -326,26 +353,24 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
     applied.
     """
     available(name)
-    patcher, settings = build(name), AdapterSettings("locon", rank=2, targets="all")
+    patcher, settings = build(name), adapter(name, "locon")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
-    x, context, extras = random(1, *EVERY[name].latent, seed=4), *conditions(name, 3)
-    extras = {**extras, "guidance": 1.0}
+    x, context, extras = latents(name, 4), *conditions(name, 3)
+    extras, parts = {**extras, "guidance": 1.0}, parts_of(name)
     way = random(*x.shape, seed=5)
     sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
     graded(patcher, settings, trained, x, sigma, name, way)
-    paths = list(adapter_targets(patcher.model.diffusion_model, settings))
-    for path in (paths[0], paths[len(paths) // 3], paths[2 * len(paths) // 3], paths[-1]):
+    for path in tried(patcher, settings):
         key = f"{path}.lora_up.weight"
         direction = random(*trained[key].shape, seed=6)
         values = []
         for sign in (1, -1):
             file = as_lora({**trained, key: trained[key].detach() + sign * 0.004 * direction}, settings, None)
             with torch.no_grad():
-                values.append(
-                    float((sampled(with_file(patcher, file), x, sigma, context, extras).double() * way).sum())
-                )
+                found = sampled(with_file(patcher, file), x, sigma, context, extras, parts)
+            values.append(float((found.double() * way).sum()))
         expected = (values[0] - values[1]) / 0.008
-        if name in OTHERS and trained[key].grad is None:  # a part for pictures as references
+        if name not in FAMILIES and trained[key].grad is None:  # a part for pictures as references
             assert expected == 0
             continue
         assert float((trained[key].grad * direction).sum()) == pytest.approx(
@@ -360,11 +385,12 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
     tensors in place too.
     """
     available(name)
-    patcher, found = _checkpointed_or_not(name, AdapterSettings("lora", rank=2, targets="attention+ff"))
+    settings = adapter(name, targets="attention+ff")
+    patcher, found = _checkpointed_or_not(name, settings)
     assert len(blocks(patcher.model.diffusion_model)) > 1 and all(bool(t.any()) for t in found.values())
     given = {"context", *(key for key, t in conditions(name, 3)[1].items() if is_real(t))}
-    adapters = set(moved(patcher, AdapterSettings("lora", rank=2, targets="attention+ff")))
-    assert name in OTHERS or found.keys() == adapters | given
+    adapters = set(moved(patcher, settings))
+    assert name not in FAMILIES or found.keys() == adapters | given
 
 
 @pytest.mark.column("clips")
@@ -372,22 +398,23 @@ def test_checkpointed_gradients_are_the_same_bytes(name):
 def test_clips_of_three_frames_train(name):
     """Two in a batch: all adapters learn, with the same bytes with checkpointing."""
     available(name)
-    settings = AdapterSettings("lora", rank=2, targets="all")
-    channels, _, height, width = EVERY[name].latent
-    patcher, found = _checkpointed_or_not(name, settings, (channels, 3, height, width))
+    settings = adapter(name)
+    patcher, found = _checkpointed_or_not(name, settings, frames=3)
     adapters = moved(patcher, settings)
     assert adapters and not [key for key in adapters if key not in found or not bool(found[key].any())]
 
 
-def _checkpointed_or_not(name, settings, shape=None):
+def _checkpointed_or_not(name, settings, frames=None):
     """A model and its gradients of adapters and conditioning, the same bytes with and without checkpointing."""
-    patcher, way, found = build(name), random(2, *(shape or EVERY[name].latent), seed=5), []
+    patcher, x, found = build(name), latents(name, 4, 2, frames), []
+    way = random(*x.shape, seed=5)
     for forgetful in (contextlib.nullcontext, checkpointed):
         graded = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
         context, extras = conditions(name, 3)
         given = {"context": context} | {key: t for key, t in extras.items() if is_real(t)}
         given = {key: t.clone().requires_grad_() for key, t in given.items()}
-        text = Conditioning(given["context"], {**extras, **{key: t for key, t in given.items() if key != "context"}})
+        read = {**extras, **{key: t for key, t in given.items() if key != "context"}}
+        text = conditioning(given["context"], read, parts_of(name, frames))
         with (
             wall.denoiser.denoiser(patcher) as denoiser,
             wall.autograd_inplace.AvoidInplaceOps(),
@@ -395,7 +422,7 @@ def _checkpointed_or_not(name, settings, shape=None):
             module = denoiser.module
             with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):
                 sigma = denoiser.sigma(torch.tensor([0.3, 0.6]))
-                (denoiser.denoise(random(*way.shape, seed=4), sigma, [text, text], {}) * way).sum().backward()
+                (denoiser.denoise(x, sigma, [text, text], {}) * way).sum().backward()
         found.append({key: t.grad for key, t in (graded | given).items() if t.grad is not None})
     assert found[0].keys() == found[1].keys() and all(torch.equal(t, found[1][key]) for key, t in found[0].items())
     return patcher, found[0]
@@ -475,11 +502,11 @@ def test_t_lora_through_the_executor(host, name):
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("preset", ["attention", "attention+ff", "all"])
 def test_every_chosen_layer_learns(name, preset):
-    """Training of pictures gives each layer that a preset chooses a gradient."""
+    """Training of pictures, of sound or of both gives each layer that a preset chooses a gradient."""
     available(name)
-    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets=preset)
+    patcher, settings = build(name), adapter(name, targets=preset)
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
-    x = random(1, *EVERY[name].latent, seed=4)
+    x = latents(name, 4)
     sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
     graded(patcher, settings, trained, x, sigma, name, random(*x.shape, seed=5))
     idle = [key for key, t in trained.items() if t.grad is None or not bool(t.grad.any())]
@@ -491,7 +518,7 @@ def test_every_chosen_layer_learns(name, preset):
 @pytest.mark.parametrize("key_format", ["generic", "kohya"])
 def test_comfyuis_own_loader_reads_all_of_a_saved_file(name, key_format, caplog):
     available(name)
-    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="all")
+    patcher, settings = build(name), adapter(name)
     network = patcher.model.diffusion_model
     file = as_lora(moved(patcher, settings), settings, None)
     if key_format == "kohya" and not isinstance(network, UNetModel):  # names of UNets tell their full size
@@ -503,7 +530,11 @@ def test_comfyuis_own_loader_reads_all_of_a_saved_file(name, key_format, caplog)
     assert set(loaded) == weights and set(patcher.clone().add_patches(loaded, 1.0)) == weights
 
 
-NO_TODO = {"ace-step": "its attention is linear: it costs as much with fewer tokens"}
+NO_TODO = {
+    "ace-step": "its attention is linear: it costs as much with fewer tokens",
+    "ace-step 1.5": "its tokens are moments of a sound",
+    "stable audio": "its tokens are moments of a sound",
+}
 
 
 @pytest.mark.column("todo")
@@ -511,7 +542,7 @@ NO_TODO = {"ace-step": "its attention is linear: it costs as much with fewer tok
 def test_todo_thins_it_or_says_that_it_cannot(name, record_property):
     available(name)
     patcher = build(name)
-    x, (context, extras) = random(1, *EVERY[name].latent, seed=4), conditions(name, 3)
+    x, (context, extras) = latents(name, 4), conditions(name, 3)
     try:
         patched = wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
     except TypeError as error:
@@ -522,7 +553,8 @@ def test_todo_thins_it_or_says_that_it_cannot(name, record_property):
         return
     with torch.no_grad():
         sigma = wall.denoiser.Denoiser(patcher).sigma(torch.tensor([0.6]))
-        plain, thinned = (sampled(model, x, sigma, context, {**extras}) for model in (patcher, patched))
+        parts = parts_of(name)
+        plain, thinned = (sampled(model, x, sigma, context, {**extras}, parts) for model in (patcher, patched))
     assert torch.isfinite(thinned).all() and not torch.allclose(plain, thinned, rtol=1e-4, atol=1e-5)
 
 
@@ -694,6 +726,11 @@ PRESETS = {  # parts of the paths of attention, those of feed-forward; how many 
     "hunyuan image": (_FLUX, "img_mlp txt_mlp", (6, 10)),
     "ltx": ("attn1 attn2", "ff", (16, 20)),
     "ltx 2": ("attn1 attn2", "ff", (16, 20)),
+    "ltx 2 sound": (
+        "attn1 attn2 audio_attn1 audio_attn2 audio_to_video_attn video_to_audio_attn",
+        "ff audio_ff",
+        (48, 56),
+    ),
     "cosmos": ("self_attn cross_attn", "mlp", (16, 20)),
     "anima": ("self_attn cross_attn", "mlp", (16, 20)),
     "ernie": ("self_attention", "mlp", (8, 14)),
@@ -704,6 +741,7 @@ PRESETS = {  # parts of the paths of attention, those of feed-forward; how many 
     "kandinsky 5 image": ("self_attention cross_attention", "feed_forward", (20, 26)),
     "ace-step": ("attn cross_attn self_attn", "ff feed_forward", (21, 27)),
     "ace-step 1.5": ("self_attn cross_attn", "mlp", (16, 22)),
+    "stable audio": ("self_attn cross_attn", "ff", (10, 14)),
     "auraflow": ("attn", "mlp", (12, 15)),
     "pixart": ("attn cross_attn", "mlp", (10, 14)),
     "omnigen2": ("attn", "feed_forward", (16, 28)),
@@ -719,7 +757,7 @@ def test_presets_hit_the_layers_of_each_family(name):
     available(name)
     module = build(name).model.diffusion_model
     attention, feed_forward = (set(parts.split()) for parts in PRESETS[name][:2])
-    found = [adapter_targets(module, AdapterSettings(targets=preset)) for preset in ("attention", "attention+ff")]
+    found = [adapter_targets(module, adapter(name, targets=preset)) for preset in ("attention", "attention+ff")]
     for chosen, parts in zip(found, (attention, attention | feed_forward), strict=True):
         assert all(set(path.split(".")) & parts for path in chosen)
         assert {part for path in chosen for part in path.split(".")} >= parts
@@ -967,7 +1005,7 @@ def test_gradients_of_networks_that_change_tensors_by_calls(name, tmp_path, monk
 
 def steps_with(name, count):
     """Whether changes were copied in each of some training steps of a tiny model."""
-    patcher, settings = build(name), AdapterSettings("lora", rank=2, targets="all")
+    patcher, settings = build(name), adapter(name)
     found, plain = [], patcher.model.diffusion_model.forward
 
     def forward(*args, **kwargs):
@@ -976,14 +1014,14 @@ def steps_with(name, count):
 
     patcher.model.diffusion_model.forward = forward
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
-    text, way = Conditioning(*conditions(name, 3)), random(1, *EVERY[name].latent, seed=5)
+    text, x = conditioning(*conditions(name, 3), parts_of(name)), latents(name, 4)
+    way = random(*x.shape, seed=5)
     with (
         wall.denoiser.denoiser(patcher) as denoiser,
         attached(denoiser.module, settings, trained, still),
     ):
         sigma = denoiser.sigma(torch.tensor([0.6]))
         for step in range(count):
-            x = random(*way.shape, seed=4)
             (denoiser.denoise(x, sigma, [text], {TRAINING: {"step": step}}) * way).sum().backward()
     return found
 
