@@ -6,9 +6,14 @@ import sys
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and run it; returns the exit status."""
-    from .headless.command import main as command
+    from .headless import signals
 
-    return command(sys.argv[1:] if argv is None else argv)
+    try:
+        with signals.stopping():  # the imports take seconds
+            from .headless.command import main as command
+        return command(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return signals.say_stopped()
 
 
 def _leave_current_folder() -> None:

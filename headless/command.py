@@ -22,8 +22,9 @@ from . import batch, caching, doctor, hosts, log, plan, run, signals, torchrun, 
 from .problem import CommandError, HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
+from .signals import INTERRUPTED
 
-DONE, FAILED, INVALID, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, INVALID = 0, 1, 2
 STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 
@@ -44,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
                 return _follow(arguments)
             return _run(arguments, argv)
     except KeyboardInterrupt:
-        print("graft_nodes: stopped", file=sys.stderr)
-        return INTERRUPTED
+        return signals.say_stopped()
 
 
 def _parser() -> argparse.ArgumentParser:

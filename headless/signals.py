@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+INTERRUPTED = 130  # the exit status
 
 
 class Stopped(KeyboardInterrupt):
@@ -45,3 +48,9 @@ def stopping() -> Iterator[None]:
         yield
     if asked:
         raise Stopped
+
+
+def say_stopped() -> int:
+    """Say that the command was stopped; returns the exit status."""
+    print("graft_nodes: stopped", file=sys.stderr)
+    return INTERRUPTED

@@ -217,6 +217,25 @@ def test_a_termination_while_the_host_opens_is_an_interruption(place, words):
 
 
 @any_host
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_the_command_is_imported_is_an_interruption(place, number):
+    _, how = command(place, GOOD)
+    code = (  # the signal comes inside of an import, in code that a string holds, as that of a dataclass
+        "import os, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'graft_nodes.headless.batch':\n"
+        f"            exec('os.kill(os.getpid(), {int(number)})', {{'os': os}})\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from graft_nodes.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "run", "w.json"], timeout=120, check=False, **how)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "graft_nodes: stopped\n")
+
+
+@any_host
 def test_a_stop_that_an_import_swallows_ends_the_opening_all_the_same(place):
     from graft_nodes.headless import signals
 
