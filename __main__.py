@@ -1,4 +1,4 @@
-"""python -m graft_nodes: the command line (run, editor, doctor)."""
+"""python -m graft_nodes: the command line (run, plan, editor, doctor)."""
 
 import os
 import sys

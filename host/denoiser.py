@@ -223,7 +223,7 @@ def denoiser(
     import comfy.model_management as management
 
     from .device_memory import unload_others
-    from .network_state import evaluating, kept_attributes
+    from .network_state import evaluating, frozen_beside, kept_attributes
 
     patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
     if clip is not None:
@@ -242,6 +242,7 @@ def denoiser(
             told_of_training(),
             kept_attributes(network),
             evaluating(network),
+            frozen_beside(patcher.model, network),
             fit_for_autograd(network, clip is not None),
         ):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..training.memory.inference_tensors import as_normal_tensors
+
 
 @contextlib.contextmanager
 def modules_that_run(network: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
@@ -49,6 +51,19 @@ def evaluating(network: torch.nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.training = True
+
+
+@contextlib.contextmanager
+def frozen_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[None]:
+    """Freezes the parts of a model beside its network: Stable Audio's embedders of seconds make conditions, which are
+    kept for the next steps.
+    """
+    with contextlib.ExitStack() as stack:
+        with torch.inference_mode(False):
+            for part in model.children():
+                if part is not network and next(part.parameters(), None) is not None:
+                    stack.enter_context(as_normal_tensors(part))
+        yield
 
 
 @contextlib.contextmanager

@@ -153,13 +153,14 @@ def _planned_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
 @contextlib.contextmanager
 def _on_meta(patcher: Any, terminal: bool) -> Iterator[Denoiser]:
     """The Denoiser of a MODEL on the meta device; the network's own weights come there when they are counted."""
-    from .network_state import evaluating, kept_attributes
+    from .network_state import evaluating, frozen_beside, kept_attributes
 
     patcher = with_zero_terminal_snr(patcher, terminal)
     network = patcher.model.diffusion_model
     sampling = patcher.get_model_object("model_sampling")
     with contextlib.ExitStack() as stack:
         stack.enter_context(on_meta(sampling))
+        stack.enter_context(frozen_beside(patcher.model, network))
         for context in (kept_attributes(network), evaluating(network), fit_for_autograd(network, False)):
             stack.enter_context(context)
         yield Denoiser(patcher, device=META)
