@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,13 @@ HERE = Path(__file__).resolve().parent
 LANDMARKS = ("comfyui_version.py", "comfy_api/latest/__init__.py", "nodes.py", "execution.py")
 MOST_SECONDS = 300  # for importing comfy_api, which imports torch
 WIDTH = 110
+SOCKETS = "comfy_api's io and ui, as they run"
+COLUMNS = ("only in ComfyUI", "only in the stubs", "not the same")
+ADVICE = """\
+only in ComfyUI     a pack that uses it is tested in a ComfyUI, or gives its tests a stand-in
+only in the stubs   a pack that uses it passes its tests here and fails in this ComfyUI
+not the same        a pack that passes only what both take, by name, works in both
+`A is B`            A in the stubs, B in ComfyUI"""
 
 
 class NotComfyUI(ValueError):
@@ -27,8 +33,8 @@ class NotComfyUI(ValueError):
 
 @dataclass
 class Difference:
-    """One module of the embedded host beside ComfyUI's: names that are only there or only here, and names that are not
-    the same.
+    """One module of the embedded host beside ComfyUI's: names that are only there or only here, and what is not the
+    same about the others.
     """
 
     module: str
@@ -37,7 +43,11 @@ class Difference:
     changed: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.only_comfyui or self.only_stubs or self.changed)
+        return any(self.counts())
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many there are of each of COLUMNS."""
+        return len(self.only_comfyui), len(self.only_stubs), len(self.changed)
 
 
 @dataclass
@@ -48,9 +58,10 @@ class Comparison:
 
     version: str
     modules: list[Difference]
+    same_modules: list[str]
     missing_modules: list[str]
     more_modules: list[str]
-    sockets: list[str] | None
+    sockets: Difference | None
     why: str = ""
 
 
@@ -68,19 +79,21 @@ def compare(comfyui: str) -> Comparison:
     root = Path(comfyui).expanduser().resolve()
     version = version_of(root)
     stubs, real = Tree(Path(MODULES)), Tree(root)
-    modules, missing = [], []
+    modules: list[Difference] = []
+    same: list[str] = []
+    missing: list[str] = []
     for module in stubs.modules():
         if not real.has(module):
             missing.append(module)
-            continue
-        difference = compare_module(stubs, real, module)
-        if difference:
+        elif difference := compare_module(stubs, real, module):
             modules.append(difference)
+        else:
+            same.append(module)
     mine = set(stubs.modules())
     packages = {name.partition(".")[0] for name in mine}
     more = [name for name in real.modules() if name.partition(".")[0] in packages and name not in mine]
     sockets, why = compare_sockets(root)
-    return Comparison(version, modules, missing, more, sockets, why)
+    return Comparison(version, modules, same, missing, more, sockets, why)
 
 
 def compare_module(stubs: Tree, real: Tree, module: str) -> Difference:
@@ -95,23 +108,26 @@ def compare_module(stubs: Tree, real: Tree, module: str) -> Difference:
             if found is None:
                 difference.only_stubs.append(name)
             else:
-                difference.changed += changes(name, mine[name], found)
+                add_changes(difference, name, mine[name], found)
     return difference
 
 
-def changes(name: str, mine: Definition, theirs: Definition) -> list[str]:
-    """What is not the same about a name that both have."""
+def add_changes(difference: Difference, name: str, mine: Definition, theirs: Definition) -> None:
+    """Add what is not the same about a name that both have. A class with bases may have its members from them."""
     if mine.kind == theirs.kind == "function" and mine.parameters != theirs.parameters:
-        return [f"{name}({', '.join(mine.parameters)}) is {name}({', '.join(theirs.parameters)})"]
+        difference.changed.append(f"{name}({', '.join(mine.parameters)}) is {name}({', '.join(theirs.parameters)})")
     if not mine.kind == theirs.kind == "class":
-        return []
-    found = []
-    for member in sorted(theirs.members):
-        if member in mine.members:
-            found += changes(f"{name}.{member}", mine.members[member], theirs.members[member])
-        elif member != "__init__" and not mine.bases:
-            found.append(f"{name}.{member} is missing")
-    return found
+        return
+    for member in sorted(mine.members | theirs.members):
+        path = f"{name}.{member}"
+        if member in mine.members and member in theirs.members:
+            add_changes(difference, path, mine.members[member], theirs.members[member])
+        elif member == "__init__":
+            continue
+        elif member in theirs.members and not mine.bases:
+            difference.only_comfyui.append(path)
+        elif member in mine.members and not theirs.bases:
+            difference.only_stubs.append(path)
 
 
 def described(folder: str) -> dict[str, Any]:
@@ -123,58 +139,76 @@ def described(folder: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare_sockets(root: Path) -> tuple[list[str] | None, str]:
-    """(the differences of io and ui, why there are none to tell)."""
+def compare_sockets(root: Path) -> tuple[Difference | None, str]:
+    """(the differences of io and ui, why they are not known)."""
     try:
         theirs = described(str(root))
     except (ValueError, subprocess.TimeoutExpired) as error:
         return None, str(error)
-    return list(differences("", described(MODULES), theirs)), ""
+    difference = Difference(SOCKETS)
+    add_differences(difference, "", described(MODULES), theirs)
+    return difference, ""
 
 
-def differences(path: str, mine: Any, theirs: Any) -> Iterator[str]:
-    """Where two descriptions are not the same."""
+def add_differences(difference: Difference, path: str, mine: Any, theirs: Any) -> None:
+    """Add where two descriptions are not the same."""
     if isinstance(mine, list) and isinstance(theirs, list) and set(map(str, mine)) != set(map(str, theirs)):
         for title, one, other in (("only in ComfyUI", theirs, mine), ("only in the stubs", mine, theirs)):
             alone = [str(entry) for entry in one if entry not in other]
             if alone:
-                yield f"{path}: {title}: {', '.join(alone)}"
+                difference.changed.append(f"{path}: {title}: {', '.join(alone)}")
         return
     if not (isinstance(mine, dict) and isinstance(theirs, dict)):
         if mine != theirs:
-            yield f"{path}: {json.dumps(mine)} is {json.dumps(theirs)}"
+            difference.changed.append(f"{path}: {json.dumps(mine)} is {json.dumps(theirs)}")
         return
     for name in sorted(mine | theirs):
         place = f"{path}.{name}".lstrip(".")
         if name not in mine:
-            yield f"{place} is missing"
+            difference.only_comfyui.append(place)
         elif name not in theirs:
-            yield f"{place} is only in the stubs"
+            difference.only_stubs.append(place)
         else:
-            yield from differences(place, mine[name], theirs[name])
+            add_differences(difference, place, mine[name], theirs[name])
 
 
 # --- what is printed --------------------------------------------------------------------------------------------------
 
 
 def report(found: Comparison) -> str:
-    """The comparison as text."""
-    lines = [f"The embedded host beside ComfyUI {found.version}"]
-    lines += ["`A is B`: A in the embedded host, B in ComfyUI", "", "comfy_api's io and ui, as they run:"]
-    if found.sockets is None:
-        lines.append(f"  not compared: ComfyUI's cannot be imported here ({found.why})")
-    else:
-        lines += [f"  {line}" for line in found.sockets or ["the same"]]
-    if found.missing_modules:
-        lines += ["", *wrapped("Modules that ComfyUI has not: ", found.missing_modules)]
-    if found.more_modules:
-        lines += ["", *wrapped("Modules that only ComfyUI has: ", found.more_modules)]
-    for difference in found.modules:
+    """The comparison as text: a table of the modules first, then each of them."""
+    lines = [f"The embedded host (the stubs) beside ComfyUI {found.version}", "", *summary(found), "", ADVICE]
+    for difference in different(found):
         lines += ["", difference.module]
         lines += wrapped("  only in ComfyUI: ", difference.only_comfyui)
         lines += wrapped("  only in the stubs: ", difference.only_stubs)
         lines += [f"  {change}" for change in difference.changed]
+    if found.missing_modules:
+        lines += ["", *wrapped("Modules that are only in the stubs: ", found.missing_modules)]
+    if found.more_modules:
+        lines += ["", *wrapped("Modules that are only in ComfyUI: ", found.more_modules)]
     return "\n".join(lines)
+
+
+def different(found: Comparison) -> list[Difference]:
+    """What has differences: io and ui first."""
+    return [*([found.sockets] if found.sockets else []), *found.modules]
+
+
+def summary(found: Comparison) -> list[str]:
+    """One line a module with differences: how many of each kind."""
+    width = max(map(len, [SOCKETS, *(difference.module for difference in found.modules)]))
+    lines = ["  ".join(["".ljust(width), *COLUMNS])]
+    if found.sockets is None:
+        lines.append(f"{SOCKETS}: not compared, ComfyUI's cannot be imported here ({found.why})")
+    elif not found.sockets:
+        lines.append(f"{SOCKETS}: the same")
+    for difference in different(found):
+        counts = (str(count or "").rjust(len(title)) for count, title in zip(difference.counts(), COLUMNS, strict=True))
+        lines.append("  ".join([difference.module.ljust(width), *counts]).rstrip())
+    here = f"{len(found.same_modules)} the same, {len(found.missing_modules)} only in the stubs"
+    lines.append(f"modules: {here}, {len(found.more_modules)} only in ComfyUI")
+    return lines
 
 
 def wrapped(title: str, names: list[str]) -> list[str]:
