@@ -400,7 +400,7 @@ def _run_opened(
     metadata = document.data if document.is_editor else None
     reading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if arguments.command == "plan":
-        reading = plan.loading(arguments.memory)
+        reading = plan.loading(host, arguments.memory)
     with log.quiet("execution"), reading:
         result = run.execute(
             host, graph, metadata, stream, spread, group.size == 1, events=opened.events, executor=opened.executor

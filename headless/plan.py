@@ -13,6 +13,7 @@ from typing import Any
 from . import workflow
 from .hosts import Host
 from .problem import Problem, WorkflowError
+from .torchrun import of_pack
 from .workflow import Graph
 
 STARTS = "GraftTrainStart"
@@ -29,8 +30,11 @@ def memory_size(text: str) -> int:
 
 
 class PlanTraining:
-    """Takes a training state and says what a step of it takes."""
+    """Takes a training state and says what a step of it takes. `planning` is host.planning of the pack that the host
+    loaded.
+    """
 
+    planning: Any = None
     RETURN_TYPES = ()
     OUTPUT_NODE = True
     FUNCTION = "plan"
@@ -43,9 +47,7 @@ class PlanTraining:
 
     def plan(self, state: Any, memory: int) -> dict[str, Any]:
         """The report, for the command to print."""
-        from ..host import planning
-
-        return {"ui": {"text": [planning.report(state, memory)]}}
+        return {"ui": {"text": [self.planning.report(state, memory)]}}
 
 
 def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
@@ -53,7 +55,8 @@ def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
     starts = [node_id for node_id, node in graph.items() if node["class_type"] == STARTS]
     if not starts:
         raise WorkflowError([workflow.problem(graph, "", "the workflow has no Start Training, so there is no plan")])
-    host.nodes.NODE_CLASS_MAPPINGS[NODE] = PlanTraining
+    of_host = {"planning": of_pack(host, "host.planning")}
+    host.nodes.NODE_CLASS_MAPPINGS[NODE] = type("PlanTraining", (PlanTraining,), of_host)
     needed = workflow.reachable(graph, starts)
     plans = {node_id: node for node_id, node in graph.items() if node_id in needed}
     for node_id in starts:
@@ -61,11 +64,9 @@ def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
     return plans
 
 
-def loading(memory: int) -> AbstractContextManager[None]:
+def loading(host: Host, memory: int) -> AbstractContextManager[None]:
     """A context in which the models of a workflow are loaded to be planned, for a device with that memory (0: this)."""
-    from ..host import planning
-
-    return planning.loading(memory)
+    return of_pack(host, "host.planning").loading(memory)
 
 
 def advice(problems: Sequence[Problem]) -> str:
