@@ -19,7 +19,9 @@ def command_name() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and run it; returns the exit status: 0, or 2 when a folder is not what it should be."""
+    """Parse the command line and run it; returns the exit status: 0, 2 when a folder is not what it should be, 130
+    after Ctrl-C.
+    """
     parser = argparse.ArgumentParser(prog=command_name(), description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     comparing = commands.add_parser("compare", help="print where the embedded host and a real ComfyUI differ")
@@ -37,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     except (NotComfyUI, NotWritten) as error:
         print(f"comfyui_api_stubs: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("comfyui_api_stubs: stopped", file=sys.stderr)
+        return 130
     return 0
 
 

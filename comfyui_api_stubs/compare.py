@@ -113,7 +113,9 @@ def compare_module(stubs: Tree, real: Tree, module: str) -> Difference:
 
 
 def add_changes(difference: Difference, name: str, mine: Definition, theirs: Definition) -> None:
-    """Add what is not the same about a name that both have. A class with bases may have its members from them."""
+    """Add what is not the same about a name that both have. A class with bases may have its members from them,
+    and ComfyUI sets values on instances that the stubs declare in the class.
+    """
     if mine.kind == theirs.kind == "function" and mine.parameters != theirs.parameters:
         difference.changed.append(f"{name}({', '.join(mine.parameters)}) is {name}({', '.join(theirs.parameters)})")
     if not mine.kind == theirs.kind == "class":
@@ -126,7 +128,7 @@ def add_changes(difference: Difference, name: str, mine: Definition, theirs: Def
             continue
         elif member in theirs.members and not mine.bases:
             difference.only_comfyui.append(path)
-        elif member in mine.members and not theirs.bases:
+        elif member in mine.members and mine.members[member].kind == "function" and not theirs.bases:
             difference.only_stubs.append(path)
 
 

@@ -91,7 +91,9 @@ def test_sockets_that_differ_are_told():
         assert found.changed == expected
 
 
-MINE = "class Host:\n    def run(self, prompt): pass\n    def stop(self): pass\n    def mine(self): pass\n"
+MINE = (
+    "class Host:\n    def run(self, prompt): pass\n    def stop(self): pass\n    def mine(self): pass\n    seed = 0\n"
+)
 THEIRS = "class Host:\n    def run(self, prompt, seed=0): pass\n    def stop(self): pass\n    def theirs(self): pass\n"
 
 
@@ -149,3 +151,12 @@ def test_the_command_prints_text_or_json(checkout, capsys):
     assert "The embedded host (the stubs) beside ComfyUI 9.9.9" in capsys.readouterr().out
     assert __main__.main(["compare", "--comfyui", str(checkout), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == "9.9.9"
+
+
+def test_ctrl_c_ends_it_with_one_line(checkout, capsys, monkeypatch):
+    def stopped(folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "described", stopped)
+    assert __main__.main(["compare", "--comfyui", str(checkout)]) == 130
+    assert capsys.readouterr() == ("", "comfyui_api_stubs: stopped\n")
