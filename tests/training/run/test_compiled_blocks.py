@@ -314,7 +314,7 @@ def test_dropouts_are_refused(lab, dropout):
 
 
 class Linears(nn.Module):
-    """Has no convolutions, of which inductor makes code for one size on a CPU."""
+    """Has no convolutions, of which inductor makes code for one size on a CPU (torch 2.13; 2.15 for all)."""
 
     def __init__(self, width):
         super().__init__()
@@ -327,9 +327,9 @@ class Linears(nn.Module):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler")
-@pytest.mark.parametrize(("block", "count"), [("convolutions", 4), ("linear", 2)])
+@pytest.mark.parametrize(("block", "most"), [("convolutions", 4), ("linear", 2)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_code_of_inductor(lab, monkeypatch, block, count, checkpointing):
+def test_code_of_inductor(lab, monkeypatch, block, most, checkpointing):
     monkeypatch.setattr(compiled_blocks, "BACKEND", "inductor")
     data, settings = of_sizes(lab, (4, 4, 8), (4, 10, 6)), {"checkpointing": checkpointing}
 
@@ -339,7 +339,7 @@ def test_code_of_inductor(lab, monkeypatch, block, count, checkpointing):
 
     compiled = run(4)
     assert far(compiled, run(4, compile="off")) < ERROR
-    assert compiler().graphs == count
+    assert 2 <= compiler().graphs <= most
     begun = run(1)
     compiled_blocks.compiler_for.cache_clear()
     torch._dynamo.reset()
