@@ -22,12 +22,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from ..editor.serving import Reply, Server, front_end, picture
 
@@ -175,17 +176,27 @@ def samples(model: list[Any], at: str, steps: int = 2) -> dict[str, Any]:
     }
 
 
+def stacks(file: str, strength: float, mode: str) -> dict[str, Any]:
+    """A workflow that samples with a stack of one LoRA."""
+    rows = [{"file": file, "on": True, "model": strength, "clip": 1.0}]
+    return {
+        "1": demo(),
+        "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": json.dumps({"version": 1, "rows": rows})}},
+        "3": {
+            "class_type": "LoRAStackPatch",
+            "inputs": {"model": ["1", 0], "lora_stack": ["2", 0], "lora_strength": 1.0, "mode": mode},
+        },
+        **samples(["3", 0], "9"),
+    }
+
+
 class User:
     """Somebody who works with the editor, the same way for the same seed."""
 
     def __init__(self, editor: Editor, seed: int) -> None:
         self.editor, self.draw = editor, random.Random(seed)
         self.did: dict[str, int] = {}
-
-    def round(self) -> None:
-        """One thing that users do, and now and then the cleaning up."""
-        acts = (
-            self.train,
+        self.acts = (
             self.train,
             self.stop,
             self.interrupt,
@@ -195,7 +206,14 @@ class User:
             self.files,
             self.free,
         )
-        act = self.draw.choice(acts)
+
+    def untried(self) -> list[Callable[[], None]]:
+        """What was not done yet."""
+        return [act for act in self.acts if act.__name__ not in self.did]
+
+    def round(self) -> None:
+        """One thing that users do, and now and then the cleaning up; at first each thing in turn."""
+        act = (self.untried() or [self.draw.choice((self.train, *self.acts))])[0]
         act()
         self.did[act.__name__] = self.did.get(act.__name__, 0) + 1
         self.clean()
@@ -236,22 +254,7 @@ class User:
         saved = sorted((self.editor.place / "output" / "loras").glob("*.safetensors"))
         if saved:
             file, strength = f"output/loras/{saved[-1].name}", self.draw.choice((0.3, 0.7, 1.0))
-            rows = [{"file": file, "on": True, "model": strength, "clip": 1.0}]
-            prompt = {
-                "1": demo(),
-                "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": json.dumps({"version": 1, "rows": rows})}},
-                "3": {
-                    "class_type": "LoRAStackPatch",
-                    "inputs": {
-                        "model": ["1", 0],
-                        "lora_stack": ["2", 0],
-                        "lora_strength": 1.0,
-                        "mode": self.draw.choice(("merge", "bypass", "auto")),
-                    },
-                },
-                **samples(["3", 0], "9"),
-            }
-            entry = self.editor.done(prompt)
+            entry = self.editor.done(stacks(file, strength, self.draw.choice(("merge", "bypass", "auto"))))
             assert entry["status"]["completed"], entry["status"]
 
     def wrong(self) -> None:
@@ -260,8 +263,20 @@ class User:
         lost = trains("one", 1, 0, 1e-3)
         lost["2"]["inputs"]["folder"] = "nowhere"
         assert self.editor.queue(lost).status == 400
-        failing = trains("../out", 1, 0, 1e-3)  # a run's name is read when it begins
-        assert not self.editor.done(failing)["status"]["completed"]
+        outside = trains("../out", 1, 0, 1e-3)
+        assert self.editor.queue(outside).status == 400
+        with self.damaged_lora() as file:
+            assert not self.editor.done(stacks(file, 1.0, "merge"))["status"]["completed"]
+
+    @contextlib.contextmanager
+    def damaged_lora(self) -> Iterator[str]:
+        """The name of a LoRA whose matrices fit no layer; only the node that reads it can tell."""
+        path = self.editor.place / "output" / "loras" / "damaged.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        layer = "diffusion_model.middle_block.1.proj_in"
+        save_file({f"{layer}.lora_A.weight": torch.zeros(4, 3), f"{layer}.lora_B.weight": torch.zeros(5, 4)}, path)
+        yield f"output/loras/{path.name}"
+        path.unlink()
 
     def pages(self) -> None:
         """Pages that open, listen, and go away without a word."""
@@ -341,12 +356,12 @@ def table(rows: list[Measured]) -> str:
 
 
 def soak(minutes: float, seed: int) -> int:
-    """Work for so long; 0 when nothing has grown."""
+    """Do everything once, and work for so long; 0 when nothing has grown."""
     with tempfile.TemporaryDirectory(prefix="graft-soak-") as folder:
         editor = Editor(Path(folder))
         user, rows, begun, told, rounds = User(editor, seed), list[Measured](), time.monotonic(), 0.0, 0
         try:
-            while time.monotonic() - begun < 60 * minutes:
+            while user.untried() or time.monotonic() - begun < 60 * minutes:
                 user.round()
                 rounds += 1
                 rows.append(editor.measured(begun))
