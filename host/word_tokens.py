@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -100,10 +101,23 @@ def counted_note(part: Part, word: str, initial: str, found: int, count: int) ->
     return f"{word}: initial words {initial!r} are {found} tokens in {part.key}, {done} for {count} vectors"
 
 
-def problem_of_count(part: Part, word: str, initial: str, count: int) -> str:
-    """Why a word cannot have so many vectors in a text encoder; "" if it can."""
-    if not count:
+def problem_of_initial(part: Part, initial: str, tokens: Sequence[Any]) -> str:
+    """Why a word cannot start from initial words with these tokens; "" if it can."""
+    named = re.search(r"embedding:(\S+)", initial)
+    width = next(part.table.parameters()).shape[1]
+    widths = {token.shape[-1] for token in tokens if isinstance(token, Tensor)}
+    if named and widths != {width}:
+        return (
+            f"initial words {initial!r}: neither this CLIP nor ComfyUI's embeddings folder has an embedding {named[1]}"
+            f" with vectors of {width} numbers for {part.key}: write a word, or another embedding"
+        )
+    if not tokens:
         return f"initial words {initial!r} have no token in {part.key}: write a word"
+    return ""
+
+
+def problem_of_count(part: Part, word: str, count: int) -> str:
+    """Why a word cannot have so many vectors in a text encoder; "" if it can."""
     room = _room(part.tokenizer)
     if count > room:
         return (

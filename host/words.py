@@ -45,7 +45,8 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
         for part in parts:
             found = word_tokens.tokens_of(part, initial)
             tokens = word_tokens.counted(found, settings.count)
-            problem = word_tokens.problem_of_count(part, word, initial, len(tokens))
+            problem = word_tokens.problem_of_initial(part, initial, found)
+            problem = problem or word_tokens.problem_of_count(part, word, len(tokens))
             if problem:
                 errors.append(problem)
                 continue
@@ -93,8 +94,8 @@ def _known_words(settings: WordSettings, clip: Any, parts: Sequence[Part]) -> li
         knowing = [part.key for part in parts if word_tokens.is_token(part, word)]
         if knowing:
             errors.append(
-                f"{word!r} is a word that {' and '.join(knowing)} knows as a token of its own: choose one that it does"
-                f" not know, such as sks_{word}, and write that into the captions"
+                f"{word!r} is a token of its own in {' and '.join(knowing)}, and so has a meaning: choose a word that"
+                f" is none, such as sks_{word}, and write that into the captions"
             )
     return errors
 

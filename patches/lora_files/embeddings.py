@@ -184,7 +184,10 @@ def _problem(tensor: Tensor, part: TokenizerPart) -> str | None:
     if not tensor.is_floating_point() or tensor.ndim not in (1, 2) or not tensor.numel():
         return f"expected vectors of {part.width} numbers for {part.key}, got {tensor.dtype} {tuple(tensor.shape)}"
     if tensor.shape[-1] != part.width:
-        return f"its vectors have {tensor.shape[-1]} numbers, {part.key} of this CLIP takes {part.width}"
+        return (
+            f"its vectors have {tensor.shape[-1]} numbers, {part.key} of this CLIP takes {part.width}: connect the CLIP"
+            " that it was trained on"
+        )
     if not parse.is_finite(tensor):
         return "holds NaN or infinite values"
     return None

@@ -11,13 +11,13 @@ FEWEST = 26  # of them after: 80%
 BEFORE = range(13, 20)  # of them before: half, but for three
 
 
-def _pairs(host, folder, names):
-    """Small pairs of noise in a folder of the input folder."""
+def _pairs(host, folder, names, width=64):
+    """Small pictures of noise in a folder of the input folder."""
     place = os.path.join(host.input, folder)
     os.makedirs(place, exist_ok=True)
     draw = np.random.default_rng(3)
     for name in names:
-        Image.fromarray(draw.integers(0, 255, (64, 64, 3), dtype=np.uint8)).save(os.path.join(place, name))
+        Image.fromarray(draw.integers(0, 255, (64, width, 3), dtype=np.uint8)).save(os.path.join(place, name))
 
 
 def _graph(host, folder, loss="dpo", steps=2, validation=0.0, **objective):
@@ -102,6 +102,35 @@ def test_a_missing_partner_is_named(host):
     _pairs(host, "halved", ["a.win.png", "a.lose.png", "b.win.png"])
     result = _run(host, _graph(host, "halved"))
     assert not result["success"] and "b.win.png: there is no b.lose.png beside it" in str(result["errors"])
+
+
+@pytest.mark.parametrize(("side", "other"), [("win", "lose"), ("lose", "win")])
+def test_pictures_that_all_lack_their_partner_are_refused_with_its_name(host, side, other):
+    """Without any pair in the folder its names may mean anything, until dpo is to learn from it."""
+    _pairs(host, f"all {side}", [f"a.{side}.png", f"b.{side}.png"])
+    result = _run(host, _graph(host, f"all {side}"))
+    assert not result["success"]
+    said = f"2 of 2 images have no worse picture: a.{side}.png, b.{side}.png. Beside a.{side}.png there is no a.{other}"
+    assert said in str(result["errors"]), result["errors"]
+
+
+def test_a_pair_of_two_shapes_is_left_out_and_said_or_refused_where_it_is_the_only_one(host):
+    said = "a.win.png: it is 64x64 and a.lose.png 96x64: the pictures of a pair need one shape, as they are cropped"
+    said += " alike; crop one of them to that of the other"
+    _pairs(host, "two shapes", ["a.win.png"])
+    _pairs(host, "two shapes", ["a.lose.png"], width=96)
+    alone = _run(host, _graph(host, "two shapes"))
+    assert not alone["success"] and "no picture in folder 'two shapes' can be used" in str(alone["errors"])
+    assert said in str(alone["errors"]), alone["errors"]
+    _pairs(host, "two shapes", ["b.win.png"])
+    draw = np.random.default_rng(4).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(draw).save(os.path.join(host.input, "two shapes", "b.lose.png"))
+    host.fresh()
+    both = host.run(_graph(host, "two shapes", steps=1), {"read": ["data", 2], "state": ["step", 0]})
+    assert both["success"], both["errors"]
+    read = both["captured"]["read"]
+    assert said in read and "preference pairs: 1, as b.win.png better than b.lose.png" in read
+    assert both["captured"]["state"].step == 1
 
 
 def test_prior_preservation_is_refused_before_anything_runs(host):

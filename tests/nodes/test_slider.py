@@ -113,7 +113,11 @@ def test_every_setting_changes_the_run(host, models):
         ({"clip": None}, "slider method both directions needs prompts, and no CLIP is connected"),
         ({"vae": None}, "connect VAE, which tells the shape of the latents, or a dataset of pictures"),
         ({"positive": ""}, "positive prompt is empty"),
-        ({"negative": "a green circle"}, "is the same"),
+        (
+            {"negative": "a green circle"},
+            r"is the same \('a green circle'\), which is no direction: write what strength -1 gives",
+        ),
+        ({"negative": "A  GREEN circle"}, "'a green circle' and 'A  GREEN circle' alike, so there is no direction"),
         ({"method": "picture pairs"}, "slider method picture pairs needs a dataset"),
     ],
 )

@@ -267,7 +267,7 @@ def test_a_saved_state_goes_on(host, pictures):
     with pytest.raises(ValueError, match="vae trains a VAE, and none is connected"):
         host.call("GraftLoadState", name="vae")
     other = host.call("GraftDemoVAE", damage=0.5)[0]
-    with pytest.raises(ValueError, match="does not fit: it was trained on the model"):
+    with pytest.raises(ValueError, match="does not fit: it was trained on the VAE"):
         host.call("GraftLoadState", name="vae", vae=other)
     vae = host.call("GraftDemoVAE", damage=1.0)[0]
     (alone,) = host.call("GraftLoadState", name="vae", vae=vae)
@@ -277,6 +277,22 @@ def test_a_saved_state_goes_on(host, pictures):
     assert loaded.start == half["state"].start
     (state, *_) = host.call("TrainStep", state=loaded, steps=2, validate_every=2)
     assert all(torch.equal(tensor, whole["state"].trained[name]) for name, tensor in state.trained.items())
+
+
+def test_a_saved_state_of_a_decoder_refuses_another_encoder(host, pictures):
+    """Its decoder would be trained on latents of another space."""
+    made = _run(host, _workflow(host, pictures, "vae encoder", 1))
+    host.call("GraftSaveState", state=made["state"], name="encoder")
+    vae = host.call("GraftDemoVAE", damage=1.0)[0]
+    (loaded,) = host.call("GraftLoadState", name="encoder", vae=vae, dataset=made["dataset"])
+    assert loaded.step == 1
+    names = [name for name, _ in vae.first_stage_model.named_parameters() if name.startswith("encoder")]
+    values = dict(vae.first_stage_model.named_parameters())[names[0]]
+    other = host.module("host.autoencoder").with_weights(vae, {names[0]: values + 0.01})
+    said = "it was trained on the VAE [0-9a-f]{16}, and the VAE that is connected is [0-9a-f]{16}. Connect that one; "
+    said += r"to go on with another, start a run with it \(Start VAE Training\)"
+    with pytest.raises(ValueError, match=said):
+        host.call("GraftLoadState", name="encoder", vae=other, dataset=made["dataset"])
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,10 @@ REFUSED = {
     "both": ({"alone": True, "adapter": {}}, "words only is on in Train Words, and Adapter Settings is connected"),
     "pair": ({"start": {"low_noise_model": ["1", 0]}}, "each of the two models would train vectors of its own"),
     "missing": ({"words": "blorp"}, "no caption of the dataset has blorp as a word of its own; the first is 'a"),
-    "known": ({"words": "left"}, "'left' is a word that words knows as a token of its own"),
+    "known": (
+        {"words": "left"},
+        "'left' is a token of its own in words, and so has a meaning: choose a word that is none",
+    ),
     "count": ({"count": 9}, "zorp would have 9 vectors in words, which reads 8 tokens at once: set vectors per word"),
     "text": ({"initial": "red circle left " * 3}, "zorp would have 9 vectors in words, which reads 8 tokens at once"),
     "nothing": ({"initial": "!"}, "initial words '!' have no token in words"),
@@ -251,6 +254,11 @@ REFUSED = {
     "letters": ({"words": "a zorp"}, "words has 'a zorp', expected letters, digits, _ and - only"),
     "pairs": ({"words": "zorp, blorp, plop", "initial": "red, circle"}, "initial words has 2 entries for 3 words"),
     "twice": ({"words": "zorp, Zorp"}, "words has a word twice"),
+    "beyond the widget": ({"count": 65}, "vectors per word is 65, expected from 0 to 64"),
+    "no such embedding": (
+        {"initial": "red embedding:nowhere"},
+        "neither this CLIP nor ComfyUI's embeddings folder has an embedding nowhere with vectors of 64 numbers for",
+    ),
     "many": ({"words": ",".join(f"zorp{i}" for i in range(65))}, "words has 65 words, expected at most 64"),
     "idle": ({"alone": True, "stop_after": 0.5}, "nothing would be trained then: set it to 1"),
 }
@@ -352,6 +360,17 @@ def test_what_does_not_fit_is_refused_before_the_first_step(host, pictures, case
     host.fresh()
     result = host.run(_workflow(host, pictures, f"refused {case}", 1, **given))
     assert not result["success"] and said in str(result["errors"]), result["errors"]
+
+
+def test_a_lora_file_with_a_word_of_another_width_is_refused(host, given):
+    os.makedirs(os.path.join(host.models, "loras"), exist_ok=True)
+    save_file({"bundle_emb.hat.words": torch.ones(2, 12)}, os.path.join(host.models, "loras", "narrow.safetensors"))
+    rows = json.dumps({"version": 1, "rows": [{"file": "narrow.safetensors"}]})
+    said = (
+        "bundle_emb.hat.words: its vectors have 12 numbers, words of this CLIP takes 64: connect the CLIP that it was"
+    )
+    with pytest.raises(ValueError, match=f"narrow.safetensors: {said}"):
+        host.call("GraftLoadLoRAs", model=given["model"], clip=given["clip"], rows=rows)
 
 
 def test_a_word_that_the_clip_carries_is_refused(host, alone):

@@ -489,7 +489,7 @@ class _FolderReader:
         if not control_methods.has_same_shape(worse_size, size):
             raise ValueError(
                 f"it is {size[0]}x{size[1]} and {file.name} {worse_size[0]}x{worse_size[1]}: the pictures of a pair"
-                " need one shape, as they are cropped alike"
+                " need one shape, as they are cropped alike; crop one of them to that of the other"
             )
         return ControlPicture(self._name(file), worse_sha256, worse_size)
 

@@ -36,8 +36,8 @@ def find_preferences(paths: Sequence[Path]) -> PreferencePairs:
         return PreferencePairs(list(paths))
     errors: list[str] = []
     worse: dict[Path, Path] = {}
-    for (_, name), of_name in sorted(sides.items()):
-        errors += _wrong(name, of_name)
+    for _, of_name in sorted(sides.items()):
+        errors += _wrong(of_name)
         for better, other in zip(of_name[WIN], of_name[LOSE], strict=False):
             worse[better] = other
     if errors:
@@ -46,7 +46,7 @@ def find_preferences(paths: Sequence[Path]) -> PreferencePairs:
     return PreferencePairs([path for path in paths if path not in losing], worse)
 
 
-def _wrong(name: str, of_name: dict[str, list[Path]]) -> list[str]:
+def _wrong(of_name: dict[str, list[Path]]) -> list[str]:
     """What is wrong with the pictures of one name."""
     errors = []
     for side, other in ((WIN, LOSE), (LOSE, WIN)):
@@ -55,11 +55,21 @@ def _wrong(name: str, of_name: dict[str, list[Path]]) -> list[str]:
             listed = ", ".join(path.name for path in files)
             errors.append(f"{listed}: a pair has one of them; remove the others")
         elif files and not of_name[other]:
-            path = files[0]
             errors.append(
-                f"{path.name}: there is no {name}.{other}{path.suffix} beside it; add it, or take this one away"
+                f"{files[0].name}: there is no {missing_partner(files[0].name)} beside it; add it, or take this one"
+                " away"
             )
     return errors
+
+
+def missing_partner(name: str) -> str:
+    """The name that the partner of a picture would have; "" where its own is none of a pair's."""
+    path = Path(name)
+    match = _ENDING.fullmatch(path.stem)
+    if match is None:
+        return ""
+    other = LOSE if match[2].lower() == WIN else WIN
+    return f"{match[1]}.{other}{path.suffix}"
 
 
 def caption_paths(path: Path) -> tuple[Path, ...]:

@@ -16,6 +16,7 @@ from ...ema.shadow import Shadow
 from ..data import sliders
 from ..data.dataset import Conditioning, Dataset
 from ..data.listing import first_names
+from ..data.preference_files import missing_partner
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..memory import int8_base
@@ -155,10 +156,13 @@ def _check_pairs(loss: str, dataset: Dataset) -> None:
     alone = [image.name for image in images if image.worse is None]
     if not alone:
         return
+    remedy = "Name the pictures of a pair name.win.png and name.lose.png, or choose another loss function."
+    partner = missing_partner(alone[0])
+    if partner:
+        remedy = f"Beside {alone[0]} there is no {partner}. {remedy}"
     raise ValueError(
         f"Objective Settings: loss function {loss} learns from pairs, and {len(alone)} of {len(images)} images have no"
-        f" worse picture: {first_names(alone)}. Name the pictures of a pair name.win.png and name.lose.png, or choose"
-        " another loss function."
+        f" worse picture: {first_names(alone)}. {remedy}"
     )
 
 

@@ -124,10 +124,15 @@ def _check_belongs(
 ) -> None:
     """Raise ValueError with everything that a state began from and that is not what is connected."""
     errors = []
-    for kind, preposition, digest in (("model", "on", model), ("dataset", "with", dataset)):
+    trains_vae = "autoencoder" in start
+    network = "VAE" if trains_vae else "model"
+    for kind, called, preposition, digest in (
+        ("model", network, "on", model),
+        ("dataset", "dataset", "with", dataset),
+    ):
         if digest is not None and digest != start[kind]:
             errors.append(
-                f"it was trained {preposition} the {kind} {start[kind][:16]}, and the {kind} that is connected is"
+                f"it was trained {preposition} the {called} {start[kind][:16]}, and the {called} that is connected is"
                 f" {digest[:16]}"
             )
     if training_only is not None and not start.get("training_only"):
@@ -138,9 +143,12 @@ def _check_belongs(
             f" {training_only[:16]}"
         )
     if errors:
+        instead = "save a LoRA and start a run from it (Adapter Settings, initial LoRA)"
+        if trains_vae:
+            instead = "start a run with it (Start VAE Training)"
         raise ValueError(
-            f"The saved state {name!r} does not fit: {'; '.join(errors)}. Connect that one; to go on with another, save"
-            " a LoRA and start a run from it (Adapter Settings, initial LoRA)."
+            f"The saved state {name!r} does not fit: {'; '.join(errors)}. Connect that one; to go on with another,"
+            f" {instead}."
         )
 
 

@@ -116,8 +116,9 @@ def test_sd2s_text_encoder_is_clip_l_in_onetrainer():
     assert list(found.vectors) == ["clip_h"]
 
 
+OWN_CLIP = "connect the CLIP that it was trained on"
 WRONG = {
-    "another width": (torch.rand(2, 7), "its vectors have 7 numbers, clip_l of this CLIP takes 6"),
+    "another width": (torch.rand(2, 7), f"its vectors have 7 numbers, clip_l of this CLIP takes 6: {OWN_CLIP}"),
     "three dimensions": (
         torch.rand(1, 2, 6),
         r"expected vectors of 6 numbers for clip_l, got torch.float32 \(1, 2, 6\)",
@@ -141,7 +142,7 @@ def test_wrong_vectors_are_refused_by_file_and_key(vectors, problem):
 
 def test_no_text_encoder_of_any_width():
     (problem,) = embeddings.read([_entry(emb_params=torch.rand(2, 7))], SDXL).problems
-    assert problem == "a.safetensors: emb_params: its vectors have 7 numbers, clip_l of this CLIP takes 6"
+    assert problem == f"a.safetensors: emb_params: its vectors have 7 numbers, clip_l of this CLIP takes 6: {OWN_CLIP}"
 
 
 def test_what_the_clip_has_no_place_for_is_named():

@@ -16,7 +16,7 @@ from graft_nodes.training import state as states
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from slopes import slope_along
 from tiny_encoders import ENCODERS, clip_of
 from tiny_families import FAMILIES
@@ -148,11 +148,33 @@ def test_a_word_that_a_tokenizer_knows_is_refused(host, monkeypatch):
     given = {"model": model, "clip": clip, "dataset": dataset, "run": "known"}
     words = {"learning_rate": 0.0, "alone": True}
     (known,) = host.call("GraftWords", words="square", initial="cat", **words)
-    with pytest.raises(ValueError, match="'square' is a word that clip_l and clip_g knows as a token of its own"):
+    with pytest.raises(ValueError, match="'square' is a token of its own in clip_l and clip_g"):
         host.call("GraftTrainStart", **given, words=known)
     (long,) = host.call("GraftWords", words=WORD, initial="orange cat " * 38, **words)
     with pytest.raises(ValueError, match=f"{WORD} would have 76 vectors in clip_l, which reads 75 tokens at once"):
         host.call("GraftTrainStart", **given, words=long)
+
+
+def test_words_start_from_an_embedding_of_comfyui_s_folder_whose_width_fits(host, tmp_path, monkeypatch):
+    """SDXL has vectors for both of its text encoders; those of SD 1 are wider than this CLIP-L's, and lack CLIP-G's."""
+    model, _, state = _begun(host, "sdxl", monkeypatch)
+    clip = clip_of("sdxl", monkeypatch, embeddings=str(tmp_path))
+    fitting = {"clip_l": torch.ones(2, 4), "clip_g": 2 * torch.ones(2, 8)}
+    save_file(fitting, tmp_path / "fits.safetensors")
+    save_file({**fitting, "clip_l": torch.ones(2, 12)}, tmp_path / "wide.safetensors")
+    save_file({"emb_params": torch.ones(2, 12)}, tmp_path / "sd1.safetensors")
+    given = {"model": model, "clip": clip, "dataset": state.subject.dataset, "run": "from an embedding"}
+    asked = {"words": WORD, "learning_rate": 0.0, "alone": True}
+    (words,) = host.call("GraftWords", initial="embedding:fits", **asked)
+    begun, _ = host.call("GraftTrainStart", **given, words=words)
+    assert {key.rpartition(".")[2]: t.tolist() for key, t in begun.trained.items()} == {
+        part: vectors.tolist() for part, vectors in fitting.items()
+    }
+    for name in ("wide", "sd1", "nowhere"):
+        (words,) = host.call("GraftWords", initial=f"a embedding:{name}", **asked)
+        said = f"has an embedding {name} with vectors of 4 numbers for clip_l: write a word, or another embedding"
+        with pytest.raises(ValueError, match=said):
+            host.call("GraftTrainStart", **given, words=words)
 
 
 @pytest.mark.parametrize("name", READ)
