@@ -62,15 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
 def _versions() -> dict[str, str]:
     versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "Pillow"):
-        versions[name] = _version(name) or "not installed"
+        versions[name] = hosts.installed_version(name) or "not installed"
     return versions
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _look(host: hosts.Host) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ from .caching import Caching
 from .problem import HostError
 
 PACKAGE = Path(__file__).absolute().parent.parent
+INSTALLED_IN = ("site-packages", "dist-packages")
+# What the import of a package raises that does not fit the installed torch, as torchaudio and torchvision often do not.
+BROKEN_PACKAGE = (ImportError, OSError, RuntimeError, AttributeError)
 LANDMARKS = ("comfy/model_management.py", "execution.py", "nodes.py", "folder_paths.py", "server.py")
 
 
@@ -170,7 +174,7 @@ def _opened(
     try:
         names = ("folder_paths", "comfy.utils", "execution", "nodes", "server", "comfy.model_management")
         folders, utils, execution, nodes, server, management = (importlib.import_module(name) for name in names)
-    except ImportError as error:
+    except BROKEN_PACKAGE as error:
         raise HostError(_import_failure(choice, error)) from error
     if choice.root is not None:
         _configure_comfyui(choice.root, folders)
@@ -226,15 +230,15 @@ def missing_requirements(root: Path) -> list[str]:
     else:
         lines = []
     names = [re.split(r"[ <>=!~;\[]", line.strip(), maxsplit=1)[0] for line in lines]
-    return [name for name in names if name and not name.startswith(("#", "-")) and not _installed(name)]
+    return [name for name in names if name and not name.startswith(("#", "-")) and installed_version(name) is None]
 
 
-def _installed(name: str) -> bool:
+def installed_version(name: str) -> str | None:
+    """The version of an installed package."""
     try:
-        importlib.metadata.version(name)
+        return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _accelerator() -> bool:
@@ -278,9 +282,9 @@ def _import_comfyui(root: Path, scratch: tempfile.TemporaryDirectory[str] | None
             args.base_directory = scratch.name
             sys.dont_write_bytecode = True
         import utils.extra_config  # noqa: F401  (before ComfyUI adds comfy/, which has its own utils, to sys.path)
-    except ImportError as error:
+    except BROKEN_PACKAGE as error:
         raise HostError(_import_failure(Choice(root, "chosen"), error)) from error
-    if not _installed("comfyui-frontend-package") and args.front_end_root is None:
+    if installed_version("comfyui-frontend-package") is None and args.front_end_root is None:
         args.front_end_root = str(PACKAGE / "web")  # any folder will do: no browser connects
 
 
@@ -342,16 +346,39 @@ def load_nodes(host: Host) -> None:
         raise HostError(f"Graft itself did not load from {PACKAGE}; the log above says why")
 
 
-def _import_failure(choice: Choice, error: ImportError) -> str:
+def _import_failure(choice: Choice, error: Exception) -> str:
     message = f"{choice} cannot be imported: {error}"
     if choice.root is None:
         return f"{message}; install Graft with its 'standalone' extra"
-    missing = missing_requirements(choice.root)
+    missing, broken = missing_requirements(choice.root), _broken_package(error)
+    detail = ""
+    if broken is not None and not isinstance(error, ModuleNotFoundError):
+        detail += (
+            f"{broken} does not work here with torch {installed_version('torch')}: install versions that fit together. "
+        )
     if missing:
-        detail = f"Missing here: {', '.join(missing)}. "
-    else:
-        detail = ""
+        detail += f"Missing here: {', '.join(missing)}. "
     return (
         f"{message}. {detail}Use the Python that runs this ComfyUI (this is {sys.executable}), or install its"
         " requirements.txt"
     )
+
+
+def _broken_package(error: Exception) -> str | None:
+    """The installed package in whose import the error arose, with its version; torch where there is no other."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    names = [name for name in map(_package_of, files) if name is not None]
+    others = [name for name in names if name != "torch"]
+    if not names:
+        return None
+    name = (others or names)[-1]
+    return f"{name} {installed_version(name) or ''}".strip()
+
+
+def _package_of(file: str) -> str | None:
+    """The installed package that a file belongs to, if it belongs to one."""
+    parts = Path(file).parts
+    for folder in INSTALLED_IN:
+        if folder in parts:
+            return parts[parts.index(folder) + 1].removesuffix(".py")
+    return None

@@ -1,6 +1,11 @@
 """Which host is chosen, and what is said when it cannot be."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+import torch
 from graft_nodes.headless import hosts
 from graft_nodes.headless.problem import HostError
 
@@ -57,3 +62,37 @@ def test_missing_requirements_are_listed(tmp_path):
     ]
     (tmp_path / "requirements.txt").write_text("\n".join(lines))
     assert hosts.missing_requirements(tmp_path) == ["no-such-package-a", "no-such-package-b"]
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        ("doctor", "OSError('Could not load this library: libnoise.so')"),
+        ("run", "RuntimeError('operator noise::hum does not exist')"),
+    ],
+)
+def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, wrong):
+    root, installed = checkout(tmp_path / "comfy"), tmp_path / "site-packages"
+    (root / "comfy" / "cli_args.py").write_text("class args:\n    cpu = front_end_root = base_directory = None\n")
+    for name in ("comfy/options.py", "utils/extra_config.py"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("")
+    (root / "folder_paths.py").write_text("import noisemaker\n")
+    (installed / "noisemaker").mkdir(parents=True)
+    (installed / "noisemaker" / "__init__.py").write_text(f"raise {wrong}\n")
+    described = installed / "noisemaker-2.10.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: noisemaker\nVersion: 2.10.0\n")
+    (tmp_path / "workflow.json").write_text('{"1": {"class_type": "Nobody", "inputs": {}}}')
+    arguments = [command, *(["workflow.json"] if command == "run" else []), "--comfyui", str(root)]
+    done = subprocess.run(
+        [sys.executable, "-m", "graft_nodes", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert wrong.split("'")[1] in done.stderr
+    assert f"noisemaker 2.10.0 does not work here with torch {torch.__version__}" in done.stderr
+    assert "install versions that fit together" in done.stderr
