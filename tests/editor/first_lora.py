@@ -44,7 +44,12 @@ def opens_the_template(editor: Editor) -> None:
     editor.clear()
     editor.page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
     heading = editor.page.get_by_role("heading", name=TEMPLATE, exact=True)
-    editor.page.get_by_role("dialog").get_by_placeholder("Search").first.fill(TEMPLATE)
+    search = editor.page.get_by_role("dialog").get_by_placeholder("Search").first
+    search.wait_for()
+    every = editor.page.get_by_role("dialog").get_by_text("All Templates", exact=True)
+    if every.count():
+        every.first.click()  # on its first start the editor shows ComfyUI's own templates for beginners alone
+    search.fill(TEMPLATE)
     dialog = editor.page.get_by_role("dialog").filter(has=heading)
     dialog.locator(heading).first.wait_for()
     editor.settle()  # the list is drawn anew with what is found
