@@ -5,6 +5,7 @@ checks the graph before anything runs.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -446,10 +447,7 @@ def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tup
     splits = [(target[:index], target[index + 1 :]) for index, letter in enumerate(target) if letter == "."]
     matches = [(node_ids, name) for node, name in splits if (node_ids := _named(graph, node))]
     if not matches:
-        choices = ", ".join(f'{node_id} "{title(graph, node_id)}"' for node_id in graph)
-        raise WorkflowError(
-            [Problem(f"--set {assignment}: no node has the id or title '{splits[-1][0]}'; the nodes are {choices}")]
-        )
+        raise WorkflowError([Problem(f"--set {assignment}: {_no_such_node(graph, splits[-1][0])}")])
     node_ids, name = matches[-1]
     if len(node_ids) > 1:
         ids = ", ".join(node_ids)
@@ -469,6 +467,16 @@ def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tup
     choices = ", ".join(item.name for item in schema.inputs) or "none"
     message = f"--set {assignment}: has no input '{name}'; its inputs are {choices}"
     raise WorkflowError([problem(graph, node_id, message)])
+
+
+def _no_such_node(graph: Graph, name: str) -> str:
+    """Which nodes there are, at most 20 of them, those with a similar title first."""
+    similar = difflib.get_close_matches(name, [title(graph, node_id) for node_id in graph], n=3)
+    nodes = sorted(graph, key=lambda node_id: title(graph, node_id) not in similar)
+    named = [f'{node_id} "{title(graph, node_id)}"' for node_id in nodes[:20]]
+    if len(nodes) > 20:
+        named.append(f"… {len(nodes)} in all")
+    return f"no node has the id or title '{name}'; the nodes are {', '.join(named)}"
 
 
 def _named(graph: Graph, name: str) -> list[str]:

@@ -85,12 +85,9 @@ def report(state: Any, memory: int) -> str:
     on_host = subject.model.load_device.type == "cpu" and not on_a_card
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
-        if on_host:
-            changed = memory_plan.in_main_memory(changed)
         return plan(subject.model, changed, subject.dataset, on_a_card)
 
-    savings = memory_savings.savings_of(subject.model.model.diffusion_model, on_host)
-    text = memory_savings.report(state, planned, memory, savings)
+    text = _report(state, planned, memory, on_host)
     if on_a_card:
         text += "\nplanned for a graphics card with bf16, as this machine has none"
     return text
@@ -110,18 +107,29 @@ def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
     where = f" free on {device.name}"
     if device.kind == "cpu":
         where = " free in main memory"
-    savings = memory_savings.savings_of(subject.model.model.diffusion_model, device.shares_memory)
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
-        if device.shares_memory:
-            changed = memory_plan.in_main_memory(changed)
         return _planned_once(subject.model, changed)
 
     try:
-        return memory_savings.report(state, planned, device.free, savings, where).splitlines()
+        return _report(state, planned, device.free, device.shares_memory, where).splitlines()
     except ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         return [f"memory is not planned: {type(error).__name__}: {reason}"]
+
+
+def _report(
+    state: TrainState, planned: memory_savings.Planner, memory: int, in_main_memory: bool, where: str = ""
+) -> str:
+    """The plan as text, with the settings that make it fit; `in_main_memory` where the model computes there."""
+
+    def counted(changed: TrainState) -> memory_plan.MemoryPlan:
+        if in_main_memory:
+            changed = memory_plan.in_main_memory(changed)
+        return planned(changed)
+
+    savings = memory_savings.savings_of(state.subject.model.model.diffusion_model, in_main_memory)
+    return memory_savings.report(state, counted, memory, savings, where)
 
 
 def _why_not(state: TrainState, foreign: Sequence[str]) -> str:

@@ -193,9 +193,15 @@ def _state(request: Any) -> Answer:
     if key == "live":
         state = events.live(run)
     else:
-        until = int(request.query.get("until", 0))
-        state = listing.shown(folders.training_folder(), run, key, until)
+        state = listing.shown(folders.training_folder(), run, key, _until(request))
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
+
+
+def _until(request: Any) -> int:
+    text = request.query.get("until", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"until: expected the number of a step, found {text!r}")
+    return int(text)
 
 
 def _running(request: Any) -> Answer:

@@ -229,7 +229,8 @@ def test_a_finished_run_is_shown_again(server, few):
     assert server.ask(f"/graft/runs/short%20run/{result['key'][:32]}").json == shown
     assert server.ask(f"/graft/runs/short%20run/{'0' * 64}").status == 404
     assert server.ask(f"/graft/runs/short%20run/{'0' * 64}?until=9").status == 404
-    assert server.ask(f"/graft/runs/short%20run/{'0' * 64}?until=x").status == 400
+    wrong = server.ask(f"/graft/runs/short%20run/{'0' * 64}?until=x")
+    assert wrong.status == 400 and "until: expected the number of a step, found 'x'" in wrong.body.decode()
     state = server.place / "output" / "graft" / "short run" / result["key"][:32] / "state.json"
     before = state.read_text()
     state.write_text(before.replace('"step": 4', '"step": 5'))

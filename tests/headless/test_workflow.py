@@ -274,6 +274,14 @@ def test_set_changes_an_input(assignment, node, name, value):
     assert graph == named(), "the given graph is not changed"
 
 
+def test_of_many_nodes_those_with_a_similar_title_come_first_and_the_rest_is_counted():
+    many = {str(index): {"class_type": "One", "inputs": {}, "_meta": {"title": f"node {index}"}} for index in range(40)}
+    many["77"] = {"class_type": "One", "inputs": {}, "_meta": {"title": "Train 100 steps"}}
+    _, (problem,) = workflow.set_values(many, ["Train 100 step.steps=5"], LOOK_UP)
+    assert 'the nodes are 77 "Train 100 steps", 0 "node 0", 1 ' in problem.message
+    assert problem.message.endswith('18 "node 18", … 41 in all')
+
+
 def test_set_refuses_what_it_cannot_apply_and_says_what_there_is():
     wrong = {
         "nonsense": "expected NODE.INPUT=VALUE",

@@ -221,6 +221,8 @@ def _implicit_accuracy(accuracy: Sequence[tuple[int, float]]) -> list[str]:
 
 def _first_and_last(validations: Sequence[tuple[int, float]]) -> str:
     (first_step, first), (last_step, last) = validations[0], validations[-1]
+    if first_step == last_step:
+        return f"{first:.4g} at step {first_step}"
     return f"{first:.4g} at step {first_step}, {last:.4g} at {last_step}"
 
 

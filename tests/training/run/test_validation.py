@@ -129,6 +129,9 @@ def test_the_report_says_both_losses_and_the_best_of_the_average(lab):
     measured = replace(measured, average_validation=())
     report = text.step(state, runs.Outcome(replace(state, step=4, history=measured), None, 4, 1.0), ())
     assert "held-out loss 0.9 at step 0, 0.6 at 4, best 0.6 at 4" in report and "running average" not in report
+    measured = replace(measured, validation=((0, 0.9),))
+    report = text.step(state, runs.Outcome(replace(state, step=4, history=measured), None, 4, 1.0), ())
+    assert "held-out loss 0.9 at step 0, best 0.9 at 0" in report
 
 
 class Planted(Exception):
