@@ -28,7 +28,12 @@ def sha256_of_spaced_json(value: Any) -> str:
     """sha256 of a value's JSON with sorted keys and a space behind every comma and colon, as datasets, caches and
     models have been named from the beginning.
     """
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return sha256(spaced_json(value).encode()).hexdigest()
+
+
+def spaced_json(value: Any) -> str:
+    """The JSON that `sha256_of_spaced_json` hashes."""
+    return json.dumps(value, sort_keys=True)
 
 
 def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:

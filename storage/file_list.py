@@ -25,6 +25,13 @@ def files_below(
     """Every file below a folder whose name is wanted, by path, with its size and times. Links to folders are not
     followed, links to nothing and folders that this user may not open are left out.
     """
+    return [(Path(path), status) for path, status in names_below(folder, wanted)]
+
+
+def names_below(
+    folder: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
+) -> list[tuple[str, os.stat_result]]:
+    """The same with paths as text, which take a third of the time."""
     found: list[tuple[str, os.stat_result]] = []
     for parent, _, names in os.walk(folder, onerror=_raise_unless_gone):
         for name in filter(wanted, names):
@@ -33,7 +40,7 @@ def files_below(
             if status is not None and stat.S_ISREG(status.st_mode):
                 found.append((path, status))
     found.sort(key=lambda entry: os.path.normcase(entry[0]).split(os.sep))  # as paths, which compare slowly
-    return [(Path(path), status) for path, status in found]
+    return found
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
 from ...storage.disk_errors import disk_errors_at
-from ...storage.file_list import files_below
+from ...storage.file_list import names_below
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from . import packs
 from .packs import PackedEntry, PackIndex, Shapes
@@ -38,6 +38,9 @@ _ABANDONED = 3600.0  # seconds
 def key_of(*parts: Any) -> str:
     """sha256 of plain values, the key of what is made from them."""
     return sha256_of_spaced_json([FORMAT, *parts])
+
+
+_INDEX_KEY = key_of("packs", 2)
 
 
 class HeldFile:
@@ -78,7 +81,7 @@ class Cache:
         return self._index.find(kind, key)
 
     def _read_index(self) -> PackIndex:
-        known = self._read_alone(_INDEX, key_of("packs"))
+        known = self._read_alone(_INDEX, _INDEX_KEY)
         index = PackIndex(self.folder)
         for problem in index.read(KINDS, None if known is None else packs.text_of(known[0]["packs"])):
             self._note(f"cache: {problem}; made again")
@@ -224,7 +227,7 @@ class Cache:
             return False
         if self._index is None:
             self._index = self._read_index()
-        self._index.add(kind, path, facts)
+        self._index.add(kind, path, metadata[packs.ENTRIES])
         return True
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
@@ -246,20 +249,20 @@ class Cache:
         """
         with _HOLDING:
             kept = self._used | {str(file.path) for file in _HELD}
-        files: list[tuple[float, int, Path]] = []
-        for path, status in files_below(self.folder):
-            if path.suffix == _SUFFIX:
+        files: list[tuple[float, int, str]] = []
+        for path, status in names_below(self.folder):
+            if path.endswith(_SUFFIX):
                 files.append((status.st_mtime, status.st_size, path))
             elif time.time() - status.st_mtime > _ABANDONED:  # left by a crash; a recent one may be another process's
-                path.unlink(missing_ok=True)
+                Path(path).unlink(missing_ok=True)
         files.sort()
         total = sum(size for _, size, _ in files)
         for _, size, path in files:
             if total <= self.limit:
                 break
-            if str(path) in kept:
+            if path in kept:
                 continue
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
             total -= size
         return total
 
@@ -268,7 +271,7 @@ class Cache:
         logged.
         """
         if self._index is not None and self._index.has_changed:
-            self.write(_INDEX, key_of("packs"), {"packs": packs.tensor_of(self._index.text())})
+            self.write(_INDEX, _INDEX_KEY, {"packs": packs.tensor_of(self._index.text())})
         total = self.trim()
         self._reported = True
         counts: list[str] = []

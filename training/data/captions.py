@@ -84,13 +84,19 @@ def first_file(paths: Sequence[Path]) -> Path | None:
     return next((path for path in paths if os.path.isfile(path)), None)  # False for names too long, too
 
 
-def read_first_text(
-    paths: Sequence[Path], encoding: str = "utf-8", most_lines: int | None = None
-) -> WrittenCaption | None:
-    """The caption in the first text file that exists, None without one. Lines after `most_lines` are left out."""
-    path = first_file(paths)
-    if path is None:
-        return None
+def first_beside(image: Path, suffixes: Sequence[str]) -> Path | None:
+    """The first of the files that have an image's name with one of these suffixes in place of its own, None without
+    one. `Path.with_suffix` takes longer.
+    """
+    stem = str(image).removesuffix(image.suffix)
+    for suffix in suffixes:
+        if os.path.isfile(stem + suffix):
+            return Path(stem + suffix)
+    return None
+
+
+def read_caption_text(path: Path, encoding: str = "utf-8", most_lines: int | None = None) -> WrittenCaption:
+    """The caption in a text file. Lines after `most_lines` are left out."""
     lines = read_lines(path, encoding)
     kept = lines[:most_lines]
     return WrittenCaption(lines=kept, found=True, more_lines=kept != lines)

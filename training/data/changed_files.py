@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...storage.digest import sha256_of_file, sha256_of_spaced_json
-from ...storage.file_list import files_below
+from ...storage.file_list import names_below
 from . import clip_files, images, wildcards
 from .cache import Cache, key_of
 from .layouts import registry
@@ -25,8 +25,7 @@ class DatasetChangedError(RuntimeError):
     """A file of the dataset changed, and its settings say to stop then (`changed: stop`)."""
 
 
-@dataclass(frozen=True)
-class FileStamp:
+class FileStamp(NamedTuple):
     """A file as it was: size in bytes, modification time in ns, and content hash."""
 
     size: int
@@ -60,16 +59,16 @@ def stamp_files(folder: Path, clips: bool = False) -> dict[str, FileStamp]:
     return stamps
 
 
-def _name_in(folder: Path, path: Path) -> str:
+def _name_in(folder: Path, path: str) -> str:
     """The relative path of a file below a folder; `Path.relative_to` takes longer."""
-    return str(path)[len(str(folder)) :].replace(os.sep, "/").lstrip("/")
+    return path[len(str(folder)) :].replace(os.sep, "/").lstrip("/")
 
 
-def _dataset_files(folder: Path, clips: bool) -> list[tuple[Path, os.stat_result]]:
+def _dataset_files(folder: Path, clips: bool) -> list[tuple[str, os.stat_result]]:
     suffixes = (*images.SUFFIXES, *registry.suffixes(), wildcards.SUFFIX)
     if clips:
         suffixes += clip_files.SUFFIXES
-    return files_below(folder, lambda name: os.path.splitext(name)[1].lower() in suffixes)
+    return names_below(folder, lambda name: os.path.splitext(name)[1].lower() in suffixes)
 
 
 class KnownHashes:
@@ -79,9 +78,8 @@ class KnownHashes:
         self._hashes: dict[str, tuple[tuple[int, ...], str]] = {}
         self._fresh: set[str] = set()  # hashed so soon after a change that another change could have the same time
 
-    def hash_of(self, path: Path, stat: os.stat_result) -> str:
-        """The sha256 of a file, which is read where it is not known."""
-        name = str(path)
+    def hash_of(self, name: str, stat: os.stat_result) -> str:
+        """The sha256 of the file at a path, which is read where it is not known."""
         mark = stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
         known = self._hashes.get(name)
         if known is not None and known[0] == mark:
@@ -89,7 +87,7 @@ class KnownHashes:
         self._fresh.discard(name)
         if time.time_ns() - max(stat.st_mtime_ns, stat.st_ctime_ns) < SETTLED:
             self._fresh.add(name)
-        self._remember(name, (mark, sha256_of_file(path)))
+        self._remember(name, (mark, sha256_of_file(name)))
         return self._hashes[name][1]
 
     def _remember(self, name: str, known: tuple[tuple[int, ...], str]) -> None:
@@ -143,7 +141,7 @@ def content_hash(path: Path) -> str:
     """
     if clip_files.is_frame_folder(path.name) and path.is_dir():
         return sha256_of_spaced_json([content_hash(file) for file in clip_files.frame_files(path)])
-    return KNOWN.hash_of(path, path.stat())
+    return KNOWN.hash_of(str(path), path.stat())
 
 
 def is_unchanged(path: Path, sha256: str) -> bool:
@@ -154,7 +152,7 @@ def is_unchanged(path: Path, sha256: str) -> bool:
         return False
 
 
-def _stamp(path: Path, stat: os.stat_result) -> FileStamp:
+def _stamp(path: str, stat: os.stat_result) -> FileStamp:
     return FileStamp(stat.st_size, stat.st_mtime_ns, KNOWN.hash_of(path, stat))
 
 
@@ -222,7 +220,7 @@ def _difference(path: Path, before: FileStamp) -> str:
         stat = path.stat()
         if (stat.st_size, stat.st_mtime_ns) == (before.size, before.modified):
             return ""
-        if _stamp(path, stat).sha256 == before.sha256:
+        if _stamp(str(path), stat).sha256 == before.sha256:
             return ""
         return "has changed"
     except FileNotFoundError:

@@ -160,11 +160,11 @@ def _folder_repeats(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
     repeats: dict[str, int] = {}
     numbers: dict[str, None] = {}
     for entry in entries:
-        parent = (folder / entry.name).parent
+        name = entry.directory or folder.name
         if entry.folder_repeats > 1:
-            repeats[parent.name] = entry.folder_repeats
-        elif looks_like_repeats(parent.name):
-            numbers[parent.name] = None
+            repeats[name] = entry.folder_repeats
+        elif looks_like_repeats(name):
+            numbers[name] = None
     lines: list[str] = []
     if repeats:
         named = [f"{name} {count:,}" for name, count in sorted(repeats.items())]

@@ -216,6 +216,7 @@ class _FolderReader:
         self.counts = folder_notes.Counts()
         self._problems: list[str] = []
         self._facts: dict[str, tuple[dict[str, Tensor], Any]] = {}  # of pictures, not yet in the cache
+        self._rules_made: dict[tuple[int, float, int], CaptionRules] = {}  # by what captions set: equal ones are one
         self._pairs, self._unpaired = Pairs([]), set[Path]()
         self._word_lists = wildcards.NO_LISTS
         if self.filters.wildcards:
@@ -375,7 +376,7 @@ class _FolderReader:
             if self.filters.small == "skip" and framings[0].enlarged:
                 self.counts.too_small.append(name)
                 continue
-            first = ImageEntry(
+            whole = ImageEntry(
                 name,
                 sha256,
                 caption,
@@ -394,7 +395,8 @@ class _FolderReader:
                 controls=controls,
                 worse=worse,
             )
-            entries += [replace(first, frames=part) for part in parts]
+            for part in parts:
+                entries.append(replace(whole, frames=part) if part else whole)
         return entries
 
     def _contents(self, path: Path, name: str, sha256: str) -> tuple[tuple[int, int], bool, list[tuple[int, ...]]]:
@@ -571,16 +573,24 @@ class _FolderReader:
         shuffle = _or_default(filters.shuffle_tag_p, float(self.settings.shuffle_tags))
         if written.shuffle is not None:
             shuffle = float(written.shuffle)
+        of_caption = self.settings.keep_tags + written.prompt_tags, shuffle, written.max_length
+        rules = self._rules_made.get(of_caption)
+        if rules is None:
+            rules = self._rules_made[of_caption] = self._new_rules(*of_caption)
+        return rules
+
+    def _new_rules(self, keep: int, shuffle: float, max_length: int) -> CaptionRules:
+        filters = self.filters
         return CaptionRules(
             separator=filters.tag_separator,
-            keep=self.settings.keep_tags + written.prompt_tags,
+            keep=keep,
             shuffle=shuffle,
             dropout=self.settings.tag_dropout,
             wildcards=filters.wildcards,
             lists=self._word_lists,
             left_out=filters.non_caption_tags,
             replacements=filters.replacements,
-            max_length=written.max_length,
+            max_length=max_length,
             keep_separator=filters.keep_separator,
             trigger=filters.trigger,
             prefix=filters.caption_prefix,

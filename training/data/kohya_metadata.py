@@ -89,7 +89,7 @@ def _settings(listing: FolderListing, clip_skip: int) -> dict[str, Any]:
 
 
 def _directory(listing: FolderListing, entry: ImageEntry) -> str:
-    return (listing.folder / entry.name).parent.name
+    return entry.directory or listing.folder.name
 
 
 def _directories(listing: FolderListing) -> dict[str, dict[str, int]]:

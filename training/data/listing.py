@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...storage.digest import sha256_of_spaced_json
+from ...storage.digest import sha256, spaced_json
 from .buckets import Framing
 from .folder_settings import FolderSettings
-from .tags import Caption
+from .tags import Caption, CaptionRules
 from .wildcards import NO_LISTS, WordLists, list_names
 
 
@@ -63,6 +63,11 @@ class ImageEntry:
         return self.name, self.bucket, self.frames
 
     @property
+    def directory(self) -> str:
+        """The name of the directory that it lies in, "" where that is the dataset's folder."""
+        return self.name.rpartition("/")[0].rpartition("/")[2]
+
+    @property
     def part_name(self) -> str:
         """Its name, of a clip with the frames of this part, the first one being 1."""
         if not self.frames:
@@ -80,7 +85,6 @@ class ImageEntry:
         The keys are part of stored digests and never change.
         """
         values = _plain(self)
-        del values["caption"]["rules"]["lists"]  # long, and the same for all images
         values["group"] = values.pop("batch_id")
         for name in ("name", "captioned", "mask", "folder_repeats"):
             del values[name]
@@ -115,17 +119,17 @@ class FolderListing:
     @property
     def digest(self) -> str:
         """Hash of contents and settings; file names and places do not count."""
-        body: dict[str, Any] = {
-            "train": [entry.identity() for entry in self.train],
-            "held out": [entry.identity() for entry in self.held_out],
-            "size conditioning": self.settings.filters.size_conditioning,
+        body: dict[str, Iterator[str]] = {
+            "train": _spaced_list(self.train),
+            "held out": _spaced_list(self.held_out),
+            "size conditioning": iter([spaced_json(self.settings.filters.size_conditioning)]),
         }
         if any(entry.caption.shows_separator for entry in self.entries):
-            body["separators"] = "part of the text"
+            body["separators"] = iter([spaced_json("part of the text")])
         lists = self._word_lists()
         if lists:
-            body["word lists"] = lists.digest
-        return sha256_of_spaced_json(body)
+            body["word lists"] = iter([spaced_json(lists.digest)])
+        return _sha256_of_parts(body)
 
     def caption_texts(self) -> Iterator[str]:
         """Texts that between them hold everything that a drawn caption can hold."""
@@ -140,6 +144,27 @@ class FolderListing:
                 if list_names(text):
                     return entry.caption.rules.lists
         return NO_LISTS
+
+
+def _spaced_list(entries: Sequence[ImageEntry]) -> Iterator[str]:
+    """The JSON of a list of entries' identities in parts, so that those of thousands are not in memory together."""
+    before = "["
+    for entry in entries:
+        yield before + spaced_json(entry.identity())
+        before = ", "
+    yield "]" if entries else "[]"
+
+
+def _sha256_of_parts(body: Mapping[str, Iterable[str]]) -> str:
+    """What `sha256_of_spaced_json` gives of a mapping whose values' JSON comes in parts."""
+    digest, before = sha256(), "{"
+    for name in sorted(body):
+        digest.update(f"{before}{spaced_json(name)}: ".encode())
+        for part in body[name]:
+            digest.update(part.encode())
+        before = ", "
+    digest.update(b"}")
+    return digest.hexdigest()
 
 
 _LEAVES = (str, int, float, bool, type(None))
@@ -157,8 +182,8 @@ def _plain(value: Any) -> Any:
         return value
     if kind is tuple:
         return [_plain(one) for one in value]
-    if kind is WordLists:
-        return None
+    if kind is CaptionRules:
+        return value.identity
     return {name: _plain(getattr(value, name)) for name in _field_names(kind)}
 
 

@@ -2,6 +2,7 @@
 
 A pack is a safetensors file; its metadata name its entries, each with the digest of its contents. Its name is the hash
 of these metadata. The index holds the same by the pack's name and size; what it lacks is read from the packs' headers.
+An index has thousands of entries, so they are kept as texts and tuples, which Python's garbage collector leaves alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,9 @@ from ...storage.safetensors import load_safetensors, read_header
 
 Shapes = dict[str, tuple[int, ...]]  # by the tensor's name
 Facts = Mapping[str, tuple[str, str, Shapes]]  # by key: digest of the contents, plain values as JSON, shapes
+_Entry = tuple[str, str, str, tuple[tuple[str, tuple[int, ...]], ...]]  # place, digest, plain values, shapes
 FOLDER = "packs"
+ENTRIES = "entries"  # of a pack's metadata: its facts as JSON
 _SUFFIX = ".safetensors"
 
 
@@ -50,7 +54,7 @@ def header(facts: Facts) -> tuple[str, dict[str, str]]:
     """(name, metadata) of the pack with these entries."""
     text = json.dumps(facts, sort_keys=True)
     name = sha256(text.encode()).hexdigest()
-    return name, {"entries": text, "digest": name}
+    return name, {ENTRIES: text, "digest": name}
 
 
 def read_tensors(entry: PackedEntry) -> dict[str, Tensor]:
@@ -81,8 +85,9 @@ class PackIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.has_changed = False  # since the index was stored
-        self._packs: dict[str, tuple[int, Facts]] = {}  # by place below the folder: size, and what it holds
-        self._places: dict[tuple[str, str], str] = {}  # of the pack that has an entry
+        self._packs: dict[str, tuple[int, str]] = {}  # by place below the folder: size, and its facts as JSON
+        self._entries: dict[str, dict[str, _Entry]] = {}  # by kind and key
+        self._shapes: dict[Any, Any] = {}  # those of many entries are the same
 
     def read(self, kinds: Iterable[str], known: str | None) -> list[str]:
         """Find the packs of these kinds. What the stored index `known` lacks is read from their headers. Returns what
@@ -96,11 +101,11 @@ class PackIndex:
             for name, size in _files_in(self.folder / kind / FOLDER):
                 place = f"{kind}/{FOLDER}/{name}"
                 file = self.folder / kind / FOLDER / name
-                size_and_facts = stored.get(place)
-                if size_and_facts is None or size_and_facts[0] != size:
+                size_and_entries = stored.get(place)
+                if size_and_entries is None or size_and_entries[0] != size:
                     self.has_changed = True
                     try:
-                        size_and_facts = size, _facts_in_header(file)
+                        size_and_entries = size, _entries_in_header(file)
                     except FileNotFoundError:  # another process has removed it since
                         continue
                     except OSError as error:
@@ -111,42 +116,44 @@ class PackIndex:
                         with contextlib.suppress(OSError):  # a read-only cache
                             file.unlink(missing_ok=True)
                         continue
-                self._put(kind, name, *size_and_facts)
+                self._put(kind, name, *size_and_entries)
         self.has_changed |= len(stored) != len(self._packs)
         return problems
 
     def find(self, kind: str, key: str) -> PackedEntry | None:
         """The entry of a key; None when no pack has it."""
-        place = self._places.get((kind, key))
-        if place is None:
+        entry = self._entries.get(kind, {}).get(key)
+        if entry is None:
             return None
-        digest, values, shapes = self._packs[place][1][key]
-        tuples = {name: tuple(shape) for name, shape in shapes.items()}
-        return PackedEntry(f"{self.folder}{os.sep}{place}", key, digest, values, tuples)
+        place, digest, values, shapes = entry
+        return PackedEntry(f"{self.folder}{os.sep}{place}", key, digest, values, dict(shapes))
 
-    def add(self, kind: str, file: Path, facts: Facts) -> None:
-        """Note a pack that was written."""
+    def add(self, kind: str, file: Path, entries: str) -> None:
+        """Note a pack that was written, with `ENTRIES` of its metadata."""
         self.has_changed = True
-        self._put(kind, file.name, file.stat().st_size, facts)
+        self._put(kind, file.name, file.stat().st_size, entries)
 
     def forget(self, file: str) -> None:
         """Leave out the entries of a pack."""
         self.has_changed = True
         place = os.path.relpath(file, self.folder).replace(os.sep, "/")
         self._packs.pop(place, None)
-        for entry, its_place in list(self._places.items()):
-            if its_place == place:
-                del self._places[entry]
+        for entries in self._entries.values():
+            for key, entry in list(entries.items()):
+                if entry[0] == place:
+                    del entries[key]
 
     def text(self) -> str:
         """What is stored of it."""
         return json.dumps(self._packs)
 
-    def _put(self, kind: str, name: str, size: int, facts: Facts) -> None:
+    def _put(self, kind: str, name: str, size: int, entries: str) -> None:
         place = f"{kind}/{FOLDER}/{name}"
-        self._packs[place] = size, facts
-        for key in facts:
-            self._places[kind, key] = place
+        self._packs[place] = size, entries
+        by_key = self._entries.setdefault(kind, {})
+        for key, (digest, values, shapes) in json.loads(entries).items():
+            tuples = tuple((name, tuple(shape)) for name, shape in shapes.items())
+            by_key[key] = place, digest, values, self._shapes.setdefault(tuples, tuples)
 
 
 def _files_in(folder: Path) -> list[tuple[str, int]]:
@@ -162,10 +169,10 @@ def _files_in(folder: Path) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def _facts_in_header(file: Path) -> Facts:
-    """What a pack's header says of its entries. Raises ValueError when that is not what was written."""
+def _entries_in_header(file: Path) -> str:
+    """The facts about a pack's entries as its header has them. Raises ValueError when that is not what was written."""
     _, metadata = read_header(str(file))
-    text = metadata.get("entries", "")
+    text = metadata.get(ENTRIES, "")
     if sha256(text.encode()).hexdigest() != metadata.get("digest"):
         raise ValueError(f"{file}: its header is not what was written")
-    return json.loads(text)
+    return text

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -49,6 +50,11 @@ class CaptionRules:
     trigger: str = ""
     prefix: str = ""
     suffix: str = ""
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Its fields as plain values, for digests; without the word lists, which are long and the same for all."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "lists"}
 
     @property
     def moves_tags(self) -> bool:

@@ -3,6 +3,7 @@ the digest.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -298,6 +299,27 @@ def test_encoding_gives_latents_captions_and_a_sheet(tmp_path):
         picture.flipped_latent, expected.flip(2)[:, ::8, ::8]
     )
     assert sheet.shape[0] == 1 and sheet.shape[3] == 3 and sheet.min() >= 0 and sheet.max() <= 1
+
+
+@pytest.mark.parametrize(("count", "validation"), [(1, 0.0), (3, 0.0), (3, 0.5)])
+@pytest.mark.parametrize("filters", ["", "keep_separator: two", "wildcards: true"])
+def test_the_digest_is_that_of_one_text(tmp_path, count, validation, filters):
+    """The whole of a folder as one JSON text, as digests were made from the beginning."""
+    for number in range(count):
+        path = _picture(tmp_path / f"{number}.png", seed=number)
+        path.with_suffix(".txt").write_text(f"one two __lot__ {number}", encoding="utf-8")
+    (tmp_path / "wildcards").mkdir()
+    (tmp_path / "wildcards" / "lot.txt").write_text("red\nblue", encoding="utf-8")
+    settings = FolderSettings(validation=validation, filters=Filters.parse(filters), **SMALL)
+    listing = read_folder(tmp_path, settings)
+    body = {"train": [], "held out": [], "size conditioning": True}
+    for name, entries in (("train", listing.train), ("held out", listing.held_out)):
+        body[name] = [entry.identity() for entry in entries]
+    if "separator" in filters:
+        body["separators"] = "part of the text"
+    if "wildcards" in filters:
+        body["word lists"] = listing.train[0].caption.rules.lists.digest
+    assert listing.digest == hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def test_the_digest_follows_contents_and_settings_and_no_place(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_file, read_first_text
+from ..captions import WrittenCaption, first_file, read_caption_text
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -32,7 +32,10 @@ class CaptionsFolder(CaptionReader):
         self.folder, self.encoding = folder, encoding
 
     def read(self, image: Path) -> WrittenCaption | None:
-        return read_first_text(text_files(image, self.folder), self.encoding)
+        path = first_file(text_files(image, self.folder))
+        if path is None:
+            return None
+        return read_caption_text(path, self.encoding)
 
 
 def _recognise(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ....storage.file_list import files_below
 from .. import images
-from ..captions import WrittenCaption, first_file, read_lines, read_text
+from ..captions import WrittenCaption, first_beside, first_file, read_lines, read_text
 from ..filters import Filters
 from ..tags import split_tags
 from ..yaml_values import (
@@ -90,6 +90,8 @@ class SettingsFiles:
         of_image = ImageSettings()
         if own_file:
             of_image = self._of_image(image)
+        if caption is not None and of_folder == of_image == ImageSettings():
+            return caption
         if caption is None:
             return _written(of_folder.overridden_by(of_image), of_image.has_caption or bool(of_folder.prompt))
         of_folder = of_folder.overridden_by(_own_settings(caption))
@@ -102,7 +104,7 @@ class SettingsFiles:
         return replace(merged, score=caption.score)
 
     def _of_image(self, image: Path) -> ImageSettings:
-        path = first_file([image.with_suffix(suffix) for suffix in _SUFFIXES])
+        path = first_beside(image, _SUFFIXES)
         if path is None:
             return ImageSettings()
         return _read_yaml(path, self.encoding)

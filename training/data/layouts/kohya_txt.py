@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_file, most_lines, read_first_text
+from ..captions import WrittenCaption, first_beside, first_file, most_lines, read_caption_text
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -24,8 +24,10 @@ class TextFiles(CaptionReader):
         self.encoding, self.most_lines, self.suffixes = encoding, most_lines, suffixes
 
     def read(self, image: Path) -> WrittenCaption | None:
-        files = [image.with_suffix(suffix) for suffix in self.suffixes]
-        return read_first_text(files, self.encoding, self.most_lines)
+        path = first_beside(image, self.suffixes)
+        if path is None:
+            return None
+        return read_caption_text(path, self.encoding, self.most_lines)
 
 
 def _recognise(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +21,7 @@ def kohya_repeats(image: Path, folder: Path) -> int:
     """kohya's repeat count: the number in front of the innermost folder named `N_name`, 1 without one. The dataset's
     folder counts too. It is none where another number follows, as in a date.
     """
-    match = _class_folder(image, folder)
+    match = _class_folder(image.parent, folder)
     if match is None:
         return 1
     return max(1, int(match[1]))
@@ -30,15 +31,16 @@ def kohya_class_words(image: Path, folder: Path) -> str:
     """The words of that folder's name, `sks dog` of `10_sks dog`: kohya's caption of images that no file describes.
     "" without such a folder.
     """
-    match = _class_folder(image, folder)
+    match = _class_folder(image.parent, folder)
     if match is None:
         return ""
     return match.string[match.end() :].strip()
 
 
-def _class_folder(image: Path, folder: Path) -> re.Match[str] | None:
+@lru_cache(maxsize=256)
+def _class_folder(innermost: Path, folder: Path) -> re.Match[str] | None:
     """The name of the innermost folder that is named `N_name`, matched up to where the name begins."""
-    for parent in image.parents:
+    for parent in (innermost, *innermost.parents):
         match = _REPEATS.match(parent.name)
         if match:
             return match
