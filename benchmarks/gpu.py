@@ -10,7 +10,7 @@ was over. A part that fails is named with its error, the others go on, and the e
 It runs in the Python that starts it and installs nothing. That Python needs torch, numpy, safetensors, Pillow and
 PyYAML; pytest, hypothesis, psutil, peft, diffusers and ema-pytorch for some cases. ComfyUI is the checkout of
 --comfyui, of COMFYUI_PATH or ~/ComfyUI, else the embedded host. `--device cpu --tiny` tries the whole command without
-a GPU; its numbers say nothing.
+a GPU, `--device second --tiny` on the device of the tests, which refuses what a GPU refuses; their numbers say nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`python dev.py gpu`, tried on the CPU at tiny sizes: every part runs its code, and both files say what came out."""
+"""`python dev.py gpu`, tried on the CPU and the second device at tiny sizes: every part runs, and both files say what
+came out.
+"""
 
 import json
 import math
@@ -12,12 +14,18 @@ from gpu_parts.registry import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_A_GPU = {"compile": "bypass", "stack": "fp8, 8 LoRAs", "todo": "tiny 128 px, train"}  # a case of some parts
-NOT_HERE = {  # what the CPU and the embedded host cannot do
-    "training with sharded weights (FSDP2)": (
-        "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU"
-    ),
+NO_COMFYUI = {
     "ComfyUI's own trainer": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
     "ComfyUI's own trainer, bypass": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
+}
+SHARDED, NO_RANKS = (
+    "training with sharded weights (FSDP2)",
+    "ranks run on CUDA (NCCL) and on CPUs (gloo), not on second",
+)
+RANKS = ("collectives", "training as one process", SHARDED, "several ranks")
+NOT_HERE = {  # what a device cannot do on the embedded host
+    "cpu": {SHARDED: "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU"},
+    "second": dict.fromkeys(RANKS, NO_RANKS),
 }
 
 
@@ -28,20 +36,20 @@ def gpu(*arguments, **environment):
     return subprocess.run(command, cwd=ROOT, env=known, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def tried(tmp_path_factory):
-    """(what the command printed, gpu.json, gpu.md)."""
+@pytest.fixture(scope="module", params=["cpu", "second"])
+def tried(request, tmp_path_factory):
+    """(the device, what the command printed, gpu.json, gpu.md)."""
     folder = tmp_path_factory.mktemp("gpu")
-    done = gpu("--device", "cpu", "--tiny", "--minutes", "30", "--out", str(folder))
+    done = gpu("--device", request.param, "--tiny", "--minutes", "60", "--out", str(folder))
     found = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
     failed = [case for part in found["parts"] for case in part["cases"] if case["status"] not in ("done", "x")]
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:], [case["error"] for case in failed])
-    return done.stdout, found, (folder / "gpu.md").read_text(encoding="utf-8")
+    return request.param, done.stdout, found, (folder / "gpu.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
 def test_every_part_runs(tried):
-    _, found, _ = tried
+    device, _, found, _ = tried
     assert [part["name"] for part in found["parts"]] == [part.name for part in PARTS]
     missing = {}
     for part in found["parts"]:
@@ -51,17 +59,19 @@ def test_every_part_runs(tried):
             rows = case["rows"]
             assert rows or case["status"] != "done", case
             assert all(math.isfinite(row["value"]) and row["name"] for row in rows), case
-    assert missing == NOT_HERE
+    assert missing == NO_COMFYUI | NOT_HERE[device]
     cases = {part["name"]: [case["name"] for case in part["cases"]] for part in found["parts"]}
     assert all(name in cases[part] for part, name in ON_A_GPU.items()), cases
 
 
 @pytest.mark.long
 def test_the_files_say_what_ran_where(tried):
-    printed, found, table = tried
-    assert found["device"] == "cpu" and found["python"] == sys.executable and "not run yet" not in found
+    device, printed, found, table = tried
+    assert (
+        found["device"].partition(":")[0] == device and found["python"] == sys.executable and "not run yet" not in found
+    )
     assert sys.executable in printed and "gpu.md" in printed
-    assert table.startswith("# Graft on cpu\n") and "the numbers say nothing" in table
+    assert table.startswith(f"# Graft on {found['device']}\n") and "the numbers say nothing" in table
     assert all(f"(`{part.name}`)" in table for part in PARTS)
     assert "| not on this device | training: ComfyUI's own trainer | there is no ComfyUI checkout" in table
 

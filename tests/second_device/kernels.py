@@ -140,7 +140,7 @@ class _Operands:
         if id(value) in self.sources:
             source = self.sources[id(value)][1]
             if source.shape != value.shape:
-                _replace_memory(self.op, source, value)
+                _resize(self.op, source, value)
             return source
         for host, source in self.sources.values():
             if _share_memory(host, value):
@@ -158,12 +158,17 @@ def _note_use(mark: Any, tensor: Tensor, is_written: bool, what: object) -> None
         uses.read(mark, what)
 
 
-def _replace_memory(op: Any, tensor: Tensor, host: Tensor) -> None:
-    """Give an empty tensor, which was passed as `out`, the memory of a result."""
-    if tensor.numel():
-        raise NotImplementedError(f"{op} changes the size of its input, which the second device cannot")
-    storage = on_device(host).untyped_storage()
-    _aten.set_.source_Storage_storage_offset.redispatch(_CPU_KERNELS, tensor, storage, 0, host.shape, host.stride())
+def _resize(op: Any, tensor: Tensor, host: Tensor) -> None:
+    """Give a tensor the size of its result: of its own memory, or where it is empty (as `out`), of the result's."""
+    if not tensor.numel():
+        storage, offset = on_device(host).untyped_storage(), 0
+    elif host.numel() <= tensor.numel():
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+    else:
+        raise NotImplementedError(f"{op} enlarges its input, which the second device cannot")
+    _aten.set_.source_Storage_storage_offset.redispatch(
+        _CPU_KERNELS, tensor, storage, offset, host.shape, host.stride()
+    )
 
 
 def _share_memory(tensor: Tensor, other: Tensor) -> bool:

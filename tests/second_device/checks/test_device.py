@@ -73,6 +73,20 @@ def test_types_come_back_as_they_were(dtype):
     assert back.dtype == dtype and back.tolist() == tensor.tolist()
 
 
+def test_results_take_the_size_that_they_need():
+    """torch computes a mean loss into a tensor of the input's size, and shrinks that."""
+    found, wanted = torch.arange(12.0, requires_grad=True), torch.arange(12.0).flip(0)
+    loss = torch.nn.functional.mse_loss(found.to(DEVICE), wanted.to(DEVICE))
+    assert loss.shape == () and loss.device == DEVICE
+    torch.testing.assert_close(loss.cpu(), torch.nn.functional.mse_loss(found, wanted))
+    smaller = torch.arange(6.0, device=DEVICE)
+    at = smaller.data_ptr()
+    smaller.resize_(2, 2)
+    assert smaller.tolist() == [[0, 1], [2, 3]] and smaller.data_ptr() == at
+    with pytest.raises(NotImplementedError, match="enlarges its input"):
+        smaller.resize_(3, 3)
+
+
 def test_in_inference_mode():
     with torch.inference_mode():
         tensor = torch.ones(3, device=DEVICE)
