@@ -16,6 +16,7 @@ from torch import Tensor
 from .cache import Cache, key_of
 from .control_encoding import ControlEncoder
 from .dataset import Conditioning, prompt_parts
+from .reading_ahead import check_may_encode
 from .stored_latent import KEPT_BYTES
 
 Encode = Callable[[Sequence[str]], Mapping[str, Conditioning]]
@@ -50,6 +51,7 @@ class Conditionings(Mapping[str, Conditioning]):
         self._texts = sorted(set(texts))
         self._fixed: dict[str, Conditioning] = {}
         self._largest = 0  # bytes of one conditioning
+        self.leaves_on_disk = False  # conditionings that are read when they are drawn, and do not stay
         self._kept = 0  # bytes of those that are in memory, or will be once they are read
         self._to_keep: set[str] = set()  # those of them that are still on disk
         self._encode_first()
@@ -65,9 +67,13 @@ class Conditionings(Mapping[str, Conditioning]):
                 missing.append(text)
             elif self._is_kept(size):
                 self._to_keep.add(text)
+            else:
+                self.leaves_on_disk = True
         for text, conditioning in self._encode_all(missing):
             if self._is_kept(_size(conditioning)) or not self._is_cached(text):
                 self._fixed[text] = conditioning
+            else:
+                self.leaves_on_disk = True
 
     def _is_kept(self, size: int) -> bool:
         """Whether a conditioning of so many bytes may stay in memory; from then on it counts."""
@@ -179,6 +185,7 @@ class Conditionings(Mapping[str, Conditioning]):
 
     @torch.no_grad()
     def _encode_missing(self, texts: Sequence[str]) -> list[tuple[str, Conditioning]]:
+        check_may_encode()
         encoded: list[tuple[str, Conditioning]] = []
         alone = [text for text in texts if not prompt_parts(text)[1]]
         if alone:

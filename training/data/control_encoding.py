@@ -20,6 +20,7 @@ from .changed_files import is_unchanged
 from .control_methods import ControlMethod, FramedControl, unpacked_mask
 from .dataset import Conditioning, prompt_parts
 from .listing import ControlPicture, ImageEntry
+from .reading_ahead import check_may_encode
 from .stored_extras import StoredExtras
 from .stored_latent import Latent
 
@@ -118,6 +119,7 @@ class ControlEncoder:
             cached = self.cache.read("latents", key)
             if cached is not None and torch.isfinite(cached[0]["latent"]).all():
                 return dict(cached[0])
+        check_may_encode()
         image = None
         if self.method.mask is not None:
             image = self._open(ControlPicture(entry.name, entry.sha256, entry.size))

@@ -263,6 +263,13 @@ class Dataset:
             )
 
     @property
+    def loader_threads(self) -> int:
+        """How many threads prepare its batches ahead, images of its regularization dataset among them."""
+        if self.regularisation is None:
+            return self.workers
+        return max(self.workers, self.regularisation.workers)
+
+    @property
     def brings_conditionings(self) -> bool:
         """Whether any sample brings its own conditioning, which no text encoder can make again."""
         images = self.images + self.held_out

@@ -24,6 +24,7 @@ from .control_encoding import ControlEncoder
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, WorsePicture, prompt_key
 from .kohya_metadata import folder_metadata
 from .listing import FolderListing, ImageEntry
+from .reading_ahead import check_may_encode
 from .stored_latent import KEPT_BYTES, Latent, StoredLatent
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def encode(
         _digest(listing, encoders, settings, prompt_of, controls),
         tuple(encoder.images[entry.key] for entry in listing.held_out),
         listing.settings.flip,
-        workers=filters.workers,
+        workers=filters.workers or int(encoder.leaves_on_disk or conditionings.leaves_on_disk),
         write_schedule=filters.write_schedule,
         watched=watched,
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
@@ -148,6 +149,7 @@ class ImageEncoder:
         self.listing, self.encode_pixels, self.encoder, self.cache = listing, encode_pixels, encoder, cache
         self.batch_size = batch_size
         self._kept = 0  # bytes of latents in memory
+        self.leaves_on_disk = False  # latents that are read each time they are drawn
         self._fresh: dict[str, Tensor] = {}  # latents of the entry that is added, by their keys
         self._encoding = threading.Lock()  # several threads read stored latents, and encode those that are gone
         self.images: dict[tuple[Any, ...], DatasetImage] = {}
@@ -286,8 +288,11 @@ class ImageEncoder:
             if shapes is None:  # it has gone since
                 fresh = load()
             else:
-                return StoredLatent(shapes["latent"], load, self._is_kept(shapes["latent"]))
+                keeps = self._is_kept(shapes["latent"])
+                self.leaves_on_disk |= not keeps
+                return StoredLatent(shapes["latent"], load, keeps)
         if not self._is_kept(fresh.shape) and self._is_read_again(entry, framing, flipped):
+            self.leaves_on_disk = True
             return StoredLatent(fresh.shape, load)
         return fresh
 
@@ -325,6 +330,8 @@ class ImageEncoder:
 
     def _encode(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
         """The latent of a crop from the VAE."""
+        if not self.is_of_pixels:
+            check_may_encode()
         with self._encoding:
             pixels = self._pixels(entry, framing)
             if flipped:

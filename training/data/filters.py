@@ -139,7 +139,11 @@ class Filters:
         without="with cache: false",
     )
     write_schedule: bool = _key(False, read_flag, "Writes a text file of which image goes into which step.")
-    workers: int = _key(0, read_whole_number(0), "Threads that prepare batches ahead; the result never changes.")
+    workers: int = _key(
+        0,
+        read_whole_number(0),
+        "Threads that prepare batches ahead; 0 is one where not all fits into memory. The result never changes.",
+    )
 
     @property
     def needs_scores(self) -> bool:

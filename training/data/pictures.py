@@ -32,13 +32,14 @@ def read(listing: FolderListing) -> Dataset:
         encoder.add(entry)
         return replace(encoder.images[entry.key], caption="", caption_template=None, framing=None)
 
+    train, held_out = tuple(map(picture, listing.train)), tuple(map(picture, listing.held_out))
     return Dataset(
-        tuple(map(picture, listing.train)),
+        train,
         {"": Conditioning(torch.zeros(1, 1, 1))},
         sha256_of_spaced_json(["pictures", listing.digest]),
-        tuple(map(picture, listing.held_out)),
+        held_out,
         listing.settings.flip,
-        workers=listing.settings.filters.workers,
+        workers=listing.settings.filters.workers or int(encoder.leaves_on_disk),
         watched=watched_files(listing),
         resolution=listing.settings.resolution,
         folder=listing.folder.name,

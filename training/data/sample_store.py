@@ -39,6 +39,11 @@ class SampleStore:
         self._bytes_beside = self._latent_bytes + self._conditioning_bytes
         self._stored_bytes = 0
 
+    @property
+    def leaves_on_disk(self) -> bool:
+        """Whether anything is read from the cache each time it is drawn."""
+        return self._stored_bytes > 0
+
     def latent(self, name: str, latent: Tensor, sha256: str) -> Latent:
         """The latent of a sample, whose hash that is, or one that is read from the cache. `name` is the sample's, for
         messages.

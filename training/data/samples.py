@@ -97,6 +97,7 @@ def make_dataset(
         tuple(image for image in images if image.name in held_out),
         caption_dropout=settings.caption_dropout,
         batch_size=settings.batch_size,
+        workers=int(shared.store.leaves_on_disk),
         **fields,
     )
 

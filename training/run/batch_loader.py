@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..data.batches import Batch, BatchItem, collate, draw_items, group_by_size, make_batches
 from ..data.dataset import Dataset, DatasetImage
+from ..data.reading_ahead import NeedsEncodingError, reading_ahead
 
 if TYPE_CHECKING:
     from ..state import TrainState
@@ -130,7 +131,8 @@ def _said(one: BatchItem) -> str:
 class BatchLoader:
     """The batches of a schedule by (step, part).
 
-    With workers, threads prepare those of the next steps, up to `until`, exclusive.
+    With workers, threads read those of the next steps, up to `until`, exclusive. What has to be encoded again, and
+    errors, come up when the batch is taken.
 
     `every` is (rank, ranks): of each step only the parts rank, rank + ranks, … will be asked for.
     """
@@ -159,7 +161,10 @@ class BatchLoader:
                 self._coming[key] = self._threads.submit(_put_together, self.schedule.shown(*key))
         for key in [key for key in self._coming if key < (step, part)]:
             self._coming.pop(key).cancel()
-        return self._coming.pop((step, part)).result()
+        try:
+            return self._coming.pop((step, part)).result()
+        except NeedsEncodingError:
+            return self.schedule.batches(step, part)
 
     def close(self) -> None:
         """End the threads; what they had begun is finished first."""
@@ -169,4 +174,5 @@ class BatchLoader:
 
 
 def _put_together(pictures: list[BatchItem]) -> list[Batch]:
-    return [collate(group) for group in group_by_size(pictures)]
+    with reading_ahead():
+        return [collate(group) for group in group_by_size(pictures)]

@@ -232,7 +232,7 @@ class Workspace:
         check(state, denoiser, dataset, self.group)
         self.start_state, self.denoiser, self.dataset = state, denoiser, dataset
         self.loader = BatchLoader(
-            BatchSchedule.of(state, dataset), dataset.workers, every=(self.group.rank, self.group.size)
+            BatchSchedule.of(state, dataset), dataset.loader_threads, every=(self.group.rank, self.group.size)
         )
         self.placement = placement_for(state, self.group)
         self.stepper = self._build_stepper()
