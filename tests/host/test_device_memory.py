@@ -3,6 +3,7 @@
 import types
 
 import comfy.model_management
+import comfy.model_patcher
 import pytest
 import torch
 from graft_nodes.host.device_memory import training_device, unload_others
@@ -59,3 +60,23 @@ def test_all_but_the_models_that_train_leave_the_device(monkeypatch):
         (True, mps, [loaded["n"], loaded["t"]]),
         (True, mps, [loaded["n"], loaded["t"]]),
     ]
+
+
+def test_the_host_lets_go_of_text_encoder_and_vae_before_the_steps(monkeypatch):
+    """The host's own account of loaded models, which are on the CPU and said to be on another device."""
+    management, cpu, mps = comfy.model_management, torch.device("cpu"), torch.device("mps")
+    patchers = [
+        comfy.model_patcher.ModelPatcher(torch.nn.Linear(4, 4), load_device=cpu, offload_device=cpu) for _ in range(3)
+    ]
+    account = []
+    for patcher in patchers:
+        loaded = management.LoadedModel(patcher)
+        loaded.model_load()
+        patcher.load_device = loaded.device = mps
+        account.append(loaded)
+    monkeypatch.setattr(management, "current_loaded_models", account)
+    monkeypatch.setattr(management, "get_free_memory", lambda *given, **more: 0)
+    assert [patcher.loaded_size() for patcher in patchers] == [80, 80, 80]
+    unload_others(patchers[1:2])
+    assert [loaded.model for loaded in management.current_loaded_models] == [patchers[1]]
+    assert [patcher.loaded_size() for patcher in patchers] == [0, 80, 0]
