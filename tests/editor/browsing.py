@@ -40,6 +40,35 @@ FOREIGN = (
 )
 
 
+# Loaders that front end 1.27 counts on: without each of them it makes no widget for the file of a model. ComfyUI has
+# them, the embedded host has not.
+COUNTED_ON = (
+    "ImageOnlyCheckpointLoader",
+    "ControlNetLoader",
+    "UpscaleModelLoader",
+    "StyleModelLoader",
+    "GLIGENLoader",
+)
+LOADER = {
+    "input": {"required": {}},
+    "input_order": {"required": []},
+    "output": ["*"],
+    "output_is_list": [False],
+    "output_name": ["*"],
+    "description": "",
+    "category": "loaders",
+    "output_node": False,
+    "python_module": "nodes",
+}
+
+
+def add_loaders(route: Any) -> None:
+    """Answer for /object_info with the loaders that front end 1.27 counts on, as ComfyUI answers."""
+    answer = route.fetch()
+    there = {name: {**LOADER, "name": name, "display_name": name} for name in COUNTED_ON}
+    route.fulfill(response=answer, json={**there, **answer.json()})
+
+
 def browser_path() -> str | None:
     """The Chromium of this machine."""
     named = os.environ.get("GRAFT_TEST_BROWSER")
@@ -106,6 +135,8 @@ class Editor:
             "console", lambda message: self._note(message.text, message.location) if message.type == "error" else None
         )
         self.page.on("pageerror", lambda error: self._note(error.stack or str(error), {}))
+        if len(ways_to_draw()) == 1:  # 1.27
+            self.page.route("**/object_info", add_loaders)
         self._asked: set[Any] = set()  # requests without an answer so far
         self.page.on("request", lambda asked: self._asked.add(asked))
         self.page.on("requestfinished", lambda asked: self._asked.discard(asked))

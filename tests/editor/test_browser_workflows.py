@@ -139,17 +139,17 @@ def stop_after_a_preview(editor, node):
     chart = panel.locator(".graft-chart").element_handle()
     before = chart.evaluate("(canvas) => canvas.toDataURL()")
     editor.page.wait_for_function("([canvas, before]) => canvas.toDataURL() !== before", arg=[chart, before])
-    editor.page.wait_for_function("() => document.querySelectorAll('.graft-training .graft-pictures img').length >= 2")
-    editor.page.wait_for_function(
-        "() => document.querySelector('.graft-training .graft-pictures img').naturalWidth > 0"
-    )
+    pictures = panel.locator(".graft-pictures img")
+    pictures.nth(1).wait_for()
+    loaded = "(image) => image.naturalWidth > 0"
+    editor.page.wait_for_function(loaded, arg=pictures.first.element_handle())
     captions = " ".join(panel.locator("figcaption").all_inner_texts())
     assert "weights" in captions and "average" in captions
     panel.locator(".graft-stop:visible").focus()
     editor.page.keyboard.press("Enter")
     editor.wait_until_idle()
     editor.page.wait_for_function("(id) => app.canvas.graph.getNodeById(id).properties['graft run']", arg=node)
-    assert panel.locator(".graft-stop:visible").count() == 0
+    panel.locator(".graft-stop:visible").wait_for(state="detached")
     return trained(editor, node)
 
 
@@ -194,9 +194,9 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     assert editor.page.locator(".graft-chart:visible").first.evaluate(COLOURS_OF_THE_AXIS) == []
     held = next(text for text in panel_texts(editor) if f"step {steps}" in text)
     assert f"held out {float(format(kept['history']['validation'][-1][1], '.3g')):g}" in held
-    assert previews_by_step(editor) == {
-        step: [f"step {step}, weights", f"step {step}, average"] for step in range(8, steps + 1, 8)
-    }
+    # What the second one trained after the stop was gone on from: it draws no previews.
+    drawn = [step for step in range(8, steps + 1, 8) if not begun["step"] < step <= begun["step"] + 5]
+    assert previews_by_step(editor) == {step: [f"step {step}, weights", f"step {step}, average"] for step in drawn}
     editor.screenshot(f"training-reopened-{place.replace(' ', '-')}")
     # A copy shows the same run; undo takes it away again.
     editor.do(
@@ -242,6 +242,7 @@ def test_a_missing_lora_is_said_on_the_node_when_it_is_queued(editor):
     assert "nowhere/Zorp.safetensors" in said
     names = re.search(r"did you mean ([^?]*)", said)[1]
     assert set(re.split(", | or ", names)) >= {"zorp.safetensors", "graft_demo/zorp.safetensors"}
+    editor.dismiss()
     noted = ("/prompt", "Prompt execution failed", "PromptExecutionError")  # the page's own words for a refusal
     editor.errors[:] = [error for error in editor.errors if not any(name in error for name in noted)]
 
@@ -271,6 +272,8 @@ def test_an_error_is_said_on_the_node(editor):
     editor.page.wait_for_function("() => app.lastExecutionError")
     said = editor.do("() => JSON.stringify([app.lastExecutionError, app.lastNodeErrors])")
     assert "no_such_layer" in said and str(start) in said
+    editor.settle()
+    editor.dismiss()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -291,6 +294,8 @@ def test_examples_open_whole_and_export_as_committed(editor, path):
             node["class_type"] == "PreviewAny"
         ):  # older front ends also send the text box that they put on it; the node has no such input
             node["inputs"].pop("preview", None)
+        if node["class_type"] == "DualCLIPLoader":  # front ends have names of their own for it
+            node["_meta"]["title"] = "Load CLIP (Dual)"
     assert prompt == committed
 
 
@@ -416,9 +421,6 @@ def test_every_help_page_opens(editor):
     assert all(status == 200 and length > 300 for _, status, length in pages), pages
     if editor.modern:
         return
-    while editor.page.locator(".p-dialog-mask").count():  # of errors in earlier tests
-        editor.page.keyboard.press("Escape")
-        editor.page.wait_for_timeout(500)
     for name in nodes:
         editor.clear()
         node = editor.add(name, 500, 150)
