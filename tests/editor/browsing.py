@@ -40,8 +40,8 @@ FOREIGN = (
 )
 
 
-# Loaders that front end 1.27 counts on: without each of them it makes no widget for the file of a model. ComfyUI has
-# them, the embedded host has not.
+# Loaders that front end 1.27 counts on: without each of them it opens no node that loads a checkpoint, a LoRA or a VAE.
+# ComfyUI has them, the embedded host has not.
 COUNTED_ON = (
     "ImageOnlyCheckpointLoader",
     "ControlNetLoader",
@@ -63,7 +63,7 @@ LOADER = {
 
 
 def add_loaders(route: Any) -> None:
-    """Answer for /object_info with the loaders that front end 1.27 counts on, as ComfyUI answers."""
+    """Answer for /object_info as the server does, and name the loaders that front end 1.27 counts on."""
     answer = route.fetch()
     there = {name: {**LOADER, "name": name, "display_name": name} for name in COUNTED_ON}
     route.fulfill(response=answer, json={**there, **answer.json()})
