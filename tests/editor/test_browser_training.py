@@ -375,6 +375,7 @@ def test_several_prompts_have_rows_and_come_back_after_a_reload_with_what_was_ma
         for when in ("as it trained", "after a reload"):
             headings, figures = (page.locator(f".graft-training {one}:visible") for one in (".graft-prompt", "figure"))
             figures.get_by_text("step 10, prompt 2, weights").wait_for()
+            editor.wait_until_idle()  # at the end of a step its pictures are put up once more
             assert headings.all_inner_texts() == ["positive prompt", "prompt 1 a zorp", f"prompt 2 {LONG}"]
             assert figures.all_inner_texts() == [f"step 10, {one}weights" for one in ("", "prompt 1, ", "prompt 2, ")]
             tops = [
