@@ -66,7 +66,7 @@ def expected_outputs(schema, language):
 def said_by_the_code():
     """Every text in the sources; what is filled into one is a line break here."""
     texts = []
-    for folder in ("nodes", "training", "patches", "ema", "host", "storage"):
+    for folder in ("nodes", "training", "patches", "ema", "host", "headless", "storage"):
         for file in sorted((ROOT / folder).rglob("*.py")):
             for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(one, ast.JoinedStr):
