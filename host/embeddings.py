@@ -96,6 +96,22 @@ def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Any:
     return tokenizer
 
 
+def reads_at_start(tokenizer: Any, name: str) -> bool:
+    """Whether a tokenizer reads an embedding that a prompt begins with. Flux.2's does not: the text that it puts in
+    front of a prompt ends without a space.
+    """
+    rows = rows_of(tokenizer.tokenize_with_weights(f"embedding:{name} "))
+    return any(isinstance(token, TokenVectors) for row in rows for token, *_ in row)
+
+
+def rows_of(tokens: Any) -> Iterator[Sequence[Any]]:
+    """The rows of what a tokenizer answers: those of one text encoder, or of several by name."""
+    if not isinstance(tokens, Mapping):
+        tokens = {"": tokens}
+    for rows in tokens.values():
+        yield from rows
+
+
 def _carried(clip: Any) -> tuple[Embedding, ...]:
     carried = getattr(getattr(clip, "tokenizer", None), "graft_embeddings", None)
     if carried is None:

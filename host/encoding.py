@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ..training.data.dataset import Conditioning
 
 if TYPE_CHECKING:
     from ..training.objective.denoiser import Words
+    from ..training.trainable.words import CaptionWords
 
 _BARE_BRACKET = re.compile(r"(?<!\\)[()]")
 
@@ -109,17 +110,19 @@ class LiveEncoder:
         self.clip.load_model = lambda *_, **__: self.clip.patcher
         self.module: torch.nn.Module = self.clip.cond_stage_model
         self._tokenizer = clip.tokenizer
-        self._written: Callable[[str], str] = str
+        self._words: CaptionWords | None = None
+        self._space_in_front = False
 
     def use_words(self, words: Words) -> None:
         """Reads these words in captions and prompts as their vectors from now on."""
         from ..patches.lora_files.embeddings import Embedding
         from ..training.trainable.words import CaptionWords
-        from .embeddings import tokenizer_with
+        from .embeddings import reads_at_start, tokenizer_with
 
         embeddings = [Embedding(word, "", vectors) for word, vectors in words.items()]
         self.clip.tokenizer = tokenizer_with(self._tokenizer, embeddings)
-        self._written = CaptionWords(tuple(words)).written
+        self._words = CaptionWords(tuple(words))
+        self._space_in_front = not reads_at_start(self.clip.tokenizer, next(iter(words)))
 
     def __call__(
         self, captions: Sequence[str], known: Sequence[Conditioning], words: Words = MappingProxyType({})
@@ -137,6 +140,15 @@ class LiveEncoder:
             context, extras = encoded[caption]
             conditionings.append(Conditioning(context, {**old.extras, **extras}))
         return conditionings
+
+    def _written(self, caption: str) -> str:
+        """A caption with its words as embeddings that the tokenizer reads."""
+        if self._words is None:
+            return caption
+        written = self._words.written(caption)
+        if self._space_in_front and written.startswith("embedding:"):
+            return f" {written}"
+        return written
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[Any]:
         """Encode each prompt for sampling with the current weights and words."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding
-from .embeddings import TokenVectors, parts_of, table_of, tokenizer_with
+from .embeddings import TokenVectors, parts_of, rows_of, table_of, tokenizer_with
 from .encoding import prompt_of
 
 _PROBE = "graft_probe"  # the name of an embedding that is looked for once
@@ -55,14 +55,6 @@ def check_tokenizer(clip: Any, parts: Sequence[Part]) -> None:
         f"Train Words: ComfyUI's tokenizer of this model ({type(tokenizer).__name__}) takes no vectors among its tokens"
         f" ({problem}), so that words cannot be trained for it: train a LoRA instead."
     )
-
-
-def rows_of(tokens: Any) -> Iterator[Sequence[Any]]:
-    """The rows of what a tokenizer answers: those of one text encoder, or of several by name."""
-    if not isinstance(tokens, Mapping):
-        tokens = {"": tokens}
-    for rows in tokens.values():
-        yield from rows
 
 
 def tokens_of(part: Part, text: str) -> list[Any]:

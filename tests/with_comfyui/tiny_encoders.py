@@ -1,8 +1,10 @@
 """Text encoders of ComfyUI's own classes, tiny and random."""
 
+import base64
 import importlib
 import importlib.util
 import io
+import json
 import os
 
 import comfy.sd
@@ -11,6 +13,7 @@ import torch
 
 CLIP = {"num_attention_heads": 2}
 T5 = {"d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 2}
+_SPECIAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "a1", "a2", "a3", "a4", "a5", "a6", "<pad>")
 LLM = {"intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
@@ -110,6 +113,127 @@ MORE = {
         {},
     ),
 }
+# The text encoders of the other families of docs/families.md, and changes of their diffusion models.
+OTHERS = {
+    "flux2": (
+        "comfy.text_encoders.flux",
+        "flux2_te",
+        "Flux2Tokenizer",
+        {"mistral3_24b": {**LLM, "hidden_size": 12, "num_hidden_layers": 31, "vocab_size": 512}},
+        {"context_in_dim": 36},
+    ),
+    "krea2": (
+        "comfy.text_encoders.krea2",
+        "te",
+        "Krea2Tokenizer",
+        {"qwen3vl_4b": {**LLM, "hidden_size": 12, "num_hidden_layers": 36}},
+        {"txtlayers": 12},
+    ),
+    "ideogram": (
+        "comfy.text_encoders.ideogram4",
+        "te",
+        "Ideogram4Tokenizer",
+        {"qwen3vl_8b": {**LLM, "hidden_size": 4, "num_hidden_layers": 37}},
+        {},
+    ),
+    "pixart": (
+        "comfy.text_encoders.pixart_t5",
+        "pixart_te",
+        "PixArtTokenizer",
+        {"t5xxl": {**T5, "d_model": 12}},
+        {},
+    ),
+    "ltx": ("comfy.text_encoders.lt", "ltxv_te", "LTXVT5Tokenizer", {"t5xxl": {**T5, "d_model": 12}}, {}),
+    "cosmos": ("comfy.text_encoders.cosmos", "te", "CosmosT5Tokenizer", {"t5xxl": {**T5, "d_model": 12}}, {}),
+    "anima": (
+        "comfy.text_encoders.anima",
+        "te",
+        "AnimaTokenizer",
+        {"qwen3_06b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}},
+        {},
+    ),
+    "ernie": (
+        "comfy.text_encoders.ernie",
+        "te",
+        "ErnieTokenizer",
+        {"ministral3_3b": {**LLM, "hidden_size": 12, "num_hidden_layers": 3, "vocab_size": 512}},
+        {},
+    ),
+    "hidream": (
+        "comfy.text_encoders.hidream",
+        "hidream_clip",
+        "HiDreamTokenizer",
+        {
+            "clip_l": _config(4, 3),
+            "clip_g": _config(4, 3),
+            "t5xxl": {**T5, "d_model": 12},
+            "llama": {**LLM, "hidden_size": 10, "num_hidden_layers": 2},
+        },
+        {},
+    ),
+    "hidream o1": ("comfy.text_encoders.hidream_o1", "HiDreamO1TE", "HiDreamO1Tokenizer", {}, {}),
+    "hunyuan 1.5": (
+        "comfy.text_encoders.hunyuan_image",
+        "te",
+        "HunyuanVideo15Tokenizer",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 4}, "byt5_small": {**T5, "d_model": 8}},
+        {},
+    ),
+    "kandinsky 5 image": (
+        "comfy.text_encoders.kandinsky5",
+        "te",
+        "Kandinsky5TokenizerImage",
+        {"qwen25_7b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}, "clip_l": _config(8, 2)},
+        {},
+    ),
+    "ace-step": (
+        "comfy.text_encoders.ace",
+        "AceT5Model",
+        "AceT5Tokenizer",
+        {"umt5base": {**T5, "d_model": 12, "vocab_size": 128}},
+        {"lyric_encoder_vocab_size": 6693},
+    ),
+    "ace-step 1.5": (
+        "comfy.text_encoders.ace15",
+        "te",
+        "ACE15Tokenizer",
+        {"qwen3_06b": {**LLM, "hidden_size": 12, "num_hidden_layers": 2}},
+        {},
+    ),
+    "stable audio": (
+        "comfy.text_encoders.sa_t5",
+        "SAT5Model",
+        "SAT5Tokenizer",
+        {"t5base": {**T5, "d_model": 768, "num_layers": 1}},
+        {},
+    ),
+    "auraflow": (
+        "comfy.text_encoders.aura_t5",
+        "AuraT5Model",
+        "AuraT5Tokenizer",
+        {"pile_t5xl": {**T5, "d_model": 12}},
+        {},
+    ),
+}
+# family of docs/families.md -> its text encoders above, where they have another name
+OF_FAMILY = {
+    "sd2-v": "sd2",
+    "flux schnell": "flux",
+    "flux kontext": "flux",
+    "qwen edit": "qwen",
+    "chroma": "pixart",
+    "radiance": "pixart",
+    "wan i2v": "wan",
+    "wan 2.2 i2v": "wan",
+    "wan 2.2": "wan",
+    "hunyuan": "hunyuan-video",
+    "hunyuan image": "hunyuan-image",
+    "kandinsky 5": "kandinsky5",
+    "ideogram 4": "ideogram",
+}
+_UNNAMED = ("ace-step", "ace-step 1.5")  # whose classes do not say under which name they take their settings
+_WITH_PIECES = ("lumina2", "wan", "ace-step")
+_WITH_TEKKEN = ("flux2", "ernie")
 SMALLER = 64  # rows of T5's table of tokens where its width cannot be small
 
 
@@ -155,8 +279,30 @@ def pieces():
     return made.getvalue()
 
 
+def tekken():
+    """A Mistral tokenizer of single bytes, as a model's file brings one."""
+    vocabulary = [
+        {"rank": rank, "token_bytes": base64.b64encode(bytes([rank])).decode(), "token_str": None}
+        for rank in range(256)
+    ]
+    special = [{"rank": rank, "token_str": text, "is_control": True} for rank, text in enumerate(_SPECIAL)]
+    config = {
+        "pattern": ".",
+        "num_vocab_tokens": 256,
+        "default_vocab_size": 256 + len(_SPECIAL),
+        "default_num_special_tokens": len(_SPECIAL),
+        "version": "v3",
+    }
+    text = json.dumps({"config": config, "vocab": vocabulary, "special_tokens": special})
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
 def _tokenizer(cls, name):
-    """The family's own; of SD3's T5 with few different tokens, so that its table of 4096 columns is small."""
+    """The family's own; of SD3's T5 with few different tokens, so that its table of 4096 columns is small, and of
+    ACE-Step 1.5 for two seconds of sound, whose codes a language model writes.
+    """
+    if name == "ace-step 1.5":
+        return _for_seconds(cls, 2)
     if name != "sd3":
         return cls
 
@@ -166,6 +312,14 @@ def _tokenizer(cls, name):
             self.t5xxl.__class__ = _with_few_tokens(type(self.t5xxl))
 
     return Few
+
+
+def _for_seconds(cls, seconds):
+    class Short(cls):
+        def tokenize_with_weights(self, text, *args, **kwargs):
+            return super().tokenize_with_weights(text, *args, **{**kwargs, "duration": seconds})
+
+    return Short
 
 
 def _with_few_tokens(cls):
@@ -185,13 +339,18 @@ def _smaller(token):
 
 def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
     """A CLIP with random weights, made in inference mode as a loader makes it; `embeddings` is its folder of them."""
-    module, encoder, tokenizer, parts, _ = {**ENCODERS, **MORE}[name]
+    module, encoder, tokenizer, parts, _ = {**ENCODERS, **MORE, **OTHERS}[name]
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"this ComfyUI has no {module}")
     own = importlib.import_module(module)
-    encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(own, tokenizer), name)
+    there = own
+    if name == "hunyuan 1.5":
+        there = importlib.import_module("comfy.text_encoders.hunyuan_video")
+    encoder, tokenizer = getattr(own, encoder), _tokenizer(getattr(there, tokenizer), name)
     options = {"dtype": dtype, "initial_device": torch.device("cpu")}
     options |= {f"{part}_model_config": dict(config) for part, config in parts.items()}
+    if name in _UNNAMED:
+        options["model_name"] = next(iter(parts))
     if name == "sd3":
         options["t5xxl_model_config"]["vocab_size"] = SMALLER
     if "qwen25_7b" in parts:  # its eyes see no caption, and would be 600 million weights
@@ -200,13 +359,27 @@ def clip_of(name, monkeypatch, dtype=torch.float32, embeddings=None):
         real = eyes.Qwen2VLVisionTransformer
         small = {"hidden_size": 16, "intermediate_size": 8, "num_heads": 2, "num_layers": 1}
         monkeypatch.setattr(eyes, "Qwen2VLVisionTransformer", lambda **asked: real(**{**asked, **small}))
+    if name == "krea2":
+        import comfy.text_encoders.qwen3vl as eyes
+
+        small = {"hidden_size": 16, "intermediate_size": 8, "depth": 1, "deepstack_visual_indexes": []}
+        monkeypatch.setitem(eyes.QWEN3VL_VISION, "qwen3vl_4b", small)
+        monkeypatch.setitem(eyes.QWEN3VL_VISION_COMMON, "num_heads", 2)
     target = type(
         "Target",
         (),
-        {"params": {}, "clip": encoder if isinstance(encoder, type) else encoder(), "tokenizer": tokenizer},
+        {
+            "params": {},
+            "clip": encoder if isinstance(encoder, type) else encoder(),
+            "tokenizer": tokenizer,
+        },
     )
-    data = {"spiece_model": pieces()} if name in ("lumina2", "wan") else {}
-    if name == "hunyuan-video":
+    data = {}
+    if name in _WITH_PIECES:
+        data["spiece_model"] = pieces()
+    if name in _WITH_TEKKEN:
+        data["tekken_model"] = tekken()
+    if name in ("hunyuan-video", "hidream"):
         stand_in_for_llamas_tokenizer(monkeypatch)
     with torch.inference_mode():
         clip = comfy.sd.CLIP(target, embeddings, parameters=0, model_options=options, tokenizer_data=data)

@@ -503,12 +503,13 @@ OTHERS = {
         {"image_model": "ideogram4", "in_channels": 128, "num_layers": 2},
         (128, 8, 10),
         {"attention_mask": "mask"},
+        text=52,  # 13 layers of the text encoder
         extra_config={
             "num_attention_heads": 2,
             "attention_head_dim": 16,
             "intermediate_size": 48,
             "adaln_dim": 8,
-            "llm_features_dim": 12,
+            "llm_features_dim": 52,
             "mrope_section": [4, 2, 2],
         },
     ),

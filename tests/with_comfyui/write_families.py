@@ -1,7 +1,7 @@
 """Writes docs/families.md from what the checks found with each ComfyUI.
 
-For each checkout, the files test_train_families.py and test_lora_names.py of checks/ run with `-m column`,
-GRAFT_TEST_COMFYUI (the checkout) and GRAFT_FAMILIES (a file for the results). Then:
+For each checkout, the files test_train_families.py, test_lora_names.py and test_word_families.py of checks/ run with
+`-m column`, GRAFT_TEST_COMFYUI (the checkout) and GRAFT_FAMILIES (a file for the results). Then:
 
     python -m graft_nodes.tests.with_comfyui.write_families build/0.3.64.json build/0.8.0.json build/0.33.0.json
 """
@@ -30,6 +30,11 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
         "each preset chooses the layers that the model's trainers train, and all of them learn",
     ),
     "todo": ("Apply ToDo", "it thins the attention; `no`: it ends with an error that names the model, and why"),
+    "words": (
+        "Train Words",
+        "the text encoders in which a word is trained, with the model's own tokenizers, by ComfyUI's names of them;"
+        " `no`: it ends with an error that says why",
+    ),
     "recognised": ("Recognised", "a LoRA on the whole model is recognised as one for this family"),
 }
 YES, UNTRIED, FAILED = "✓", "untried", "✗"
@@ -100,7 +105,7 @@ def document(hosts: Sequence[Host]) -> str:
         "",
         *(f"- **{heading}**: {meaning}." for heading, meaning in COLUMNS.values()),
         "",
-        f"{FAILED}: the test fails. {NO_CLIPS}: a model of pictures, or of sound."
+        f"{FAILED}: the test fails. {UNTRIED}: no test tries it. {NO_CLIPS}: a model of pictures, or of sound."
         " A version that is not named has no such model.",
         "",
         f"| {' | '.join(headings)} |",

@@ -14,7 +14,7 @@ from graft_nodes.host.text_encoder_gradients import differentiable
 from graft_nodes.patches.lora_files.embeddings import Embedding
 from graft_nodes.training.data.dataset import Conditioning
 from slopes import slope_along
-from tiny_encoders import MORE, clip_of, pieces, stand_in_for_llamas_tokenizer
+from tiny_encoders import MORE, clip_of, pieces, stand_in_for_llamas_tokenizer, tekken
 
 TOKENIZERS = {
     "comfy.sd1_clip": "SD1Tokenizer",
@@ -51,13 +51,13 @@ def spiece_model():
 def _tokenizer(module, name, spiece_model, folder=None):
     if importlib.util.find_spec(module) is None or not hasattr(importlib.import_module(module), name):
         pytest.skip(f"this ComfyUI has no {name}")
-    data = dict.fromkeys(("spiece_model", "mt5xl.spiece_model"), spiece_model)
+    data = dict.fromkeys(("spiece_model", "mt5xl.spiece_model"), spiece_model) | {"tekken_model": tekken()}
     return getattr(importlib.import_module(module), name)(embedding_directory=folder, tokenizer_data=data)
 
 
 def _vectors(rows):
     found = []
-    for row in word_tokens.rows_of(rows):
+    for row in embeddings.rows_of(rows):
         found += [token for token, *_ in row if torch.is_tensor(token)]
     return found
 
@@ -81,6 +81,17 @@ def test_vectors_come_out_of_the_tokenizer(module, name, spiece_model, tmp_path,
         assert used.keys() == given.keys() - {"byt5_small"}, prompt  # which reads what stands in quotes
         for tensor in used.values():
             assert torch.equal(torch.stack([t for t in found if t.shape[-1] == tensor.shape[-1]]), tensor)
+
+
+@pytest.mark.parametrize(("name", "reads"), [("Flux2Tokenizer", False), ("KleinTokenizer", True)])
+def test_which_tokenizers_read_an_embedding_that_a_prompt_begins_with(name, reads, spiece_model):
+    tokenizer = _tokenizer("comfy.text_encoders.flux", name, spiece_model)
+    (part,) = [part for _, part in embeddings.parts_of(tokenizer)]
+    vectors = torch.randn(2, 4)
+    reading = embeddings.tokenizer_with(tokenizer, [Embedding("hat", "", {part.embedding_key: vectors})])
+    assert embeddings.reads_at_start(reading, "hat") == reads
+    for prompt in (" embedding:hat left", "a embedding:hat "):
+        assert torch.equal(torch.stack(_vectors(reading.tokenize_with_weights(prompt))), vectors)
 
 
 def test_a_tokenizer_that_drops_vectors_is_refused(spiece_model):
