@@ -37,3 +37,11 @@ def named(request: Any, name: str) -> str:
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
         raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")
     return str(value)
+
+
+def step_asked_for(request: Any, name: str) -> int:
+    """A step's number from a request's query, 0 when it is missing. ValueError when it is no number."""
+    text = request.query.get(name, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name}: expected the number of a step, found {text[:100]!r}")
+    return int(text)

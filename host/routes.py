@@ -44,7 +44,7 @@ from importlib import import_module
 from typing import Any
 
 from . import events, folders
-from .browser_json import named, text_of
+from .browser_json import named, step_asked_for, text_of
 
 Answer = tuple[int, Any]
 MOST_BYTES = 4 << 20  # of a question's body
@@ -193,15 +193,8 @@ def _state(request: Any) -> Answer:
     if key == "live":
         state = events.live(run)
     else:
-        state = listing.shown(folders.training_folder(), run, key, _until(request))
+        state = listing.shown(folders.training_folder(), run, key, step_asked_for(request, "until"))
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
-
-
-def _until(request: Any) -> int:
-    text = request.query.get("until", "0")
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"until: expected the number of a step, found {text!r}")
-    return int(text)
 
 
 def _running(request: Any) -> Answer:
