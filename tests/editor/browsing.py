@@ -151,7 +151,6 @@ class Editor:
     def open(self) -> None:
         """Load the page (again) and wait until the graph is there."""
         self._asked.clear()
-        self._is_no_newcomer()
         self.page.goto(self.address)
         self.page.wait_for_function(
             "window.app?.extensionManager && window.app.canvas && window.app.extensions?.length"
@@ -161,13 +160,8 @@ class Editor:
         self.settle()
         self.page.keyboard.press("Escape")
         self.page.evaluate("on => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.modern)
+        self.page.evaluate("() => app.extensionManager.setting.set('Comfy.TutorialCompleted', true)")
         self.settle()
-
-    def _is_no_newcomer(self) -> None:
-        """The editor's own first start is over; some front ends (1.35) open Templates in it, at some time."""
-        setting = f"{self.address}/api/settings/Comfy.TutorialCompleted"
-        reply = self.page.request.post(setting, data="true", headers={"Content-Type": "application/json"})
-        assert reply.ok, reply.status_text
 
     def settle(self, most: float = 2000) -> None:
         """Return once the page rests: every request answered and nothing drawn anew for a few frames; or after `most`

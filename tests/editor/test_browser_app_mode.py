@@ -39,6 +39,7 @@ LIVE = """() => [...document.images].some((one) => one.src.startsWith('blob:') &
 MESSAGE = ".p-toast-message, [data-testid=toast]"  # of the page; 1.58.1 has its own
 ONCE = """([where, text]) =>
   [...document.querySelectorAll(where)].filter((one) => one.textContent.includes(text)).length === 1"""
+NONE = ONCE.replace("=== 1", "=== 0")
 ICON = "(item) => getComputedStyle(item.firstElementChild, '::before').content"
 
 
@@ -137,7 +138,7 @@ def test_what_is_wrong_and_how_a_run_ended_is_said_where_no_graph_is_in_sight(ed
     states = [{"key": "c", "step": 4, "kind": "snapshot", "changed": 2.0, "best": None}]
     page.route("**/graft/runs/r", lambda route: route.fulfill(json={"run": "r", "states": states}))
     editor.do(SEND, ["execution_start", {"prompt_id": "x"}])  # of the next run
-    wrong.wait_for(state="detached")
+    page.wait_for_function(NONE, arg=[MESSAGE, "there is no folder 'no such folder'"])  # several may fade at once
     for number in range(1, 6):
         step(editor, f"{outer}:{inner}", number)
     editor.do(SEND, ["execution_interrupted", {"node_id": f"{outer}:{inner}", "prompt_id": "x"}])
