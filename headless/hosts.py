@@ -74,15 +74,13 @@ class Host:
 
 def graft_version() -> str:
     """Graft's version: from the installed package, else from pyproject.toml."""
-    try:
-        return importlib.metadata.version("graft-nodes")
-    except importlib.metadata.PackageNotFoundError:
-        match = re.search(
-            r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
-        )
-        if match:
-            return match.group(1)
-        return "of unknown version"
+    installed = installed_version("graft-nodes")
+    if installed is not None:
+        return installed
+    match = re.search(r'^version = "([^"]+)"', (PACKAGE / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    if match:
+        return match.group(1)
+    return "of unknown version"
 
 
 def comfyui_version(root: Path) -> str:

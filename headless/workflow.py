@@ -430,12 +430,15 @@ def _keep_unknown_choice(inputs: Mapping[str, Any], item: Input, what: str) -> N
 
 
 def _choices(options: Sequence[Any]) -> str:
-    names = ", ".join(str(option) for option in options[:20])
-    if len(options) > 20:
-        remainder = f", … {len(options)} in all"
-    else:
-        remainder = ""
-    return f"[{names}{remainder}]"
+    return f"[{_first_twenty([str(option) for option in options])}]"
+
+
+def _first_twenty(names: Sequence[str]) -> str:
+    """The names with commas, and how many there are where that is more than 20."""
+    text = ", ".join(names[:20])
+    if len(names) > 20:
+        text += f", … {len(names)} in all"
+    return text
 
 
 def _target(graph: Graph, assignment: str, look_up: Catalogue) -> tuple[str, tuple[str, Input], str]:
@@ -473,10 +476,8 @@ def _no_such_node(graph: Graph, name: str) -> str:
     """Which nodes there are, at most 20 of them, those with a similar title first."""
     similar = difflib.get_close_matches(name, [title(graph, node_id) for node_id in graph], n=3)
     nodes = sorted(graph, key=lambda node_id: title(graph, node_id) not in similar)
-    named = [f'{node_id} "{title(graph, node_id)}"' for node_id in nodes[:20]]
-    if len(nodes) > 20:
-        named.append(f"… {len(nodes)} in all")
-    return f"no node has the id or title '{name}'; the nodes are {', '.join(named)}"
+    named = [f'{node_id} "{title(graph, node_id)}"' for node_id in nodes]
+    return f"no node has the id or title '{name}'; the nodes are {_first_twenty(named)}"
 
 
 def _named(graph: Graph, name: str) -> list[str]:

@@ -18,10 +18,8 @@ NO_COMFYUI = {
     "ComfyUI's own trainer": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
     "ComfyUI's own trainer, bypass": "there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH",
 }
-SHARDED, NO_RANKS = (
-    "training with sharded weights (FSDP2)",
-    "ranks run on CUDA (NCCL) and on CPUs (gloo), not on second",
-)
+SHARDED = "training with sharded weights (FSDP2)"
+NO_RANKS = "ranks run on CUDA (NCCL) and on CPUs (gloo), not on second"
 RANKS = ("collectives", "training as one process", SHARDED, "several ranks")
 NOT_HERE = {  # what a device cannot do on the embedded host
     "cpu": {SHARDED: "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU"},
