@@ -42,6 +42,14 @@ def named(request: Any, name: str) -> str:
 def step_asked_for(request: Any, name: str) -> int:
     """A step's number from a request's query, 0 when it is missing. ValueError when it is no number."""
     text = request.query.get(name, "0")
-    if not (text.isascii() and text.isdigit()):
+    number = whole_number(text)
+    if number is None:
         raise ValueError(f"{name}: expected the number of a step, found {text[:100]!r}")
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number of a text of at most 15 digits, None for any other text."""
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        return None
     return int(text)

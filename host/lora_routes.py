@@ -21,7 +21,7 @@ from ..storage.atomic import move_file, write_whole
 from ..storage.digest import sha256_of_file
 from ..storage.safetensors import PickledFile
 from . import folders
-from .browser_json import named
+from .browser_json import named, whole_number
 
 Answer = tuple[int, Any]
 PART = 1 << 20  # bytes of an upload to read at a time
@@ -97,14 +97,15 @@ class Refused(Exception):
 
 def _may_come(request: Any) -> Answer:
     """Says before a file is sent whether it will be taken."""
-    name, size = named(request, "name"), request.query.get("size", "")
-    if not size.isascii() or not size.isdecimal() or len(size) > 15:
-        raise ValueError(f"size is missing or no number of bytes: got {size[:100]!r}")
+    name, text = named(request, "name"), request.query.get("size", "")
+    size = whole_number(text)
+    if size is None:
+        raise ValueError(f"size is missing or no number of bytes: got {text[:100]!r}")
     try:
-        check(name, int(size))
+        check(name, size)
     except Refused as error:
         return error.status, {"error": str(error)}
-    return 200, {"name": name, "size": int(size)}
+    return 200, {"name": name, "size": size}
 
 
 def check(name: str, size: int) -> None:
