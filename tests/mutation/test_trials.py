@@ -133,6 +133,7 @@ def test_the_whole_suite_is_asked_last_and_only_by_what_survived_the_rest(tree):
 
 @pytest.mark.slow
 def test_an_endless_loop_ends_with_its_time(tree, monkeypatch):
+    monkeypatch.setattr(trials, "FIRST_SECONDS", 4.0)
     monkeypatch.setattr(trials, "LEAST_SECONDS", 4.0)
     [verdict] = verdicts(tree, only_change(tree, "maths/loop.py", "pass"))
     assert verdict.by == "time" and verdict.noticed and verdict.stage == "nearest"
@@ -149,6 +150,30 @@ def test_tests_that_fail_without_a_change_judge_nothing(tree):
     (tree / "tests" / "maths" / "test_near.py").write_text("def test_broken():\n    raise ValueError('as it is')\n")
     [verdict] = verdicts(tree, only_change(tree, "maths/near.py", "(a >= b)"))
     assert verdict.by == "untried" and "test_broken" in verdict.detail and not verdict.noticed
+
+
+def test_only_the_test_that_failed_runs_without_the_change(tree, monkeypatch):
+    """Also when its name has what pytest prints between a name and its message."""
+    (tree / "tests" / "maths" / "test_near.py").write_text(
+        "import pytest\nfrom graft_nodes.maths.near import larger\n\n"
+        "@pytest.mark.parametrize('name', ['a', 'b - c'])\n"
+        "def test_larger(name):\n    assert not larger(1, 1) or name == 'a'\n"
+    )
+    asked = []
+    run = trials.Copy.run
+
+    def noted(self, marks, tests, limit):
+        asked.append(tests)
+        return run(self, marks, tests, limit)
+
+    monkeypatch.setattr(trials.Copy, "run", noted)
+    (tree / "tests" / "maths" / "test_far.py").write_text(
+        "from graft_nodes.maths.far import total\n\ndef test_total():\n    assert total(1, 2) == 3\n"
+    )
+    places = [only_change(tree, "maths/far.py", "(a - b)"), only_change(tree, "maths/near.py", "(a >= b)")]
+    assert [one.by for one in verdicts(tree, *places)] == ["nearest", "nearest"]
+    far, near = "tests/maths/test_far.py", "tests/maths/test_near.py"
+    assert asked == [[far], [f"{far}::test_total"], [near], [f"{near}::test_larger[b"], [near]]
 
 
 def test_the_nearest_tests_of_a_file(tree):

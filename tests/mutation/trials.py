@@ -34,9 +34,10 @@ READERS = (
     "tests/test_readability.py",
 )
 LEAST_SECONDS, TIMES = 30.0, 4.0  # the limit of a run: this much, and so many times what it takes without a change
+FIRST_SECONDS = 240.0  # of the nearest tests, before anyone knows what they take without a change
 MOST_SECONDS = 3600.0  # of a run without a change
 MOST_MEMORY = 16 << 30  # bytes of a process, where the system can limit them
-NO_TESTS = 5  # pytest's exit status
+NOT_FOUND, NO_TESTS = 4, 5  # pytest's exit statuses
 _FAILURE = re.compile(r"(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$")  # and no line of a log
 
 
@@ -53,14 +54,21 @@ class Ran:
         return self.status in (0, NO_TESTS)
 
     @property
-    def first_failure(self) -> str:
-        """The failing test as pytest names it, or the last line that it printed."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        for line in lines:
+    def failing_test(self) -> str | None:
+        """The first failing test, or the file that could not be imported, as pytest names it."""
+        for line in self._lines():
             named = _FAILURE.match(line)
             if named is not None:
                 return named[1]
-        return (lines or ["no output"])[-1]
+        return None
+
+    @property
+    def first_failure(self) -> str:
+        """The failing test, or the last line that pytest printed."""
+        return self.failing_test or (self._lines() or ["no output"])[-1]
+
+    def _lines(self) -> list[str]:
+        return [line.strip() for line in self.output.splitlines() if line.strip()]
 
 
 @dataclass(frozen=True)
@@ -174,16 +182,41 @@ class Trials:
             tests = self._tests(stage, file)
             if not tests:
                 continue
-            before = self.without_change(copy, MARKS[stage], tests)
+            ran = self._changed(copy, file, change, stage, tests)
+            if ran.passed:
+                continue
+            before = self._failed_without(copy, MARKS[stage], tests, ran.failing_test)
             if not before.passed:
                 return Verdict(file, change, "untried", f"without a change: {before.first_failure}", stage)
-            with copy.changed(file, change):
-                ran = copy.run(MARKS[stage], tests, LEAST_SECONDS + TIMES * before.seconds)
             if ran.status is None:
                 return Verdict(file, change, "time", f"after {ran.seconds:.0f} s of {stage}", stage)
-            if not ran.passed:
-                return Verdict(file, change, stage, ran.first_failure, stage)
+            return Verdict(file, change, stage, ran.first_failure, stage)
         return Verdict(file, change, "survived", "", self.stages[-1])
+
+    def _changed(self, copy: Copy, file: PurePosixPath, change: Change, stage: str, tests: list[str]) -> Ran:
+        """How a stage's tests end with the change. What the nearest tests take without it is measured only when they
+        seem to have no end: most changes end them long before.
+        """
+        marks = MARKS[stage]
+        if stage == "nearest":
+            with copy.changed(file, change):
+                ran = copy.run(marks, tests, FIRST_SECONDS)
+            if ran.status is not None:
+                return ran
+        before = self.without_change(copy, marks, tests)
+        limit = LEAST_SECONDS + TIMES * before.seconds
+        if stage == "nearest" and ran.seconds >= limit:
+            return ran
+        with copy.changed(file, change):
+            return copy.run(marks, tests, limit)
+
+    def _failed_without(self, copy: Copy, marks: str, tests: list[str], failed: str | None) -> Ran:
+        """How the test that failed ends without the change, or all of them when none was named."""
+        if failed is not None:
+            alone = self.without_change(copy, marks, [failed])
+            if alone.status != NOT_FOUND:
+                return alone
+        return self.without_change(copy, marks, tests)
 
     def _tests(self, stage: str, file: PurePosixPath) -> list[str]:
         """pytest's arguments that name the tests of a stage."""
