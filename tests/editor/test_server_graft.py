@@ -156,6 +156,9 @@ def test_a_dropped_file_is_stored_whole_checked_and_never_in_place_of_another(se
     lora(tmp_path / "other.safetensors", {"note": "another"})
     other = (tmp_path / "other.safetensors").read_bytes()
     swapped = content[:-1] + bytes([content[-1] ^ 1])
+    (loras / "in" / "here").mkdir(parents=True)
+    (loras / "folder.safetensors").mkdir()
+    (loras / "in" / "here" / "below.safetensors").write_bytes(content)
     (tmp_path / "model.safetensors").write_bytes(b"")
     from safetensors.torch import save
     from torch import zeros
@@ -164,6 +167,8 @@ def test_a_dropped_file_is_stored_whole_checked_and_never_in_place_of_another(se
     for name, body, status, said in (
         ("new.safetensors", other, 409, "there is another LoRA of this name (new.safetensors), with other content"),
         ("new.safetensors", swapped, 409, "there is another LoRA of this name"),
+        ("below.safetensors", swapped, 409, "there is another LoRA of this name (in/here/below.safetensors)"),
+        ("folder.safetensors", content, 409, "there is another LoRA of this name (folder.safetensors)"),
         ("model.safetensors", model, 400, "is no LoRA: none of its 2 tensors"),
         ("cut.safetensors", content[:-10], 400, "cut.safetensors is not a whole safetensors file"),
         ("pickle.safetensors", b"PK\x03\x04" + bytes(40), 400, "is a pickle"),
@@ -186,7 +191,19 @@ def test_a_dropped_file_is_stored_whole_checked_and_never_in_place_of_another(se
         assert send("evil.safetensors", headers={**OCTETS, **headers}).status == 403
     assert (loras / "new.safetensors").read_bytes() == content
     names = {path.name for path in loras.iterdir()}
-    assert not {name for name in names if name.startswith((".", "evil", "cut", "model", "form", "big"))}, names
+    assert not {name for name in names if name.startswith((".", "evil", "cut", "model", "form", "big", "below"))}, names
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_dropped_file_does_not_replace_a_link_to_a_missing_file(server, tmp_path):
+    link = server.place / "models" / "loras" / "unplugged.safetensors"
+    link.symlink_to(tmp_path / "disk" / "unplugged.safetensors")
+    lora(tmp_path / "sent.safetensors")
+    content = (tmp_path / "sent.safetensors").read_bytes()
+    reply = server.ask("/graft/lora_upload?name=unplugged.safetensors", "POST", content, OCTETS)
+    assert reply.status != 200 and "is a link to a missing file; put the file back" in reply.json["error"]
+    assert link.is_symlink()
+    link.unlink()
 
 
 def test_no_file_is_taken_where_it_is_switched_off_or_the_disk_is_full(monkeypatch):
@@ -314,11 +331,14 @@ def test_no_other_site_stops_a_step_whatever_the_host_lets_through(headers):
     instance = types.SimpleNamespace(routes=Table())
     routes.register_on(instance)
 
-    def ask(given):
-        request = types.SimpleNamespace(method="POST", headers=given, query={"run": "mine"})
-        reply = asyncio.run(handlers["/graft/stop"](request))
+    def ask(given, method="POST", path="/graft/stop"):
+        request = types.SimpleNamespace(method=method, headers=given, query={"run": "mine"})
+        reply = asyncio.run(handlers[path](request))
         return reply.status, json.loads(reply.text)["error"]
 
+    assert ask(headers, "GET", "/graft/near_loras") == (400, "name is missing or not a valid name: got ''"), (
+        "it changes nothing"
+    )
     assert ask(headers) == (403, "another site's page asked for this; only ComfyUI's own page may")
     for own in ({}, {"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:8188"}, {"Sec-Fetch-Site": "none"}):
         assert ask(own) == (409, "no training step of run 'mine' is running")

@@ -55,6 +55,15 @@ KOHYAS = {
 }
 
 
+@pytest.mark.parametrize(
+    "settings", [{"timesteps": "sigmoid", "sigmoid_scale": 100.0}, {"timesteps": "logit-normal", "logit_std": 100.0}]
+)
+def test_no_share_is_the_whole_schedule(settings):
+    """A sigmoid of 40 is 1 in float32: the share becomes the number before 1."""
+    u = draw_timesteps(ObjectiveSettings(**settings), COUNT, torch.Generator().manual_seed(3))
+    assert u.dtype == torch.float32 and u.max() == torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+
+
 @pytest.mark.parametrize("name", KOHYAS)
 def test_what_is_drawn_is_kohyas_on_the_same_numbers(name):
     settings, expected = KOHYAS[name]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.optimizers.block_rates import is_up
-from graft_nodes.training.optimizers.checks import check_run, remarks
+from graft_nodes.training.optimizers.checks import check_run, remarks, schedule_remarks
 from graft_nodes.training.optimizers.learning_rate_schedule import rate_at
 from graft_nodes.training.optimizers.record import RunFacts
 from graft_nodes.training.optimizers.registry import OPTIMIZERS
@@ -185,6 +185,47 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
 def test_what_is_probably_not_meant_is_said(settings, said):
     found = remarks(OptimizerSettings(**settings))
     assert (said in found[0] and len(found) == 1) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "first", "until", "said"),
+    [
+        ("linear", 0, 11, []),
+        ("constant", 0, 6, []),
+        ("linear", 6, 6, []),
+        (
+            "linear",
+            2,
+            6,
+            [
+                "the schedule (linear) is planned for 11 steps and these end at step 6, at learning rate 0.005: unless"
+                " more steps follow, set total steps (schedule) to 6, or to 0 for the steps asked for"
+            ],
+        ),
+        (
+            "linear",
+            6,
+            14,
+            [
+                "3 of these 8 steps come after the 11 of the schedule (linear), at learning rate 0: set total steps"
+                " (schedule) to 14, or to 0 for the steps asked for"
+            ],
+        ),
+        (
+            "linear",
+            12,
+            14,
+            [
+                "2 of these 2 steps come after the 11 of the schedule (linear), at learning rate 0: set total steps"
+                " (schedule) to 14, or to 0 for the steps asked for"
+            ],
+        ),
+    ],
+)
+def test_steps_that_do_not_end_with_the_schedule_are_said(schedule, first, until, said):
+    """Ten equal falls from 0.01 to 0: five of them after six steps."""
+    settings = OptimizerSettings(schedule=schedule, learning_rate=0.01, total_steps=11, warmup=0)
+    assert schedule_remarks(settings, first, until) == said
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""The reports of the training nodes, of states and outcomes that the nodes' own tests do not reach."""
+
+from dataclasses import replace
+
+import pytest
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.reports import text
+from graft_nodes.training.run.call import Outcome
+
+NO_SNAPSHOTS = "so no snapshots of averages were kept either"
+
+
+@pytest.mark.parametrize(
+    ("ema", "said"), [(None, []), (EMASettings("ramp"), []), (EMASettings("ramp", snapshots=5), [NO_SNAPSHOTS])]
+)
+def test_what_cannot_be_hashed_is_neither_stored_nor_are_its_snapshots(lab, ema, said):
+    state = lab.state(lab.Flow(), lab.pictures())
+    state = replace(state, start=replace(state.start, ema=ema))
+    report = text.step(state, Outcome(state, None, 0, 0.0), ("CLIP", "hooks"))
+    _, _, end = report.partition("MODEL has the last weights (for the average use EMA Merge)\n")
+    assert end.splitlines() == ["not stored, because these cannot be hashed: CLIP, hooks", *said]
