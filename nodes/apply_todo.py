@@ -199,8 +199,7 @@ class ApplyTREAD(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "The model to train: a UNet (SD1.x, SD2.x, SDXL, SDXL's refiner) or a transformer (Chroma,"
-                        " Flux 2, Flux, SD3, Qwen-Image, Wan, Lumina 2, Z-Image)."
+                        "The model to train: a UNet or a transformer of any family but ACE-Step 1 and Stable Cascade."
                     ),
                 ),
                 io.Float.Input(

@@ -8,6 +8,7 @@ from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
 from .layer_names import LayerNames, same_name
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
@@ -26,6 +27,9 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return tuple(paths)
 
 
+_ROUTED = RoutedBlocks(
+    "decoder.layers", "hidden_states", positions=("position_embeddings",), shared=True, window="self_attn"
+)
 FAMILY = ModelFamily(
     name="ace",
     title="ACE-Step",
@@ -42,6 +46,10 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="", rename=same_name, model_sign=r"(^|\.)lyric_proj\."),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("its attention is linear: it costs as much with fewer tokens"),
+    token_routing=TokenRouting(
+        {"AceStepConditionGenerationModel": RoutedClass((_ROUTED,), what="sound")},
+        {"ACEStepTransformer2DModel": "its feed-forward layers mix neighboring moments, so none can be left out"},
+    ),
     training=TrainingTargets(
         attention=("attn", "cross_attn"),
         feed_forward=("ff",),

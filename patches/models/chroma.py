@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from . import flux
 from .family import Missing, ModelFamily
 from .recognition import Recognition
+from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import TokenLayout, TransformerClass, patch_size
 
 _CLASS = TransformerClass(flux.layout_without_references, patch_size, flux.BLOCK_LISTS)
+_ROUTED = RoutedClass(flux.ROUTED, flux.layout_without_references)
 FAMILY = ModelFamily(
     name="chroma",
     title="Chroma",
@@ -18,7 +18,8 @@ FAMILY = ModelFamily(
     kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
     layer_names=flux.LAYER_NAMES,
     blocks=flux.BLOCKS,
-    token_layout=TokenLayout({"Chroma": replace(_CLASS, routed=flux.ROUTED), "ChromaRadiance": _CLASS}),
+    token_layout=TokenLayout({"Chroma": _CLASS, "ChromaRadiance": _CLASS}),
+    token_routing=TokenRouting({"Chroma": _ROUTED, "ChromaRadiance": _ROUTED}),
     training=flux.TARGETS,
     examples=(
         {

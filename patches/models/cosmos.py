@@ -11,6 +11,7 @@ from .block_names import plain_blocks
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, frame_count, text_length, token_grid
 
 _ANIMA_TEXT = 512  # tokens that Anima makes of a shorter text
@@ -60,6 +61,15 @@ def _reads_narrow_text(file: LoraShapes) -> bool:
 
 
 _CLASS = TransformerClass(_layout, _patch, ("blocks",))
+_ROUTED = RoutedBlocks(
+    "blocks",
+    "x_B_T_H_W_D",
+    grid=True,
+    positions=("rope_emb_L_1_1_D",),
+    absent={"extra_per_block_pos_emb": "adds positions of the whole grid"},
+    one_step={"emb_B_T_D": 3},
+)
+_ROUTING = TokenRouting({"MiniTrainDIT": RoutedClass((_ROUTED,)), "Anima": RoutedClass((_ROUTED,))})
 _LAYER_NAMES = LayerNames(
     prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
 )
@@ -84,6 +94,7 @@ FAMILY = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_BLOCKS,
     token_layout=TokenLayout({"GeneralDIT": _CLASS, "MiniTrainDIT": _CLASS, "Anima": _CLASS}),
+    token_routing=_ROUTING,
     training=_TARGETS,
     examples=(
         {"diffusion_model.blocks.0.self_attn.q_proj": (2048, 2048)},
@@ -102,6 +113,7 @@ ANIMA = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_BLOCKS,
     token_layout=Missing("its class is listed with Cosmos'"),
+    token_routing=_ROUTING,
     training=_TARGETS,
     examples=(
         {

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
 from .layer_names import LayerNames, same_name
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
+from .token_layout import Layout, Place, patch_size, text_length, token_grid
 
+
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Image, text."""
+    grid = token_grid(x.shape, patch_size(model))
+    return Layout(1, grid, {grid[0] * grid[1] + text_length(context): Place(0)})
+
+
+_ROUTED = RoutedBlocks("layers", "x", positions=("rotary_pos_emb",), masks=("attention_mask",))
 FAMILY = ModelFamily(
     name="ernie",
     title="ERNIE-Image",
@@ -17,6 +32,7 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("layers"),
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"ErnieImageModel": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(attention=("self_attention",), feed_forward=("mlp",)),
     examples=(
         {"lora_unet_layers_0_self_attention_to_q": (4096, 4096), "lora_unet_layers_0_mlp_gate_proj": (12288, 4096)},

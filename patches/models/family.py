@@ -10,6 +10,7 @@ from torch import nn
 from .block_names import BlockNames
 from .layer_names import LayerNames, WeightPart
 from .recognition import Recognition
+from .routed_blocks import TokenRouting
 from .token_layout import TokenLayout, UNetLayout
 
 
@@ -78,6 +79,7 @@ class ModelFamily:
     layer_names: LayerNames | Missing
     blocks: BlockNames | Missing
     token_layout: TokenLayout | UNetLayout | Missing
+    token_routing: TokenRouting | UNetLayout | Missing
     training: TrainingTargets | Missing
     examples: Sequence[Mapping[str, tuple[int, ...]]]
     weight_parts: tuple[WeightPart, ...] = ()

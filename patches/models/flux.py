@@ -11,10 +11,10 @@ from .block_names import REST, TEXT, BlockNames, DiffusersBlocks, numbered
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
 from .recognition import Recognition, SharedNames
+from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
     Layout,
     Place,
-    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     patch_size,
@@ -107,11 +107,12 @@ ROUTED = (
         positions=("pe",),
         masks=("attn_mask",),
         returned=0,
-        absent=("modulation_dims_img",),
+        absent={"modulation_dims_img": REFERENCES},
     ),
-    RoutedBlocks("single_blocks", "x", positions=("pe",), masks=("attn_mask",), absent=("modulation_dims",)),
+    RoutedBlocks("single_blocks", "x", positions=("pe",), masks=("attn_mask",), absent={"modulation_dims": REFERENCES}),
 )
-TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS, ROUTED)})
+TOKENS = TokenLayout({"Flux": TransformerClass(_layout, patch_size, BLOCK_LISTS)})
+ROUTING = TokenRouting({"Flux": RoutedClass(ROUTED, _layout)})
 FAMILY = ModelFamily(
     name="flux",
     title="Flux",
@@ -124,6 +125,7 @@ FAMILY = ModelFamily(
     layer_names=LAYER_NAMES,
     blocks=BLOCKS,
     token_layout=TOKENS,
+    token_routing=ROUTING,
     training=TARGETS,
     examples=(
         {"lora_unet_double_blocks_0_img_attn_qkv": (9216, 3072)},

@@ -52,6 +52,7 @@ FAMILY = ModelFamily(
     layer_names=Missing("its layers keep ComfyUI's names: diffusers fuses them otherwise than Flux'"),
     blocks=flux.BLOCKS,
     token_layout=flux.TOKENS,  # ComfyUI has one class for both
+    token_routing=flux.ROUTING,
     training=flux.TARGETS,
     examples=(
         {"diffusion_model.single_blocks.0.linear1": (55296, 6144)},

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from . import flux
 from .family import Missing, ModelFamily, ModelSpec
 from .layer_names import LayerNames, by_table, square_qkv
 from .recognition import LoraShapes, Recognition, SharedNames
+from .routed_blocks import RoutedClass, TokenRouting
+from .token_layout import Layout, Place, frame_count, text_length, token_count, token_grid
 
 _REFINER = r"^txt_in\.individual_token_refiner\.blocks\.(\d+)\."
 _REFINERS = r"context_embedder.token_refiner.refiner_blocks.\1."
@@ -52,11 +56,41 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return "vision_in.", f"{last}txt_attn.proj", f"{last}txt_mlp"
 
 
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Vision features, the text's characters, text; then a reference picture and the frames. Older ComfyUIs have these
+    two in front of the text.
+    """
+    text = text_length(context)
+    if getattr(model, "byt5_in", None) is not None:
+        text += text_length(conditions.get("txt_byt5"))
+    text += text_length(conditions.get("clip_fea"))
+    patch: Any = model.patch_size
+    depth = patch[0] if len(patch) == 3 else 1
+    reference = 0
+    if conditions.get("ref_latent") is not None:
+        reference = _tokens(conditions["ref_latent"], depth, patch[-1])
+    grid, image = token_grid(x.shape, patch[-1]), _tokens(x, depth, patch[-1])
+    doubles: Any = model.double_blocks
+    total, before = text + reference + image, text
+    if getattr(doubles[0], "flipped_img_txt", False):
+        before = 0
+    stream = before, before + reference + image
+    return Layout(image // (grid[0] * grid[1]), grid, {total: Place(before + reference, stream=stream)})
+
+
+def _tokens(latents: Tensor, depth: int, patch: int) -> int:
+    frames = 1
+    if latents.ndim == 5:
+        frames = frame_count(latents.shape[2], depth)
+    return frames * token_count(latents.shape, patch)
+
+
 def _is_narrow(file: LoraShapes) -> bool:
     """Whether layers have HunyuanVideo's names and the width of 1.5."""
     return any(_WIDTH_15 in shape and _BLOCKS_15.search(layer) for layer, shape in file.layers.items())
 
 
+_ROUTING = TokenRouting({"HunyuanVideo": RoutedClass(flux.ROUTED, _layout)})
 _TARGETS = replace(flux.TARGETS, only_in_all=("txt_in",))  # the text refiner, which musubi-tuner leaves out
 HUNYUAN_VIDEO_15 = ModelFamily(
     name="hunyuan15",
@@ -77,6 +111,7 @@ HUNYUAN_VIDEO_15 = ModelFamily(
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=_ROUTING,
     training=replace(_TARGETS, unread=_unread),
     examples=(
         {"diffusion_model.double_blocks.0.img_attn.qkv": (6144, 2048)},
@@ -101,6 +136,7 @@ FAMILY = ModelFamily(
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=_ROUTING,
     training=_TARGETS,
     examples=(
         {"diffusion_model.txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072)},

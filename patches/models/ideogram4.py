@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
 from . import lumina
 from .family import Missing, ModelFamily, ModelSpec
 from .layer_names import LayerNames, by_table, square_qkv
 from .recognition import Recognition, SharedNames
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
+from .token_layout import Layout, Place, text_length, token_grid
 
+
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Text, image: a token for every place of the latent."""
+    text, grid = text_length(context), token_grid(x.shape, 1)
+    return Layout(1, grid, {text + grid[0] * grid[1]: Place(text)})
+
+
+_ROUTED = RoutedBlocks("layers", "x", positions=("freqs_cis",), masks=("attn_mask",), one_step={"adaln_input": 3})
 FAMILY = ModelFamily(
     name="ideogram4",
     title="Ideogram 4",
@@ -24,6 +39,7 @@ FAMILY = ModelFamily(
     ),
     blocks=lumina.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"Ideogram4Transformer2DModel": RoutedClass((_ROUTED,), _layout)}),
     training=lumina.TARGETS,
     examples=(
         {"lora_unet_layers_0_attention_qkv": (13824, 4608), "lora_unet_layers_0_feed_forward_w1": (12288, 4608)},

@@ -6,7 +6,9 @@ from .block_names import plain_blocks
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, same_name
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
+_ROUTED = RoutedBlocks("visual_transformer_blocks", "visual_embed", positions=("freqs",))
 FAMILY = ModelFamily(
     name="kandinsky5",
     title="Kandinsky 5",
@@ -16,6 +18,7 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("visual_transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"Kandinsky5": RoutedClass((_ROUTED,))}),
     training=TrainingTargets(attention=("self_attention", "cross_attention"), feed_forward=("feed_forward",)),
     examples=(
         {"lora_unet_visual_transformer_blocks_0_self_attention_to_query": (1792, 1792)},

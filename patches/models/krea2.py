@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
 
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition
+from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
+from .token_layout import Layout, Place, reference_tokens, text_length, token_grid
 
 _RENAMES = (
     (r"^txtfusion\.", "text_fusion."),
@@ -33,6 +39,17 @@ def _has_fewer_keys(file: LoraShapes) -> bool:
     return any(shape == _SHAPE and _KEYS_AND_VALUES.search(layer) for layer, shape in file.layers.items())
 
 
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Text, image, reference images if a method for them is known."""
+    patch: Any = model.patch
+    text, grid = text_length(context), token_grid(x.shape, patch)
+    references = 0
+    if conditions.get("ref_latents_method", model.default_ref_method) is not None:
+        references = reference_tokens(conditions.get("ref_latents"), patch)
+    return Layout(1, grid, {text + grid[0] * grid[1] + references: Place(text)})
+
+
+_ROUTED = RoutedBlocks("blocks", "x", positions=("freqs",), masks=("mask",), absent={"timestep_zero_index": REFERENCES})
 FAMILY = ModelFamily(
     name="krea2",
     title="Krea 2",
@@ -52,6 +69,7 @@ FAMILY = ModelFamily(
     ),
     blocks=plain_blocks("blocks", "transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"SingleStreamDiT": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(
         attention=("attn",),
         feed_forward=("mlp",),

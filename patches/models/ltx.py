@@ -8,6 +8,7 @@ from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
 from .layer_names import LayerNames, by_table, same_name
 from .recognition import Recognition, SharedNames
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
 _LTX_2_RENAMES = (
     (r"^patchify_proj$", "proj_in"),
@@ -36,6 +37,17 @@ def _sound(model: nn.Module) -> tuple[str, ...]:
 
 # Of the text; for diffusers and the trainers they are a part of another model.
 _CONNECTORS = ("video_embeddings_connector", "audio_embeddings_connector")
+_GUIDED = {"self_attention_mask": "attends to pictures that guide the video with strengths of their own"}
+_ROUTED_LTX = RoutedBlocks("transformer_blocks", "x", positions=("pe",), absent=_GUIDED, one_step={"timestep": 3})
+_ROUTED_LTX_2 = RoutedBlocks(
+    "transformer_blocks",
+    ("x", 0),  # of video and sound
+    positions=("v_pe", "v_cross_pe"),
+    returned=0,
+    absent=_GUIDED,
+    one_step={"v_timestep": 3, "v_cross_scale_shift_timestep": 3, "v_cross_gate_timestep": 3},
+)
+_ROUTED_PIXART = RoutedBlocks("blocks", "x")
 LTX_2 = ModelFamily(
     name="ltx2",
     title="LTX-2",
@@ -54,6 +66,7 @@ LTX_2 = ModelFamily(
     ),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"LTXAVModel": RoutedClass((_ROUTED_LTX_2,))}),
     training=TrainingTargets(
         attention=("attn1", "attn2", r"audio_attn\d", "audio_to_video_attn", "video_to_audio_attn"),
         feed_forward=("ff", "audio_ff"),
@@ -82,6 +95,7 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("transformer_blocks", "blocks"),
     token_layout=Missing("nobody has tried token downsampling with any of them"),
+    token_routing=TokenRouting({"LTXVModel": RoutedClass((_ROUTED_LTX,)), "PixArtMS": RoutedClass((_ROUTED_PIXART,))}),
     training=TrainingTargets(attention=("attn1", "attn2"), feed_forward=("ff",)),
     examples=({"transformer.transformer_blocks.3.attn1.to_q": (2048, 2048)},),
 )

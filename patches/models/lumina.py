@@ -11,15 +11,16 @@ from .block_names import plain_blocks
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, by_table, grouped_qkv, same_name
 from .recognition import Recognition, SharedNames
+from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
     Grid,
     Layout,
     Place,
-    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     padded,
     patch_size,
+    reference_tokens,
     text_length,
     token_count,
     token_grid,
@@ -113,9 +114,13 @@ def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int
     return Layout(1, grid, places)
 
 
-_ROUTED = RoutedBlocks("layers", "x", positions=("freqs_cis",), masks=("x_mask",), absent=("timestep_zero_index",))
-_CLASS = TransformerClass(_layout, patch_size, ("noise_refiner", "layers"), (_ROUTED,))
+_CLASS = TransformerClass(_layout, patch_size, ("noise_refiner", "layers"))
 TOKENS = TokenLayout({"NextDiT": _CLASS, "NextDiTPixelSpace": _CLASS})
+_ROUTED_BLOCKS = RoutedBlocks(
+    "layers", "x", positions=("freqs_cis",), masks=("x_mask",), absent={"timestep_zero_index": REFERENCES}
+)
+_ROUTED = RoutedClass((_ROUTED_BLOCKS,), _layout)
+ROUTING = TokenRouting({"NextDiT": _ROUTED, "NextDiTPixelSpace": _ROUTED})
 BLOCKS = plain_blocks("layers")
 TARGETS = TrainingTargets(attention=("attention",), feed_forward=("feed_forward",))
 FAMILY = ModelFamily(
@@ -132,6 +137,7 @@ FAMILY = ModelFamily(
     ),
     blocks=BLOCKS,
     token_layout=TOKENS,
+    token_routing=ROUTING,
     training=TARGETS,
     examples=(
         {"transformer.layers.0.attn.to_q": (2304, 2304)},
@@ -148,6 +154,17 @@ def _unread(model: nn.Module) -> tuple[str, ...]:
     return ("ref_image_",)
 
 
+def _omnigen2_layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Text, reference images, image."""
+    patch = patch_size(model)
+    before, grid = (
+        text_length(context) + reference_tokens(conditions.get("ref_latents"), patch),
+        token_grid(x.shape, patch),
+    )
+    return Layout(1, grid, {before + grid[0] * grid[1]: Place(before)})
+
+
+_OMNIGEN2_ROUTED = RoutedBlocks("layers", "hidden_states", positions=("image_rotary_emb",), masks=("attention_mask",))
 OMNIGEN2 = ModelFamily(
     name="omnigen2",
     title="OmniGen2",
@@ -157,6 +174,7 @@ OMNIGEN2 = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name, model_sign=r"(^|\.)ref_image_patch_embedder\."),
     blocks=BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
+    token_routing=TokenRouting({"OmniGen2Transformer2DModel": RoutedClass((_OMNIGEN2_ROUTED,), _omnigen2_layout)}),
     training=TrainingTargets(attention=("attn",), feed_forward=("feed_forward",), unread=_unread),
     examples=(
         {"transformer.ref_image_refiner.0.attn.to_q": (2520, 2520)},

@@ -11,10 +11,10 @@ from .block_names import plain_blocks
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, same_name
 from .recognition import Recognition, SharedNames
+from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
     Layout,
     Place,
-    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     patch_size,
@@ -53,7 +53,7 @@ _ROUTED = RoutedBlocks(
     joint=False,
     positions=("image_rotary_emb",),
     returned=1,
-    absent=("timestep_zero_index",),
+    absent={"timestep_zero_index": REFERENCES},
 )
 FAMILY = ModelFamily(
     name="qwen",
@@ -67,8 +67,9 @@ FAMILY = ModelFamily(
     layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=TokenLayout(
-        {"QwenImageTransformer2DModel": TransformerClass(_layout, patch_size, ("transformer_blocks",), (_ROUTED,))}
+        {"QwenImageTransformer2DModel": TransformerClass(_layout, patch_size, ("transformer_blocks",))}
     ),
+    token_routing=TokenRouting({"QwenImageTransformer2DModel": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(attention=("attn",), feed_forward=("img_mlp", "txt_mlp"), unread=_unread),
     examples=(
         {"transformer.transformer_blocks.0.img_mlp.net.2": (3072, 12288)},

@@ -34,6 +34,7 @@ from . import (
 from .block_names import BlockNames
 from .family import ModelFamily
 from .layer_names import LayerNames
+from .routed_blocks import TokenRouting
 from .token_layout import TokenLayout, TransformerClass
 
 # In the order in which a LoRA file is compared with them: those with names that nobody else has first.
@@ -77,6 +78,17 @@ def transformer_classes() -> dict[str, TransformerClass]:
         if isinstance(family.token_layout, TokenLayout):
             classes.update(family.token_layout.classes)
     return classes
+
+
+def token_routing() -> TokenRouting:
+    """How every transformer calls its blocks whose family knows that, and why tokens cannot skip those of others."""
+    found = TokenRouting({}, {})
+    for family in FAMILIES:
+        if isinstance(family.token_routing, TokenRouting):
+            found = TokenRouting(
+                {**found.classes, **family.token_routing.classes}, {**found.refused, **family.token_routing.refused}
+            )
+    return found
 
 
 def takes_masked_text_alone(model: nn.Module) -> bool:

@@ -11,10 +11,10 @@ from .block_names import plain_blocks
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, SwappedHalves, by_table, equal_qkv
 from .recognition import Recognition, SharedNames
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
     Layout,
     Place,
-    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     patch_size,
@@ -53,7 +53,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 _ROUTED = RoutedBlocks("joint_blocks", 1, joint=False, returned=1)
-_CLASS = TransformerClass(_layout, patch_size, ("joint_blocks",), (_ROUTED,))
+_CLASS = TransformerClass(_layout, patch_size, ("joint_blocks",))
 FAMILY = ModelFamily(
     name="sd3",
     title="SD3",
@@ -79,6 +79,7 @@ FAMILY = ModelFamily(
     ),
     blocks=plain_blocks("joint_blocks", "transformer_blocks"),
     token_layout=TokenLayout({"MMDiT": _CLASS, "OpenAISignatureMMDITWrapper": _CLASS}),
+    token_routing=TokenRouting({"OpenAISignatureMMDITWrapper": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(attention=("attn", "attn2"), feed_forward=("mlp",)),
     examples=(
         {"diffusion_model.joint_blocks.0.x_block.attn.qkv": (4608, 1536)},

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
+from .token_layout import Layout, Place, text_length
 
 # From the beginning: MiniMax' music model holds layers of the same names one level below.
 _LAYER = r"^(diffusion_model_|lora_unet_|model_model_)?(transformer_)?layers_\d+_"
 
+
+def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
+    """Memory, what stands in front, the noise level's token, moments of the sound."""
+    transformer: Any = model.transformer
+    before = getattr(transformer, "num_memory_tokens", 0) + text_length(conditions.get("prepend_cond"))
+    if model.global_cond_type == "prepend":
+        before += 1
+    sound = x.shape[-1] // getattr(model, "patch_size", 1)
+    return Layout(1, (1, sound), {before + sound: Place(before)})
+
+
+_ROUTED = RoutedBlocks(
+    "transformer.layers",
+    "x",
+    positions=("rotary_pos_emb",),
+    shared=True,
+    absent={"local_add_cond": "adds what it reads of every moment"},
+)
 FAMILY = ModelFamily(
     name="stable-audio",
     title="Stable Audio",
@@ -18,6 +43,7 @@ FAMILY = ModelFamily(
     layer_names=Missing("its layers keep ComfyUI's names: diffusers has to_qkv and to_kv in parts"),
     blocks=plain_blocks("layers"),
     token_layout=Missing("its tokens are moments of a sound, not places of a picture"),
+    token_routing=TokenRouting({"AudioDiffusionTransformer": RoutedClass((_ROUTED,), _layout, "sound")}),
     training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("ff",)),
     examples=(
         {"diffusion_model.transformer.layers.0.self_attn.to_qkv": (4608, 1536)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,12 +17,15 @@ class Place:
     """One kind of self-attention call, known by its sequence length.
 
     `start` says where the image begins. When other attention calls of the model happen to have the same length, the
-    first `skip` calls of it are theirs, and after that every `period`-th call is this one.
+    first `skip` calls of it are theirs, and after that every `period`-th call is this one. `stream` is the part of the
+    sequence that blocks with a stream for the image and one for the text are given as the image's: by default all from
+    `start` on.
     """
 
     start: int
     skip: int = 0
     period: int = 1
+    stream: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -36,41 +39,18 @@ class Layout:
     places: Mapping[int, Place]
 
 
-@dataclass(frozen=True)
-class RoutedBlocks:
-    """How a list of blocks is called, for tokens that skip some of them.
-
-    `image` is the parameter with the image's tokens (B, N, C): its name, or its position where blocks take any
-    arguments. It is the whole sequence of self-attention if `joint`, else it begins where the image does. `positions`
-    (rotary embeddings) and `masks` count the tokens of the whole sequence. `returned` is the image's place in what a
-    block returns, None where it returns the image alone. Where one of `absent` is given, parts of the sequence are
-    treated differently, and where one of `one_step` has more than one row on its axis, frames have noise levels of
-    their own: then no token can skip.
-    """
-
-    blocks: str
-    image: str | int
-    joint: bool = True
-    positions: tuple[str, ...] = ()
-    masks: tuple[str, ...] = ()
-    returned: int | None = None
-    absent: tuple[str, ...] = ()
-    one_step: Mapping[str, int] = field(default_factory=dict)
+# (model, x, context, conditions): the latent (B, C, [T,] H, W), the text tokens (B, L, D) or None, and the call's other
+# conditions by name.
+FindLayout = Callable[[nn.Module, Tensor, Tensor | None, Mapping[str, Any]], Layout]
 
 
 @dataclass(frozen=True)
 class TransformerClass:
-    """A ComfyUI class: how to find its layout, its patch sides, its lists of blocks with self-attention, and how those
-    are called that tokens can skip.
+    """A ComfyUI class: how to find its layout, its patch sides, and its lists of blocks with self-attention."""
 
-    `layout(model, x, context, conditions)` takes the latent (B, C, [T,] H, W), the text tokens (B, L, D) or None, and
-    the call's other conditions by name.
-    """
-
-    layout: Callable[[nn.Module, Tensor, Tensor | None, Mapping[str, Any]], Layout]
+    layout: FindLayout
     patch: Callable[[nn.Module], int]
     blocks: tuple[str, ...]
-    routed: tuple[RoutedBlocks, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,7 @@ SD1 = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_SD1_BLOCKS,
     token_layout=UNetLayout(),
+    token_routing=UNetLayout(),
     training=_TRAINING,
     examples=(
         {"lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k": (320, 768)},
@@ -136,6 +137,7 @@ SD2 = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_SD1_BLOCKS,
     token_layout=UNetLayout(),
+    token_routing=UNetLayout(),
     training=_TRAINING,
     examples=({"lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k": (320, 1024)},),
 )
@@ -148,6 +150,7 @@ SDXL = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_SDXL_BLOCKS,
     token_layout=UNetLayout(),
+    token_routing=UNetLayout(),
     training=_TRAINING,
     examples=(
         {"lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k": (640, 2048)},
@@ -163,6 +166,7 @@ REFINER = ModelFamily(
     layer_names=_LAYER_NAMES,
     blocks=_blocks({}),
     token_layout=UNetLayout(),
+    token_routing=UNetLayout(),
     training=_TRAINING,
     examples=({"lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k": (768, 1280)},),
 )

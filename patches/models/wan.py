@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,10 +11,10 @@ from .block_names import plain_blocks
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, by_table
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
     Layout,
     Place,
-    RoutedBlocks,
     TokenLayout,
     TransformerClass,
     frame_count,
@@ -119,7 +118,7 @@ def _boundary(model: nn.Module) -> float | None:
 
 
 _CLASS = TransformerClass(_layout, patch_size, ("blocks",))
-_ROUTED = RoutedBlocks("blocks", "x", positions=("freqs",), one_step={"e": 1})
+_ROUTED = RoutedBlocks("blocks", "x", positions=("freqs",), one_step={"e": 4})
 FAMILY = ModelFamily(
     name="wan",
     title="Wan",
@@ -138,13 +137,14 @@ FAMILY = ModelFamily(
     blocks=plain_blocks("blocks"),
     token_layout=TokenLayout(
         {
-            "WanModel": replace(_CLASS, routed=(_ROUTED,)),
+            "WanModel": _CLASS,
             "VaceWanModel": TransformerClass(_layout, patch_size, ("blocks", "vace_blocks")),
             "CameraWanModel": _CLASS,
             "AnimateWanModel": _CLASS,
             "HumoWanModel": TransformerClass(_humo, patch_size, ("blocks",)),
         }
     ),
+    token_routing=TokenRouting({"WanModel": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(attention=("self_attn", "cross_attn"), feed_forward=("ffn",), unread=_unread),
     expert_boundary=_boundary,
     examples=(

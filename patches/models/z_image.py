@@ -27,6 +27,7 @@ FAMILY = ModelFamily(
     ),
     blocks=lumina.BLOCKS,
     token_layout=lumina.TOKENS,
+    token_routing=lumina.ROUTING,
     training=lumina.TARGETS,
     examples=({"diffusion_model.layers.0.attention.qkv": (11520, 3840)},),
 )

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..models import registry
 from ..models.compiled import uncompiled
-from ..models.token_layout import RoutedBlocks, TransformerClass
+from ..models.routed_blocks import RoutedBlocks, RoutedClass
 from ..token_downsampling.unet import attention_blocks
 from .settings import RoutingSettings
 
@@ -22,13 +22,13 @@ _IN_UNET = RoutedBlocks("transformer_blocks", "x")
 class TransformerRouting:
     """The plan for a transformer: its class, the blocks that are skipped, and how many blocks it has."""
 
-    tokens: TransformerClass
+    routed: RoutedClass
     skipped: range
     total: int
 
     def spans(self, model: nn.Module) -> list[Span]:
         """The blocks that are skipped, as one span."""
-        listed = [(block, called) for called in self.tokens.routed for block in _blocks(model, called)]
+        listed = [(block, called) for called in self.routed.blocks for block in _blocks(model, called)]
         return [[listed[index] for index in self.skipped]]
 
 
@@ -57,26 +57,33 @@ Routing = TransformerRouting | UNetRouting
 def plan_routing(model: nn.Module, settings: RoutingSettings) -> Routing:
     """Plan token routing for a diffusion model.
 
-    Raises TypeError naming a class whose blocks are not known, and ValueError if no block is between the settings'
-    layers.
+    Raises TypeError naming a class whose blocks are not known or that tokens cannot skip, and ValueError if no block
+    is between the settings' layers.
     """
     model = uncompiled(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return _plan_unet(model)
-    name, classes = type(model).__name__, registry.transformer_classes()
-    tokens = classes.get(name)
-    if tokens is None or not tokens.routed:
-        known = ", ".join(sorted(known for known, one in classes.items() if one.routed))
+    routed = _routed(model)
+    total = sum(len(_blocks(model, called)) for called in routed.blocks)
+    return TransformerRouting(routed, settings.blocks(total), total)
+
+
+def _routed(model: nn.Module) -> RoutedClass:
+    name, known = type(model).__name__, registry.token_routing()
+    if name in known.refused:
+        raise TypeError(f"Apply TREAD does not work on {name}: {known.refused[name]}")
+    if name not in known.classes:
+        listed = ", ".join(sorted(known.classes))
         raise TypeError(
             f"Apply TREAD does not know how {name} calls its blocks, so tokens cannot skip them; it knows LDM-layout"
-            f" UNets and these transformers: {known}"
+            f" UNets and these transformers: {listed}"
         )
-    total = sum(len(_blocks(model, called)) for called in tokens.routed)
-    return TransformerRouting(tokens, settings.blocks(total), total)
+    return known.classes[name]
 
 
 def _blocks(model: nn.Module, called: RoutedBlocks) -> list[nn.Module]:
-    return list(getattr(model, called.blocks))
+    blocks: Any = model.get_submodule(called.blocks)
+    return list(blocks)
 
 
 def _plan_unet(unet: nn.Module) -> UNetRouting:

@@ -9,19 +9,21 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..models.compiled import is_compiled, uncompiled
-from ..models.token_layout import Layout, Place, RoutedBlocks
+from ..models.routed_blocks import REFERENCES, RoutedBlocks
+from ..models.token_layout import Layout, Place
 from ..token_downsampling.unet import TRAINING
 from .plan import Routing, Span, TransformerRouting
 from .settings import RoutingSettings
 from .tokens import choose, in_sequence, kept_count, put_back, take
 
+Windows = dict[Any, Tensor]  # {module: what is in place of its `sliding_window`}
 ROUTING = "routing"  # in what TRAINING holds: the seed of the draws of a training batch, absent where all tokens stay
 
 
@@ -63,20 +65,23 @@ class RoutingCall:
             )
         model = uncompiled(executor.class_obj.diffusion_model)
         layout = None
-        if isinstance(self.plan, TransformerRouting):
-            layout = self.plan.tokens.layout(model, x, c_crossattn, conditions)
+        if isinstance(self.plan, TransformerRouting) and self.plan.routed.layout is not None:
+            layout = self.plan.routed.layout(model, x, c_crossattn, conditions)
         with Routed(self.plan.spans(model), layout, self.settings.ratio, seed).entered():
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **conditions)
 
 
 @dataclass(frozen=True, eq=False)
 class Routed:
-    """One call of a model in which tokens skip spans of blocks; `seed` is that of the draw."""
+    """One call of a model in which tokens skip spans of blocks; `seed` is that of the draw. `windows` are those of the
+    blocks that have run, for blocks that run again.
+    """
 
     spans: Sequence[Span]
     layout: Layout | None
     ratio: float
     seed: int
+    windows: Windows = field(default_factory=dict)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -86,11 +91,13 @@ class Routed:
         active.append(self)
         try:
             for number, span in enumerate(self.spans):
-                route = _Route(self.layout, self.ratio, self.seed + number)
+                route = _Route(self.layout, self.ratio, self.seed + number, self.windows)
                 for index, (block, called) in enumerate(span):
                     changed.append((block, block.__dict__.get("forward")))
-                    block.forward = route.around(block, called, index == 0, index == len(span) - 1)
-            yield
+                    first, last = index == 0 or called.apart, index == len(span) - 1 or called.apart
+                    block.forward = route.around(block, called, first, last)
+            with _with_windows(self.windows):
+                yield
         finally:
             active.pop()
             for block, forward in reversed(changed):
@@ -98,6 +105,19 @@ class Routed:
                     del block.forward
                 else:
                     block.forward = forward
+
+
+@contextmanager
+def _with_windows(windows: Windows) -> Iterator[None]:
+    """A context in which modules have these in place of their `sliding_window`."""
+    before = {module: module.sliding_window for module in windows}
+    for module, window in windows.items():
+        module.sliding_window = window
+    try:
+        yield
+    finally:
+        for module, number in before.items():
+            module.sliding_window = number
 
 
 _here = threading.local()  # the calls that a thread is in
@@ -134,12 +154,14 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
 class _Route:
     """The way of one call's tokens around one span of blocks."""
 
-    def __init__(self, layout: Layout | None, ratio: float, seed: int) -> None:
-        self._layout, self._ratio, self._seed = layout, ratio, seed
+    def __init__(self, layout: Layout | None, ratio: float, seed: int, windows: Windows) -> None:
+        self._layout, self._ratio, self._seed, self._windows = layout, ratio, seed, windows
         self._full: Tensor | None = None  # the image's tokens in front of the span
         self._kept: Tensor | None = None  # the indices among them that stay
-        self._start, self._length = 0, 0  # where the image is in the whole sequence, and how long that is
+        self._place, self._length = Place(0), 0  # where the image is in the whole sequence, and how long that is
+        self._grid: tuple[int, ...] = ()  # the sides of an argument that is a grid
         self._short: dict[str, tuple[Tensor, Tensor]] = {}  # by name: what blocks are given, and its part for them
+        self._seen: dict[int, Tensor] = {}  # by size: a window over the tokens that stay
 
     def around(self, block: nn.Module, called: RoutedBlocks, first: bool, last: bool) -> Callable[..., Any]:
         """The block's forward with fewer tokens."""
@@ -154,9 +176,12 @@ class _Route:
                 self._begin(given, called, type(block).__name__)
             for name in (*called.positions, *called.masks):
                 if given.get(name) is not None:
-                    given.set(name, self._shortened(name, given.get(name), name in called.masks))
+                    given.set(name, self._shortened(name, given.get(name), called))
             _, *arguments = bound.args
-            out = inner(*arguments, **bound.kwargs)
+            window = self._window(block, called)
+            self._windows.update(window)
+            with _with_windows(window):
+                out = inner(*arguments, **bound.kwargs)
             if not last:
                 return out
             return self._end(out, called)
@@ -165,16 +190,23 @@ class _Route:
 
     def _begin(self, given: _Arguments, called: RoutedBlocks, name: str) -> None:
         image = given.image
+        if called.grid:
+            self._grid = tuple(image.shape[1:-1])
+            image = image.flatten(1, -2)
         place, length, count = self._where(image, called, name)
-        self._start, self._length = place.start, length
+        self._place, self._length = place, length
         taken: Sequence[int] = ()
         if self._layout is not None:
             taken = tuple(self._layout.places)
         kept = kept_count(count, self._ratio, length - count, taken)
-        self._kept = choose(self._seed, image.shape[0], count, kept, image.device)
+        rows = 1 if called.shared else image.shape[0]
+        self._kept = choose(self._seed, rows, count, kept, image.device)
         offset = self._offset(called)
         self._full = image[:, offset : offset + count]
-        given.image = take(image, in_sequence(self._kept, offset, count, image.shape[1]), 1)
+        short = take(image, in_sequence(self._kept, offset, count, image.shape[1]), 1)
+        if called.grid:
+            short = short.unflatten(1, (1,) * (len(self._grid) - 1) + (short.shape[1],))
+        given.image = short
 
     def _where(self, image: Tensor, called: RoutedBlocks, name: str) -> tuple[Place, int, int]:
         """(where the image begins in the whole sequence, the sequence's length, the number of image tokens)."""
@@ -183,7 +215,8 @@ class _Route:
         grid = self._layout.grid
         count = self._layout.frames * grid[0] * grid[1]
         for length, place in sorted(self._layout.places.items(), reverse=True):
-            if image.shape[1] == (length if called.joint else length - place.start):
+            begin, end = _stream(place, length, called)
+            if image.shape[1] == end - begin:
                 return place, length, count
         lengths = " or ".join(map(str, sorted(self._layout.places)))
         raise RuntimeError(
@@ -193,26 +226,49 @@ class _Route:
 
     def _offset(self, called: RoutedBlocks) -> int:
         """Where the image begins in a block's image argument."""
-        if called.joint:
-            return self._start
-        return 0
+        return self._place.start - _stream(self._place, self._length, called)[0]
 
-    def _shortened(self, name: str, value: Tensor, all_axes: bool) -> Tensor:
-        """An argument that counts the whole sequence, without the tokens that skip. Blocks that share one share what is
-        left of it, or each would keep its own for the backward pass.
+    def _shortened(self, name: str, value: Any, called: RoutedBlocks) -> Any:
+        """An argument that counts the whole sequence, or a tuple of such, without the tokens that skip. Blocks that
+        share one share what is left of it, or each would keep its own for the backward pass.
         """
+        if isinstance(value, tuple | list):
+            return type(value)(self._shortened(f"{name} {place}", one, called) for place, one in enumerate(value))
+        if not isinstance(value, Tensor):
+            return value
         if name in self._short and self._short[name][0] is value:
             return self._short[name][1]
         assert self._full is not None and self._kept is not None
-        short = value
-        indices = in_sequence(self._kept, self._start, self._full.shape[1], self._length)
+        short, all_axes = value, name in called.masks
+        indices = in_sequence(self._kept, self._place.start, self._full.shape[1], self._length)
         if all_axes and short.ndim == 2 and short.shape[0] == self._length:  # one mask for all rows
             short = short.unsqueeze(0)
-        axes = [axis for axis in range(1, short.ndim) if short.shape[axis] == self._length]
+        first = 0 if called.shared else 1
+        axes = [axis for axis in range(first, short.ndim) if short.shape[axis] == self._length]
+        if not all_axes and short.ndim == 4 and axes[:2] == [1, 2]:  # (B, heads, N, D) or (B, N, heads, D)
+            raise RuntimeError(
+                f"Apply TREAD: with as many tokens as heads, {self._length}, it cannot tell them apart. Choose another"
+                " image size, or take Apply TREAD off"
+            )
         for axis in axes if all_axes else axes[:1]:
             short = take(short, indices, axis)
         self._short[name] = value, short
         return short
+
+    def _window(self, block: nn.Module, called: RoutedBlocks) -> Windows:
+        """The window of a block that counts the places that its tokens have with all others. Blocks compare it with how
+        far apart tokens are now.
+        """
+        module: Any = block.get_submodule(called.window)
+        if not called.window or module.sliding_window is None:
+            return {}
+        size = module.sliding_window
+        if size not in self._seen:
+            assert self._full is not None and self._kept is not None
+            places = in_sequence(self._kept, self._place.start, self._full.shape[1], self._length)[0]
+            far = (places.unsqueeze(1) - places).abs() > size
+            self._seen[size] = torch.where(far, -1, self._length)
+        return {module: self._seen[size]}
 
     def _end(self, out: Any, called: RoutedBlocks) -> Any:
         """What the last block returns, with all tokens."""
@@ -220,14 +276,26 @@ class _Route:
         image = out
         if called.returned is not None:
             image = out[called.returned]
+        if called.grid:
+            image = image.flatten(1, -2)
         start, kept = self._offset(called), self._kept.shape[1]
         middle = put_back(self._full, self._kept, image[:, start : start + kept])
         image = torch.cat((image[:, :start], middle, image[:, start + kept :]), dim=1)
+        if called.grid:
+            image = image.unflatten(1, self._grid)
         self._full = self._kept = None
-        self._short = {}
+        if not called.apart:
+            self._short = {}
         if called.returned is None:
             return image
         return type(out)(image if place == called.returned else part for place, part in enumerate(out))
+
+
+def _stream(place: Place, length: int, called: RoutedBlocks) -> tuple[int, int]:
+    """The part of a whole sequence that a block is given as its image's tokens."""
+    if called.joint:
+        return 0, length
+    return place.stream or (place.start, length)
 
 
 class _Arguments:
@@ -239,18 +307,25 @@ class _Arguments:
     @property
     def image(self) -> Tensor:
         """The image's tokens."""
+        if isinstance(self._image, int):
+            return self._bound.args[1 + self._image]  # behind self
         if isinstance(self._image, str):
             return self._bound.arguments[self._image]
-        return self._bound.args[1 + self._image]  # behind self
+        name, place = self._image
+        return self._bound.arguments[name][place]
 
     @image.setter
     def image(self, tokens: Tensor) -> None:
         if isinstance(self._image, str):
             self._bound.arguments[self._image] = tokens
             return
-        (name,) = (one.name for one in self._bound.signature.parameters.values() if one.kind is one.VAR_POSITIONAL)
+        if isinstance(self._image, int):
+            place = self._image
+            (name,) = (one.name for one in self._bound.signature.parameters.values() if one.kind is one.VAR_POSITIONAL)
+        else:
+            name, place = self._image
         given = list(self._bound.arguments[name])
-        given[self._image] = tokens
+        given[place] = tokens
         self._bound.arguments[name] = tuple(given)
 
     def get(self, name: str) -> Any:
@@ -264,14 +339,13 @@ class _Arguments:
 
 def _check(given: _Arguments, called: RoutedBlocks, name: str) -> None:
     """RuntimeError for what tokens cannot skip."""
-    if any(given.get(one) is not None for one in called.absent):
-        raise RuntimeError(
-            f"Apply TREAD: {name} treats reference images at a noise level of their own, so tokens cannot skip it. Take"
-            " Apply TREAD off, or choose another reference method"
-        )
-    for one, axis in called.one_step.items():
-        value = given.get(one)
-        if isinstance(value, Tensor) and value.ndim > axis + 2 and value.shape[axis] > 1:
+    for one, does in called.absent.items():
+        if given.get(one) is not None:
+            other = ", or choose another reference method" if does == REFERENCES else ""
+            raise RuntimeError(f"Apply TREAD: {name} {does}, so tokens cannot skip it. Take Apply TREAD off{other}")
+    for one, axes in called.one_step.items():
+        value = getattr(given.get(one), "data", None)  # of a tensor, or of one that ComfyUI keeps compressed
+        if isinstance(value, Tensor) and value.ndim == axes and value.shape[1] > 1:
             raise RuntimeError(
                 f"Apply TREAD: {name} gets a noise level for each frame, so tokens cannot skip it. Take Apply TREAD off"
             )

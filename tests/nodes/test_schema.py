@@ -5,7 +5,8 @@ import re
 
 import pytest
 from graft_nodes.nodes import NODES
-from graft_nodes.patches.models.registry import FAMILIES
+from graft_nodes.patches.models.family import Missing
+from graft_nodes.patches.models.registry import FAMILIES, token_routing
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
 from graft_nodes.tests.nodes import write_inputs
 
@@ -103,16 +104,17 @@ def named_models(identifier):
     ]
 
 
-def titles(layout, wanted=lambda layout: True):
-    return [one.title for one in FAMILIES if isinstance(one.token_layout, layout) and wanted(one.token_layout)]
+def titles(layout):
+    return [one.title for one in FAMILIES if isinstance(one.token_layout, layout)]
 
 
 def test_the_tooltips_name_the_models_whose_tokens_graft_can_reduce():
     assert named_models("ApplyToDo") == [titles(UNetLayout), titles(TokenLayout)]
 
 
-def test_the_tooltips_name_the_models_whose_tokens_can_skip_blocks():
-    def routed(layout):
-        return any(one.routed for one in layout.classes.values())
-
-    assert named_models("ApplyTREAD") == [titles(UNetLayout), titles(TokenLayout, routed)]
+def test_the_tooltip_names_the_models_whose_tokens_cannot_skip_blocks():
+    node = next(node for node in NODES if node.define_schema().node_id == "ApplyTREAD")
+    (named,) = re.fullmatch(r".*of any family but (.+)\.", node.define_schema().inputs[0].tooltip).groups()
+    assert named == "ACE-Step 1 and Stable Cascade"
+    assert [one.title for one in FAMILIES if isinstance(one.token_routing, Missing)] == ["Stable Cascade"]
+    assert list(token_routing().refused) == ["ACEStepTransformer2DModel"]

@@ -1,7 +1,8 @@
 """Writes docs/families.md from what the checks found with each ComfyUI.
 
-For each checkout, the files test_train_families.py, test_lora_names.py and test_word_families.py of checks/ run with
-`-m column`, GRAFT_TEST_COMFYUI (the checkout) and GRAFT_FAMILIES (a file for the results). Then:
+For each checkout, the files test_train_families.py, test_lora_names.py, test_word_families.py and
+test_tread_families.py of checks/ run with `-m column`, GRAFT_TEST_COMFYUI (the checkout) and GRAFT_FAMILIES (a file for
+the results). Then:
 
     python -m graft_nodes.tests.with_comfyui.write_families build/0.3.64.json build/0.8.0.json build/0.33.0.json
 """
@@ -30,6 +31,11 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
         "each preset chooses the layers that the model's trainers train, and all of them learn",
     ),
     "todo": ("Apply ToDo", "it thins the attention; `no`: it ends with an error that names the model, and why"),
+    "tread": (
+        "Apply TREAD",
+        "the blocks compute what whole blocks do in which skipping tokens are masked and put back; `no`: it ends with"
+        " an error that says why",
+    ),
     "words": (
         "Train Words",
         "the text encoders in which a word is trained, with the model's own tokenizers, by ComfyUI's names of them;"

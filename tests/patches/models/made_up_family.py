@@ -13,6 +13,7 @@ from .block_names import BlockNames
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .layer_names import LayerNames, SwappedHalves, by_table, square_qkv
 from .recognition import Recognition
+from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_grid
 
 
@@ -49,6 +50,7 @@ FAMILY = ModelFamily(
         presets={"ROWANTOP": {"R00": 0.0, "R01": 1.0}},
     ),
     token_layout=TokenLayout({"RowanTransformer": TransformerClass(_layout, patch_size, ("branches",))}),
+    token_routing=TokenRouting({"RowanTransformer": RoutedClass((RoutedBlocks("branches", "x"),), _layout)}),
     training=TrainingTargets(attention=("mixer",), feed_forward=("swish",)),
     examples=({"diffusion_model.branches.0.mixer.qkv": (48, 16)},),
 )

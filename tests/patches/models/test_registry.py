@@ -11,6 +11,7 @@ from graft_nodes.patches.models.family import Kohya, Missing, ModelFamily, Model
 from graft_nodes.patches.models.layer_names import LayerNames
 from graft_nodes.patches.models.recognise import recognise_lora
 from graft_nodes.patches.models.recognition import Recognition, factors_of
+from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
 
 FIELDS = {
@@ -20,6 +21,7 @@ FIELDS = {
     "layer_names": LayerNames,
     "blocks": BlockNames,
     "token_layout": TokenLayout | UNetLayout,
+    "token_routing": TokenRouting | UNetLayout,
     "training": TrainingTargets,
 }
 OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone", "expert_boundary"}
@@ -85,6 +87,17 @@ def test_families_with_the_same_class_have_the_same_tokens():
         if isinstance(family.token_layout, TokenLayout):
             for name, tokens in family.token_layout.classes.items():
                 assert classes.setdefault(name, tokens) is tokens, name
+
+
+def test_families_with_the_same_class_call_their_blocks_in_the_same_way():
+    classes = {}
+    for family in registry.FAMILIES:
+        if isinstance(family.token_routing, TokenRouting):
+            for name, routed in family.token_routing.classes.items():
+                assert classes.setdefault(name, routed) is routed, name
+            assert all(len(why) > 10 for why in family.token_routing.refused.values())
+            assert not classes.keys() & family.token_routing.refused.keys()
+    assert registry.token_routing().classes == classes
 
 
 def test_lists_of_block_weights_are_of_one_family_each():
