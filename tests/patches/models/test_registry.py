@@ -13,6 +13,7 @@ from graft_nodes.patches.models.recognise import recognise_lora
 from graft_nodes.patches.models.recognition import Recognition, factors_of
 from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
+from graft_nodes.training.recipes.published import PUBLISHED
 
 FIELDS = {
     "recognition": Recognition,
@@ -73,6 +74,11 @@ def test_names_and_titles_are_of_one_family_each():
     for name in ("name", "title"):
         values = [getattr(family, name) for family in registry.FAMILIES]
         assert len(values) == len(set(values))
+
+
+def test_recipes_are_of_families():
+    """A recipe finds its published figures by the name of the model's family."""
+    assert {family.name for family in registry.FAMILIES} >= set(PUBLISHED.names())
 
 
 @pytest.mark.parametrize(("family", "layers"), EXAMPLES)
