@@ -28,6 +28,19 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("settings", "saved"), [({}, []), ({"snapshot_every": 4}, [4, 8]), ({"snapshot_minutes": 2.0}, [2, 4, 6, 8])]
+)
+def test_snapshots_come_every_so_many_steps_or_minutes(lab, monkeypatch, settings, saved):
+    """Each step, which is one forward, takes a minute."""
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    monkeypatch.setattr("graft_nodes.training.run.loop.time.monotonic", lambda: 60.0 * denoiser.calls)
+    kept = []
+    callbacks = Callbacks(save_snapshot=lambda state: kept.append(state.step), **settings)
+    train(lab.state(denoiser, dataset), denoiser, dataset, 9, callbacks)
+    assert kept == saved
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_two_calls_are_one(lab, kind, accumulation):
