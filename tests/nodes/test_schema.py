@@ -1,5 +1,6 @@
 """Few settings stand open on a node: the editor folds the advanced ones away, on every host."""
 
+import inspect
 import json
 import re
 
@@ -75,6 +76,18 @@ def test_no_id_is_one_of_an_input_and_of_an_output(node):
     schema = node.define_schema()
     schema.finalize()
     assert not {entry.id for entry in schema.inputs} & {entry.id for entry in schema.outputs}
+
+
+@pytest.mark.parametrize("node", NODES, ids=IDS)
+def test_a_call_without_a_setting_takes_the_default_of_its_widget(node):
+    """Workflows and scripts from before a setting give no value for it."""
+    schema = node.define_schema()
+    widgets = {made.id: made.default for made in schema.inputs if hasattr(made, "default")}
+    if schema.is_input_list:
+        widgets = {name: (value,) for name, value in widgets.items() if value is not None}
+    called = inspect.signature(node.execute).parameters.values()
+    defaults = {one.name: one.default for one in called if one.name in widgets and one.default is not one.empty}
+    assert defaults == {name: widgets[name] for name in defaults}
 
 
 RECORDED = json.loads(write_inputs.FILE.read_text(encoding="utf-8"))
