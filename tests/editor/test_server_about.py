@@ -17,6 +17,7 @@ def test_the_nodes(server):
     assert save["output_node"] is True and save["display_name"] == "Save Image" and save["python_module"] == "nodes"
     assert save["input_order"]["required"] == ["images", "filename_prefix"]
     assert nodes["KSampler"]["output"] == ["LATENT"] and nodes["KSampler"]["output_is_list"] == [False]
+    assert nodes["KSampler"]["category"] == "sampling" and nodes["KSampler"]["output_node"] is False
     step = nodes["TrainStep"]
     assert step["python_module"] == f"custom_nodes.{PACK}" and step["input"]["required"]["steps"][1]["default"] == 100
     assert server.ask("/object_info/TrainStep").json == {"TrainStep": step}

@@ -65,7 +65,15 @@ def test_a_page_is_told_its_id_and_what_the_server_can(server):
             assert len(status["sid"]) == 32 and status["status"] == {"exec_info": {"queue_remaining": 0}}
         async with opened(server, "mine", supports_preview_metadata=True) as page:
             assert page.heard[0] == ("status", {"status": {"exec_info": {"queue_remaining": 0}}, "sid": "mine"})
-            assert page.features == server.ask("/features").json and page.features["supports_preview_metadata"] is True
+            assert page.features == server.ask("/features").json
+            assert page.features.pop("max_upload_size") > 2**20
+            assert page.features == {
+                "supports_preview_metadata": True,
+                "supports_model_type_tags": False,
+                "extension": {"manager": {"supports_v4": False}},
+                "node_replacements": False,
+                "assets": False,
+            }
 
     run(work())
 

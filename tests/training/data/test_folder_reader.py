@@ -197,6 +197,17 @@ def test_what_is_not_read_is_said(tmp_path):
     assert "2 pictures of formats that are not read: c.heic, deep/b.TIFF;" in said
 
 
+def test_formats_that_are_not_read_are_counted(tmp_path):
+    _picture(tmp_path / "a.png")
+    for ending in ("tif", "tiff", "heic", "heif", "jxl", "jp2", "tga", "psd", "svg"):
+        (tmp_path / f"picture.{ending}").write_bytes(b"x")
+    for ending in ("avi", "mpg", "mpeg", "ts", "wmv", "flv", "ogv", "3gp"):
+        (tmp_path / f"clip.{ending}").write_bytes(b"x")
+    said = report(read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL)))
+    assert "9 pictures of formats that are not read: picture.heic, picture.heif, picture.jp2, picture.jxl, " in said
+    assert "8 clips of formats that are not read: clip.3gp, clip.avi, clip.flv, clip.mpeg, clip.mpg …;" in said
+
+
 def test_a_picture_of_which_more_than_half_is_cut_is_said(tmp_path):
     _picture(tmp_path / "long.png", (640, 64), seed=1)
     _picture(tmp_path / "square.png", (64, 64), seed=2)
