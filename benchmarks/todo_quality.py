@@ -43,22 +43,16 @@ def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
     return held.loss
 
 
-def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unseen: Any) -> dict[str, float]:
-    """Train one LoRA and measure it without ToDo."""
+def trial(demo: tuple[Any, Any, Any], patched: Any, steps: int, seed: int, unseen: Any) -> dict[str, float]:
+    """Train one LoRA on a patched MODEL, and measure it on the plain one."""
     from graft_nodes import host
     from graft_nodes.demo import score
-    from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
     from graft_nodes.training.run.loop import train
 
     model, clip, vae = demo
-    thinned = (
-        host.token_downsampling.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
-        if factors
-        else model
-    )
     began = time.perf_counter()
-    begun, pictures = concept.begun(thinned, clip, vae, steps, seed)
-    with host.denoiser.denoiser(thinned) as denoiser:
+    begun, pictures = concept.begun(patched, clip, vae, steps, seed)
+    with host.denoiser.denoiser(patched) as denoiser:
         state = train(begun, denoiser, pictures, steps)
     seconds = time.perf_counter() - began
     taught = concept.applied(model, state.lora_model())
@@ -71,6 +65,28 @@ def trial(demo: tuple[Any, Any, Any], factors: str, steps: int, seed: int, unsee
     }
 
 
+def with_todo(model: Any, factors: str) -> Any:
+    """The MODEL with ToDo while training."""
+    from graft_nodes import host
+    from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
+
+    if not factors:
+        return model
+    return host.token_downsampling.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
+
+
+def opened_demo() -> tuple[tuple[Any, Any, Any], Any]:
+    """(the demo's MODEL, CLIP and VAE; pictures of its concept that no run sees)."""
+    from dataclasses import replace
+
+    from graft_nodes.demo import draw, host_model, score
+    from graft_nodes.demo.encode_dataset import encode_dataset
+
+    demo = host_model.demo_model(str(score.BASE))
+    unseen = encode_dataset(demo[1], demo[2], draw.concept(seed=1))
+    return demo, replace(unseen, held_out=unseen.images)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", default="40,80", type=lambda text: [int(word) for word in text.split(",")])
@@ -81,14 +97,9 @@ def main() -> None:
     from graft_nodes import comfyui_api_stubs
 
     comfyui_api_stubs.install()
-    from dataclasses import replace
+    from graft_nodes.demo import score
 
-    from graft_nodes.demo import draw, host_model, score
-    from graft_nodes.demo.encode_dataset import encode_dataset
-
-    demo = host_model.demo_model(str(score.BASE))
-    unseen = encode_dataset(demo[1], demo[2], draw.concept(seed=1))
-    unseen = replace(unseen, held_out=unseen.images)
+    demo, unseen = opened_demo()
     rows: list[dict[str, Any]] = []
     of = len(score.CONCEPT) * len(NOISE_SEEDS)
     lines = [
@@ -99,7 +110,7 @@ def main() -> None:
         for way, factors in WAYS.items():
             found = []
             for seed in range(options.seeds):
-                found.append(trial(demo, factors, steps, seed, unseen))
+                found.append(trial(demo, with_todo(demo[0], factors), steps, seed, unseen))
                 said = ", ".join(f"{key} {value:.5g}" for key, value in found[-1].items())
                 print(f"{steps} steps, {way}, seed {seed}: {said}", flush=True)
             losses, right = ([one[key] for one in found] for key in ("held-out loss", "right"))
