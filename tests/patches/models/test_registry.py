@@ -117,6 +117,16 @@ def test_lists_of_block_weights_are_of_one_family_each():
             assert kinds.setdefault(block_list, kind) == kind and kind in names.kinds
 
 
+def test_lists_of_block_weights_are_those_of_the_help_page():
+    """GraftLoRAStack.md names them by their length."""
+    found = {
+        length: title.split()[0]
+        for names in registry.block_names()
+        for length, (title, _) in names.weight_lists.items()
+    }
+    assert found == {17: "SD1.x", 26: "SD1.x", 12: "SDXL", 20: "SDXL", 57: "Flux", 58: "Flux", 61: "Flux"}
+
+
 @EVERY
 def test_parts_of_a_fused_layer_are_all_of_it(family):
     if isinstance(family.layer_names, Missing):
