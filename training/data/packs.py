@@ -114,7 +114,7 @@ class PackIndex:
                     except ValueError as error:
                         problems.append(str(error))
                         with contextlib.suppress(OSError):  # a read-only cache
-                            file.unlink(missing_ok=True)
+                            file.unlink()
                         continue
                 self._put(kind, name, *size_and_entries)
         self.has_changed |= len(stored) != len(self._packs)

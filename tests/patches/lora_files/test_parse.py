@@ -336,6 +336,14 @@ def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
     )
 
 
+@pytest.mark.parametrize("adapter", ["", ".default"])
+def test_a_boft_is_read_with_and_without_the_name_of_pefts_adapter(adapter):
+    [(_, _, layer)], stray = unplaced(
+        {f"a.boft_R{adapter}": torch.zeros(1, 2, 4, 4), f"a.boft_s{adapter}": torch.ones(6, 1)}
+    )
+    assert not stray and torch.equal(layer.apply(torch.ones(6, 8)), torch.ones(6, 8))
+
+
 def test_a_boft_in_float8_is_that_of_its_values():
     turns = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
     made = [unplaced({"a.boft_R": of, "a.boft_s": torch.ones(6, 1)})[0][0][2] for of in (turns, turns.float())]

@@ -23,6 +23,14 @@ def test_bounds(name, label, within, beyond):
             FolderSettings(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("frame_step", "taken"), [({}, [15, 16, 17]), ({"frame_step": 0}, [15, 16, 17]), ({"frame_step": 4}, [13, 17])]
+)
+def test_numbers_of_frames_are_those_that_a_vae_takes(frame_step, taken):
+    """Until the VAE is known every number is."""
+    assert FolderSettings(frames="17, 15, 16", **frame_step).frame_counts == taken
+
+
 def test_resolutions_fit_the_buckets():
     filters = Filters(resolutions=(64, 96, 64))
     assert FolderSettings(resolution=96, filters=filters).resolutions == ((96, 96), (64, 64))

@@ -17,6 +17,7 @@ from graft_nodes.training.state import advance_position, equal, state_key, with_
 from graft_nodes.training.store import listing
 from graft_nodes.training.store.store import (
     Damaged,
+    DiskUse,
     NewerFormat,
     Store,
     group_tensors,
@@ -341,6 +342,14 @@ def test_every_snapshot_can_be_kept(bench):
     assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
     bench.store = Store(bench.folder, "run", {"torch": "1"})
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+def test_what_runs_take_of_the_disk_is_counted(bench):
+    bench.run(8, keep="every", validate_every=0)
+    Store(bench.folder, "other", {}).save(bench.state)
+    sizes = {name: os.path.getsize(bench.folder / name) for name in bench.files()}
+    run = sum(size for name, size in sizes.items() if name.startswith("run/"))
+    assert bench.store.used() == DiskUse(3, run, sum(sizes.values()), bench.store.limit)
 
 
 def test_a_snapshot_comes_after_so_many_minutes(bench, monkeypatch):
