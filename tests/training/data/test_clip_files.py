@@ -110,7 +110,7 @@ def test_parts_frame_buckets_and_rate(tmp_path):
         (0, 2, 4, 6, 8),
     ]
     text = report(listing)
-    assert "1 clips: 1 to train on" in text and "parts of clips: 9 (chunk), at 4 frames a second" in text
+    assert text.startswith("1 clips: 1 to train on") and "parts of clips: 9 (chunk), at 4 frames a second" in text
     assert "32x32x1 (8), 32x32x5 (1)" in text
     assert "frames of clips 6 is taken as 5: this VAE takes multiples of 4 and 1 more" in text
     images = list(_read(tmp_path, settings).images)
