@@ -10,7 +10,7 @@ import pytest
 from graft_nodes.headless import workflow
 from graft_nodes.headless.problem import WorkflowError
 
-from .test_editor_json import recorded_catalogue
+from .test_editor_json import NUMBER, of_classes, recorded_catalogue
 
 FOLDER = Path(__file__).parent / "group_nodes"
 NAMES = sorted(path.name.split(".")[0] for path in FOLDER.glob("*.editor.json"))
@@ -90,6 +90,19 @@ def test_two_group_nodes_of_one_group_have_their_own_values():
     assert graph["3:0"]["inputs"]["text"] == "a house"
 
 
+@pytest.mark.parametrize("upload", ["image_upload", "animated_image_upload", "video_upload"])
+def test_the_button_of_an_upload_takes_a_value_between_those_of_two_nodes(upload):
+    look_up = of_classes(Load={"required": {"file": (["a", "b"], {upload: True}), "width": NUMBER}})
+    group = {"nodes": [{"type": "Load"}, {"type": "Load"}], "links": []}
+    node = {"id": 1, "type": "workflow>two", "widgets_values": ["b", 32, "image", "b", 64, "image"]}
+    data = {"nodes": [node], "links": [], "extra": {"groupNodes": {"two": group}}}
+    graph = workflow.parse(data).graph(look_up)
+    assert [graph[node_id]["inputs"] for node_id in ("1:0", "1:1")] == [
+        {"file": "b", "width": 32},
+        {"file": "b", "width": 64},
+    ]
+
+
 def to_a_subgraph(data, node, group):
     inside = {"id": 20, "type": "workflow>sampling"}
     data["definitions"] = {"subgraphs": [{"id": "s", "name": "s", "nodes": [inside], "links": []}]}
@@ -130,6 +143,8 @@ def link_name(name):
         (lambda data, node, group: group["nodes"].append({"type": "Lost"}), "does not have 'Lost'"),
         (lambda data, node, group: group["nodes"].append({}), "an entry that is not a node"),
         (lambda data, node, group: group["links"].append([1, 2]), "an entry that is not a link"),
+        (lambda data, node, group: group.update(external=3), "'external' of its definition is not a list"),
+        (lambda data, node, group: group["nodes"][1].update(inputs=3), "a node whose 'inputs' is not a list of slots"),
         (lambda data, node, group: group["links"].append([1, 7, 2, 0]), "from node 1 to node 2, leads to nothing"),
         (lambda data, node, group: group["nodes"][1]["inputs"].reverse(), "'KSampler' inside has other inputs"),
         (link_name("gone"), "input 'gone': it is linked, and the group has no such input"),
