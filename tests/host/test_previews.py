@@ -44,5 +44,5 @@ def test_all_that_previews_lack_is_said_at_once():
     lacks = "positive prompt is not connected; latent is not connected; VAE .* is not connected. Connect what"
     with pytest.raises(ValueError, match=lacks):
         check(None, None, None, None, (), None)
-    with pytest.raises(ValueError, match="0, and CLIP .* encodes more preview prompts, is not connected. Connect"):
+    with pytest.raises(ValueError, match=r"0, and CLIP .* encodes more preview prompts, is not connected\. Connect"):
         check(None, None, {"samples": torch.zeros(1, 4, 2, 2)}, "vae", ("a cat",), None)
