@@ -206,6 +206,8 @@ def test_gaps_between_the_possible_widths_are_named_and_left_out():
     for width in spread:
         assert reconstruction(snapshots, width).miss <= 0.05
     assert evenly_spread([(0.1, 0.1)], 10) == pytest.approx([0.1])
+    spread = evenly_spread([(0.01, 0.04)], 3)
+    assert spread == pytest.approx([0.01 * 4**0.001, 0.02, 0.04 / 4**0.001], rel=1e-9), "a thousandth inside both ends"
 
 
 def test_the_widths_of_the_snapshots_themselves_are_possible_however_small_the_tolerance():

@@ -58,11 +58,8 @@ def frame_files(folder: Path) -> list[Path]:
     return sorted((path for path in folder.iterdir() if images.is_image(path.name)), key=_by_number)
 
 
-def _by_number(path: Path) -> tuple[list[tuple[int, str]], str]:
-    parts: list[tuple[int, str]] = []
-    for part in _DIGITS.split(path.name):
-        if part.isdigit():
-            parts.append((int(part), ""))
-        else:
-            parts.append((-1, part))
+def _by_number(path: Path) -> tuple[list[str | int], str]:
+    """A name as a text, a number, a text and so on."""
+    parts: list[str | int] = list(_DIGITS.split(path.name))
+    parts[1::2] = map(int, parts[1::2])
     return parts, path.name

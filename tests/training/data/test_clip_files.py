@@ -79,6 +79,24 @@ def test_clips_are_found_beside_pictures(tmp_path):
     assert [path.name for path in clip_files.find_clips(tmp_path)] == ["a.mkv", "walk.frames"]
 
 
+def test_frames_are_in_the_order_of_the_numbers_in_their_names(tmp_path):
+    """`²` is a digit of no number, and a name may begin with one."""
+    in_order = [
+        "2 b.png",
+        "10 a.png",
+        "a 2.png",
+        "a 10 1.png",
+        "a 10 11.png",
+        "a 010 12.png",
+        "b1.png",
+        "²3.png",
+        "²20.png",
+    ]
+    for name in in_order:
+        (tmp_path / name).touch()
+    assert [path.name for path in clip_files.frame_files(tmp_path)] == in_order
+
+
 def test_stills_and_clips_in_one_dataset(tmp_path):
     _still(tmp_path / "still.png", seed=7)
     (tmp_path / "clip.txt").write_text("a cat walks")
