@@ -2,6 +2,8 @@
 judges in tests/with_comfyui/checks/test_control_pictures.py.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -187,6 +189,14 @@ def test_a_clip_that_tells_nothing_asks_for_the_setting():
 
 def test_the_nodes_options_are_the_methods(host):
     assert list(host.module("nodes.dataset").CONTROL_PICTURES) == options()
+
+
+def test_the_help_page_has_a_row_for_each_method_with_the_node_that_does_the_same():
+    page = (Path(__file__).parents[3] / "web" / "docs" / "GraftDataset.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    nodes = {cells[0].removeprefix("| "): cells[1] for cells in rows}
+    for method in METHODS:
+        assert f"`{method.node.partition(' and ')[0]}`" in nodes[method.name]
 
 
 def _sized(method, size, *picture):

@@ -117,6 +117,26 @@ def test_live_things_are_made_everywhere_and_plain_results_are_sent():
     }  # and nothing that these stand on, nor what only previews need
 
 
+SENT = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO", "LATENT", "IMAGE", "MASK", "AUDIO", "SIGMAS", "CONDITIONING")
+SENT += ("LORA_MODEL", "LORA_STACK", "LOSS_MAP")
+MADE = ("MODEL", "CLIP", "VAE", "TRAIN_STATE", "CONTROL_NET", "*")
+
+
+@pytest.mark.parametrize(("kind", "is_sent"), [*((kind, True) for kind in SENT), *((kind, False) for kind in MADE)])
+def test_what_holds_tensors_texts_and_numbers_alone_is_sent(kind, is_sent):
+    graph = {
+        "made": node("Make"),
+        "start": node("Start", given=["made", 1]),
+        "one": node("TrainStep", state=["start", 0]),
+    }
+    schemas = {"Make": Schema("Make", (), ("MODEL", kind), False)}
+    everywhere, sent = rank_placement.sent(graph, ["one"], lambda name: schemas.get(name) or look_up(name))
+    if is_sent:
+        assert everywhere == {"one", "start"} and sent == {"made": [1]}
+    else:
+        assert everywhere == {"one", "start", "made"} and sent == {}
+
+
 def test_the_first_rank_sends_what_the_others_take():
     everywhere, sent = rank_placement.sent(GRAPH, ["one", "two"], look_up)
     first, others = (
