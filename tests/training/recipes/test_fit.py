@@ -14,7 +14,7 @@ from graft_nodes.training.trainable.install import init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
-from .real_sizes import FAMILIES, facts
+from .real_sizes import FAMILIES, build, facts
 
 CUDA = Device("cuda", "a card", 24 * GB, bf16=True)
 PLAN = Plan(
@@ -56,6 +56,20 @@ def test_weights_are_counted_as_they_are_loaded(tiny):
     assert full.weight_bytes == 2 * half.weight_bytes == 4 * full.parameters
     assert half.outside == 2 * (4 * 8 + 4)
     assert half.largest_block == (half.weight_bytes - half.outside) // 2
+
+
+def test_a_unets_wider_layers_see_a_quarter_of_the_positions_with_each_doubling():
+    model = build(
+        {
+            "input_blocks.0.0": (8, 4, 3),
+            "input_blocks.1.0.conv": (16, 8, 3),
+            "input_blocks.1.1.attn1.to_q": (16, 16),
+            "middle_block.0.attn1.to_q": (32, 32),
+            "out.2": (4, 8, 3),
+        }
+    )
+    found = facts_of(model, None, "eps")
+    assert found.is_unet and found.kept == (8 + 4) + (16 + 8) + (16 + 16) / 4 + (32 + 32) / 16 + (4 + 8)
 
 
 def test_qwen_image_takes_what_musubi_tuner_measured():
