@@ -78,6 +78,7 @@ def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, wrong):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("")
     (root / "folder_paths.py").write_text("import noisemaker\n")
+    (root / "requirements.txt").write_text("torch\nno-such-package>=2\n")
     (installed / "noisemaker").mkdir(parents=True)
     (installed / "noisemaker" / "__init__.py").write_text(f"raise {wrong}\n")
     described = installed / "noisemaker-2.10.0.dist-info"
@@ -96,3 +97,5 @@ def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, wrong):
     assert wrong.split("'")[1] in done.stderr
     assert f"noisemaker 2.10.0 does not work here with torch {torch.__version__}" in done.stderr
     assert "install versions that fit together" in done.stderr
+    if command == "doctor":
+        assert "missing packages:\n  - no-such-package\n" in done.stdout and "\nnot ready: " in done.stdout

@@ -141,6 +141,18 @@ def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
         assert torch.allclose(found, (out - target).square().flatten(1).mean(1), rtol=2e-3)
 
 
+@pytest.mark.parametrize(("dimensions", "frames"), [(2, ()), (3, (1,))])
+def test_a_picture_is_one_frame_for_a_model_of_clips(wall, monkeypatch, dimensions, frames):
+    patcher = _model("EPS")
+    monkeypatch.setattr(patcher.model.latent_format, "latent_dimensions", dimensions)
+    pictures, clips = torch.ones(2, 4, 6, 8, device=LOAD), torch.ones(2, 4, 3, 6, 8, device=LOAD)
+    with wall.denoiser.denoiser(patcher) as denoiser:
+        scaled = denoiser.process_in(pictures)
+        assert scaled.shape == (2, 4, *frames, 6, 8)
+        assert torch.equal(scaled, patcher.model.process_latent_in(pictures).view(scaled.shape))
+        assert denoiser.process_in(clips).shape == clips.shape
+
+
 def test_captions_of_any_length_share_a_batch(wall):
     patcher = _model("EPS")
     conditionings = [Conditioning(_random(1, length, 16, seed=length)) for length in (7, 14, 13, 7, 91)]
