@@ -267,7 +267,7 @@ class StepCall:
     def opened(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
         state = self.state
-        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.int8_base
+        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantised_base
         return opened(state, waiting or process_group.current().shard)
 
     def ended(self, result: Any) -> dict[str, Any]:

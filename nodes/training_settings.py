@@ -181,9 +181,10 @@ class GraftAdapter(io.ComfyNode):
                     options=list(BASE_WEIGHTS),
                     default=AS_LOADED,
                     tooltip=(
-                        "How the model computes while training. int8: its linear layers multiply in int8 (W8A8), the"
-                        " adapter in full precision. Their weights on a graphics card take half of bf16's memory."
-                        " Previews and validation use the weights as loaded. Not with adapter type full."
+                        "How the model's linear layers are kept while training, the adapter in full precision. int8:"
+                        " they multiply in int8 (W8A8). int8 weight-only, nf4 (QLoRA): they are unpacked to multiply."
+                        " int8 takes half of bf16's memory on a graphics card, nf4 28%. Previews and validation use"
+                        " the weights as loaded. Not with adapter type full."
                     ),
                 ),
             ],

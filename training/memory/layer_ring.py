@@ -5,7 +5,7 @@ The copies run on a stream of their own. At most two blocks are on the device at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -109,8 +109,8 @@ class Fetched:
 class LayerRing:
     """Brings the weights of groups to a device when they compute, and those of the expected next block ahead."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, staying: Callable[[], Container[int]]) -> None:
+        self._device, self._staying = device, staying
         self._order = Order()
         self._ahead: Fetched | None = None
         self._stream: SideStream | None = None
@@ -133,7 +133,7 @@ class LayerRing:
     def _take(self, group: Group) -> Fetched:
         """The group's weights, from what came ahead if that is it."""
         fetched, self._ahead = self._ahead, None
-        places = places_elsewhere(group.modules, self._device)
+        places = self._places(group)
         if fetched is None or not fetched.is_for(group, places):
             fetched = None  # its memory is free for the copies
             fetched = self._fetch(group, places)
@@ -152,7 +152,10 @@ class LayerRing:
         if expected is now.group:  # the last block runs again first
             self._ahead = now
             return
-        self._ahead = self._fetch(expected, places_elsewhere(expected.modules, self._device))
+        self._ahead = self._fetch(expected, self._places(expected))
+
+    def _places(self, group: Group) -> Sequence[Place]:
+        return places_elsewhere(group.modules, self._device, self._staying())
 
     def _fetch(self, group: Group, places: Sequence[Place]) -> Fetched:
         context: AbstractContextManager[None] = nullcontext()
@@ -166,18 +169,25 @@ class LayerRing:
 
 
 @contextmanager
-def layers_on_host(module: nn.Module, device: torch.device, pins_memory: bool = True) -> Iterator[Pins]:
+def layers_on_host(
+    module: nn.Module,
+    device: torch.device,
+    pins_memory: bool = True,
+    staying: Callable[[], Container[int]] = frozenset[int],
+) -> Iterator[Pins]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
     backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block.
+    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block. What never comes
+    over are tensors whose ids are among those that `staying` gives at that time.
     """
-    pins, ring = Pins(device), LayerRing(device)
+    pins, ring = Pins(device), LayerRing(device, staying)
     old_forwards: list[tuple[nn.Module, Any]] = []
     try:
         if pins_memory:
-            pins.pin([*module.parameters(), *module.buffers()])
+            never = staying()
+            pins.pin(tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in never)
         for owner, group in _groups(module):
             old_forwards.append((owner, owner.__dict__.get("forward")))
             owner.forward = partial(ring.call, group, owner.forward)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -118,14 +118,6 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
 def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
     """Whether a layer's tensor must be copied to `device` before the layer computes."""
     return tensor.device != device
-
-
-def call_with_weights_on(
-    forward: Callable[..., Any], parts: Sequence[nn.Module], device: torch.device, *args: Any, **kwargs: Any
-) -> Any:
-    """Call `forward` with the weights and buffers of `parts` on `device`; the original tensors are back afterwards."""
-    with weights_on(parts, device):
-        return forward(*args, **kwargs)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..data.dataset import Dataset
 from ..distributed import process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
-from ..memory import int8_base
+from ..memory.quantised_base.base import remark
 from ..objective.denoiser import Denoiser
 from ..optimizers.checks import schedule_remarks
 from ..state import TrainState, advance_position, state_key, with_planned_steps
@@ -255,10 +255,10 @@ class Call:
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
 
     def _note_base(self, denoiser: Denoiser) -> None:
-        """Note which layers of the base are in int8, if that was asked for."""
-        if not self.at.start.adapter.int8_base:
-            return
-        self._note_once(int8_base.remark(denoiser.module))
+        """Note which layers of the base are quantised, if that was asked for."""
+        adapter = self.at.start.adapter
+        if adapter.quantised_base:
+            self._note_once(remark(denoiser.module, adapter.base_weights))
 
     def _note_once(self, remark: str) -> None:
         """A call may train in several pieces, which have the same to say."""

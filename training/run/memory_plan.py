@@ -57,7 +57,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     with torch.inference_mode(False), ExitStack() as stack:
         stack.enter_context(FusedAttention())
         stack.enter_context(counter)
-        is_elsewhere = state.start.adapter.int8_base and not on_host
+        is_elsewhere = state.start.adapter.quantised_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from ..memory import int8_base
+from ..memory.quantised_base.base import chosen_layers
+from ..memory.quantised_base.int8 import Int8
+from ..memory.quantised_base.nf4 import NF4
 from ..recipes.fit import GB, ORDER, USABLE, WORTH
 from ..state import TrainState
-from ..trainable.settings import INT8
 from .memory_plan import MemoryPlan
 
 Planner = Callable[[TrainState], MemoryPlan]
@@ -73,15 +74,26 @@ def _adafactor(state: TrainState) -> TrainState | None:
 
 
 def _int8_base(state: TrainState) -> TrainState | None:
-    adapter, optimizer = state.start.adapter, state.settings.optimizer
-    if adapter.int8_base or adapter.full_weights or optimizer.offload == "layers" or optimizer.compile != "off":
+    if state.start.adapter.quantised_base:
         return None
-    return replace(state, start=replace(state.start, adapter=replace(adapter, base_weights=INT8)))
+    return _with_base(state, Int8.name)
+
+
+def _nf4_base(state: TrainState) -> TrainState | None:
+    if state.start.adapter.base_weights == NF4.name:
+        return None
+    return _with_base(state, NF4.name)
+
+
+def _with_base(state: TrainState, base_weights: str) -> TrainState | None:
+    adapter = state.start.adapter
+    if adapter.full_weights:
+        return None
+    return replace(state, start=replace(state.start, adapter=replace(adapter, base_weights=base_weights)))
 
 
 def _layers_on_host(state: TrainState) -> TrainState | None:
-    adapter = state.start.adapter
-    if state.settings.optimizer.offload == "layers" or adapter.full_weights or adapter.int8_base:
+    if state.settings.optimizer.offload == "layers" or state.start.adapter.full_weights:
         return None
     return _optimizer(state, offload="layers")
 
@@ -104,7 +116,10 @@ _BY_NAME = {
         "offload to CPU memory optimizer", f"slower steps of the optimizer; {_SAME_RESULT}", _optimizer_on_host
     ),
     "optimizer": Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
-    "base weights": Saving("base weights int8", f"{_OTHER_RESULT}, hardly", _int8_base),
+    "base weights: int8": Saving("base weights int8", f"{_OTHER_RESULT}, hardly", _int8_base),
+    "base weights: nf4": Saving(
+        "base weights nf4", f"{_OTHER_RESULT}, as weights have 4 bits", _nf4_base, replaces="base weights: int8"
+    ),
     "offload to CPU memory: layers": Saving(
         "offload to CPU memory layers",
         f"slower, as weights come over twice; {_SAME_RESULT}",
@@ -116,7 +131,9 @@ _BY_NAME = {
     ),
 }
 SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
-_INT8 = _BY_NAME["base weights"]
+_QUANTISED = (_BY_NAME["base weights: int8"], _BY_NAME["base weights: nf4"])
+_LAYERS = _BY_NAME["offload to CPU memory: layers"]
+_OPTIMIZER = _BY_NAME["offload to CPU memory: optimizer"]
 _IN_MAIN_MEMORY = ("gradient checkpointing", "batch size", "optimizer")
 
 
@@ -126,9 +143,13 @@ def savings_of(module: nn.Module, on_host: bool = False) -> list[Saving]:
     """
     if on_host:
         return [_BY_NAME[name] for name in _IN_MAIN_MEMORY]
-    if int8_base.chosen_layers(module):
+    if chosen_layers(module):
         return SAVINGS
-    return [saving for saving in SAVINGS if saving is not _INT8]
+    return _without(SAVINGS, _QUANTISED)
+
+
+def _without(savings: Sequence[Saving], others: Sequence[Saving]) -> list[Saving]:
+    return [saving for saving in savings if saving not in others]
 
 
 @dataclass(frozen=True)
@@ -146,13 +167,18 @@ def fitting(state: TrainState, plan: Planner, memory: int, savings: Sequence[Sav
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
     """
     steps = _each_setting_once(state, plan, memory, savings)
-    if _peak(steps) > USABLE * memory and any(step.saving is _INT8 for step in steps):
-        # int8 keeps all layers on the device; without it they can lie in host memory
-        without_int8 = [saving for saving in savings if saving is not _INT8]
-        others = _each_setting_once(state, plan, memory, without_int8)
-        if _peak(others) < _peak(steps):
-            return others
-    return steps
+    if _peak(steps) <= USABLE * memory and not _are_quantised_layers_on_host(steps):
+        return steps
+    choices = [steps]
+    for others in (_QUANTISED, (_OPTIMIZER,)):
+        choices.append(_each_setting_once(state, plan, memory, _without(savings, others)))
+    return min(choices, key=lambda steps: (max(_peak(steps), USABLE * memory), _are_quantised_layers_on_host(steps)))
+
+
+def _are_quantised_layers_on_host(steps: Sequence[Step]) -> bool:
+    """Whether both savings are taken, one of which is mostly enough."""
+    taken = [step.saving for step in steps]
+    return _LAYERS in taken and any(saving in taken for saving in _QUANTISED)
 
 
 def _each_setting_once(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
@@ -160,7 +186,7 @@ def _each_setting_once(state: TrainState, plan: Planner, memory: int, savings: S
     steps = _taken(state, plan, memory, savings)
     replaced = [_BY_NAME[step.saving.replaces] for step in steps if step.saving.replaces]
     if any(step.saving in replaced for step in steps):
-        return _taken(state, plan, memory, [saving for saving in savings if saving not in replaced])
+        return _taken(state, plan, memory, _without(savings, replaced))
     return steps
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,12 +19,12 @@ from ..data.listing import first_names
 from ..data.preference_files import missing_partner
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
-from ..memory import int8_base
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
-from ..memory.int8_base import Int8Base
 from ..memory.layer_ring import layers_on_host
 from ..memory.offload import activations_on_host
+from ..memory.quantised_base import base as quantised_base
+from ..memory.quantised_base.registry import format_named
 from ..objective import perceptual
 from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
@@ -78,8 +78,8 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
             "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
             " it off."
         )
-    if state.start.adapter.int8_base:
-        _check_int8(state, denoiser, group)
+    if state.start.adapter.quantised_base:
+        _check_quantised_base(state.start.adapter.base_weights, denoiser, group)
     if state.settings.optimizer.compile != "off":
         _check_compile(state, denoiser, group)
     check_reference(state.start.words, objective.compares_pairs)
@@ -112,22 +112,17 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         )
 
 
-def _check_int8(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
-    """Raise ValueError where the base cannot be in int8."""
+def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
+    """Raise ValueError where the base cannot be quantised."""
     if group.shard:
         raise ValueError(
-            "Adapter Settings: base weights is int8, and --shard divides the weights as loaded: start without --shard,"
-            f" or set base weights to {AS_LOADED}."
+            f"Adapter Settings: base weights is {base_weights}, and --shard divides the weights as loaded: start"
+            f" without --shard, or set base weights to {AS_LOADED}."
         )
-    if state.settings.optimizer.offload == "layers":
+    if not quantised_base.chosen_layers(denoiser.module):
         raise ValueError(
-            "Adapter Settings: base weights is int8, which stays on the device, and offload to CPU memory of Optimizer"
-            f" Settings is layers: set offload to none or activations, or base weights to {AS_LOADED}."
-        )
-    if not int8_base.chosen_layers(denoiser.module):
-        raise ValueError(
-            "Adapter Settings: base weights is int8, and no linear layer of the model can be"
-            f" ({int8_base.remark(denoiser.module)}): set base weights to {AS_LOADED}."
+            f"Adapter Settings: base weights is {base_weights}, and no linear layer of the model can be"
+            f" ({quantised_base.remark(denoiser.module, base_weights)}): set base weights to {AS_LOADED}."
         )
 
 
@@ -139,11 +134,6 @@ def _check_compile(state: TrainState, denoiser: Denoiser, group: process_group.S
         raise ValueError(
             "Optimizer Settings: compile is blocks, and --shard divides the blocks among ranks: set compile to off, or"
             " start without --shard."
-        )
-    if state.start.adapter.int8_base:
-        raise ValueError(
-            "Optimizer Settings: compile is blocks, and base weights of Adapter Settings is int8, whose layers"
-            f" torch.compile does not look into: set compile to off, or base weights to {AS_LOADED}."
         )
     check_compiler(denoiser.device)
 
@@ -262,7 +252,7 @@ class Workspace:
         self.base: Mapping[str, Tensor] | None = None
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
-        self.int8: Int8Base | None = None  # the model's weights while they are
+        self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
         self.offload_note = ""  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
@@ -331,12 +321,12 @@ class Workspace:
         if settings.checkpointing or settings.offload == "layers":
             checkpointing = checkpointed(module)
         with (
+            self._quantised_base(),
             self._compiled(),
             self._offloaded(),
             checkpointing,
             torch.enable_grad(),
             self._sharded_base(),
-            self._base_in_int8(),
             self.attached,
         ):
             self._attach()
@@ -350,7 +340,7 @@ class Workspace:
             with activations_on_host(module):
                 yield
         elif offload == "layers":
-            with layers_on_host(module, self.denoiser.device, self.denoiser.pins_memory) as pins:
+            with layers_on_host(module, self.denoiser.device, self.denoiser.pins_memory, self._waiting) as pins:
                 self.offload_note = pins.note
                 yield
         else:
@@ -376,20 +366,29 @@ class Workspace:
         return compiler_for(f"{kind.__module__}.{kind.__qualname__}", tuple(self.loader.schedule.sizes()))
 
     @contextmanager
-    def _base_in_int8(self) -> Iterator[None]:
-        """A context in which the base is in int8, if that was asked for."""
-        if not self.start_state.start.adapter.int8_base:
+    def _quantised_base(self) -> Iterator[None]:
+        """A context in which the base is quantised, if that was asked for."""
+        settings, denoiser = self.start_state.start.adapter, self.denoiser
+        if not settings.quantised_base:
             yield
             return
-        with int8_base.in_int8(self.denoiser.module, self.denoiser.device) as self.int8:
+        weight_format = format_named(settings.base_weights)
+        on_host = self.start_state.settings.optimizer.offload == "layers"
+        with quantised_base.quantised(denoiser.module, weight_format, denoiser.device, on_host) as self.quantised:
             yield
-        self.int8 = None
+        self.quantised = None
+
+    def _waiting(self) -> Container[int]:
+        """The ids of weights that layers do not compute with now."""
+        if self.quantised is None:
+            return ()
+        return self.quantised.waiting
 
     def own_weights(self) -> AbstractContextManager[None]:
         """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used."""
-        if self.int8 is None:
+        if self.quantised is None:
             return nullcontext()
-        return self.int8.off()
+        return self.quantised.off()
 
     @contextmanager
     def _sharded_base(self) -> Iterator[None]:

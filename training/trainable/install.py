@@ -18,7 +18,7 @@ from ...patches.adapters.tlora import SCHEDULE
 from ...patches.adapters.trainable import Hook, InitSource, PreHook, Tensors, TrainedTensor, initial_tensors
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
-from ..memory.int8_base import weight_in_int8
+from ..memory.quantised_base.base import quantised_values
 from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
 from .settings import TEXT_ENCODER, AdapterSettings
@@ -141,9 +141,9 @@ def _weight_values(module: nn.Module) -> Tensor:
 
     A weight with a quantization of its own is read by sending unit vectors through the module.
     """
-    in_int8 = weight_in_int8(module)
-    if in_int8 is not None:
-        return in_int8
+    quantised = quantised_values(module)
+    if quantised is not None:
+        return quantised
     weight = module.weight
     assert isinstance(weight, Tensor)
     if _is_plain(weight):

@@ -17,8 +17,8 @@ from ...storage.digest import hashed_settings, sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
-AS_LOADED, INT8 = "as loaded", "int8"
-BASE_WEIGHTS = (AS_LOADED, INT8)
+AS_LOADED = "as loaded"
+BASE_WEIGHTS = (AS_LOADED, "int8", "int8 weight-only", "nf4")  # the formats of `memory.quantised_base.registry`
 # Not part of a run's identity at their defaults, which are what runs of before had.
 _LATER = frozenset({"min_rank", "rank_exponent", "base_weights", "with_sound"})
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
@@ -42,7 +42,8 @@ class AdapterSettings:
     rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
     blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
     how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
-    int8: the frozen linear layers of the model compute in int8 while training (`training.memory.int8_base`).
+    other than as loaded: the frozen linear layers of the model are quantised while training
+    (`training.memory.quantised_base`).
     `with_sound` is no setting of the node: it is whether the dataset has videos with their sound, so that the layers
     for that are trained too.
     """
@@ -104,9 +105,9 @@ class AdapterSettings:
         return parse_patterns(self.pattern)
 
     @property
-    def int8_base(self) -> bool:
-        """Whether the model's frozen linear layers compute in int8 while training."""
-        return self.base_weights == INT8
+    def quantised_base(self) -> bool:
+        """Whether the model's frozen linear layers are quantised while training."""
+        return self.base_weights != AS_LOADED
 
     @property
     def any_dropout(self) -> bool:
@@ -182,8 +183,11 @@ def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator
         ):
             if value:
                 yield f"{label} needs an adapter, and adapter type {kind} trains without one: set it to 0"
-        if settings.int8_base:
-            yield f"base weights int8 needs a frozen base, and adapter type {kind} trains it: set it to {AS_LOADED}"
+        if settings.quantised_base:
+            yield (
+                f"base weights {settings.base_weights} needs a frozen base, and adapter type {kind} trains it: set it"
+                f" to {AS_LOADED}"
+            )
         if sizes:
             yield f"layer filter sets a rank or an alpha, and adapter type {kind} has neither: take them out"
         if settings.initial is not None:

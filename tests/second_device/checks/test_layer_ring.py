@@ -1,5 +1,6 @@
 """Layers in host memory on a device: order, bytes and memory of their copies, and the bytes of what is trained."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,9 @@ from graft_nodes.training.memory import offload, pinning
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
+from graft_nodes.training.memory.quantised_base import base
+from graft_nodes.training.memory.quantised_base.base import quantised
+from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.memory_plan import plan
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -148,6 +152,64 @@ def test_copies_do_not_take_memory_that_a_block_still_computes_with(model, monke
         _gradient(model, DEVICE)
 
 
+# --- a quantised base -------------------------------------------------------------------------------------------------
+
+EVERY_FORMAT = pytest.mark.parametrize("weight_format", FORMATS, ids=names())
+
+
+@EVERY_FORMAT
+def test_quantised_weights_come_over_in_place_of_the_models_own(model, monkeypatch, weight_format):
+    monkeypatch.setattr(base, "SMALL", 0)
+    here = copy.deepcopy(model)
+    with quantised(here, weight_format, torch.device("cpu")), checkpointed(here):
+        expected = _gradient(here, "cpu")
+    with (
+        quantised(model, weight_format, DEVICE, on_host=True) as found,
+        layers_on_host(model, DEVICE, staying=lambda: found.waiting),
+        checkpointed(model),
+    ):
+        linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+        assert all(tensor.device.type == "cpu" for part in linear for tensor in part.buffers())
+        pinned = [part.quantised_numbers for part in linear if part.quantised_numbers.nbytes >= offload.SMALL]
+        assert len(memory.registered) == len(pinned)
+        for _ in range(2):
+            _gradient(model, DEVICE)
+        own = sum(part.weight.nbytes for part in linear)
+        block_own = sum(part.weight.nbytes for part in model.blocks[0].children())
+        block, whole = _bytes(model.blocks[0]) - block_own, _bytes(model) - own
+        before = meter.allocated
+        meter.clear()
+        gradient = _gradient(model, DEVICE)
+        assert meter.uploaded - 4 * 2 * WIDTH == whole + (BLOCKS - 1) * block
+        assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
+        gradient = gradient.cpu()
+        assert meter.allocated <= before
+        assert [id(part.weight) in found.waiting for part in linear] == [True] * len(linear)
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    assert not memory.registered and not [name for name, _ in model.named_buffers() if "quantised" in name]
+
+
+@EVERY_FORMAT
+def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weight_format):
+    monkeypatch.setattr(base, "SMALL", 0)
+    x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH)
+    with torch.no_grad():
+        expected = model(x)
+    with (
+        quantised(model, weight_format, DEVICE, on_host=True) as found,
+        layers_on_host(model, DEVICE, staying=lambda: found.waiting),
+        torch.no_grad(),
+    ):
+        inside = model(x.to(DEVICE)).cpu()
+        meter.clear()
+        with found.off():
+            assert torch.equal(model(x.to(DEVICE)).cpu(), expected)
+        assert meter.uploaded - x.nbytes == _bytes(model) - sum(
+            tensor.nbytes for name, tensor in model.named_buffers() if "quantised" in name
+        )
+        assert not torch.equal(inside, expected) and torch.equal(model(x.to(DEVICE)).cpu(), inside)
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,8 +230,8 @@ def _dataset(lab, **more):  # noqa: F811
     return lab.pictures(shape=(48, 6, 6), **more)
 
 
-def _state(lab, dataset, **optimizer):  # noqa: F811
-    adapter = AdapterSettings(targets="all", rank=2)
+def _state(lab, dataset, base_weights="as loaded", **optimizer):  # noqa: F811
+    adapter = AdapterSettings(targets="all", rank=2, base_weights=base_weights)
     return lab.state(_denoiser(lab, DEVICE), dataset, adapter, **{"precision": "float32", **optimizer})
 
 
@@ -185,13 +247,16 @@ def _same(one, other):
     )
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_gives_the_bytes_of_training_without_offload(lab, checkpointing):  # noqa: F811
+@pytest.mark.parametrize(
+    ("checkpointing", "base_weights"), [(False, "as loaded"), (True, "as loaded"), *((False, name) for name in names())]
+)
+def test_training_gives_the_bytes_of_training_without_offload(lab, monkeypatch, checkpointing, base_weights):  # noqa: F811
+    monkeypatch.setattr(base, "SMALL", 0)
     dataset = _dataset(lab, held_out=[9])
     callbacks = Callbacks(validate_every=2)
     here = _with_model_on(DEVICE, _denoiser(lab, DEVICE))
-    plain = train(_state(lab, dataset, checkpointing=True), here, dataset, 5, callbacks)
-    start = _state(lab, dataset, offload="layers", checkpointing=checkpointing)
+    plain = train(_state(lab, dataset, base_weights, checkpointing=True), here, dataset, 5, callbacks)
+    start = _state(lab, dataset, base_weights, offload="layers", checkpointing=checkpointing)
     away = train(start, _denoiser(lab, DEVICE), dataset, 5, callbacks)
     assert _same(plain, away) and plain.history == away.history
     half = train(start, _denoiser(lab, DEVICE), dataset, 2, callbacks)
@@ -199,14 +264,16 @@ def test_training_gives_the_bytes_of_training_without_offload(lab, checkpointing
     assert _same(resumed, away)
 
 
-def test_the_planned_peak_is_the_measured_one(lab):  # noqa: F811
+@pytest.mark.parametrize("base_weights", ["as loaded", *names()])
+def test_the_planned_peak_is_the_measured_one(lab, monkeypatch, base_weights):  # noqa: F811
+    monkeypatch.setattr(base, "SMALL", 0)
     dataset = _dataset(lab, count=4)
-    planned = plan(_state(lab, dataset, offload="layers"), _denoiser(lab, META), dataset)
+    planned = plan(_state(lab, dataset, base_weights, offload="layers"), _denoiser(lab, META), dataset)
     denoiser, peaks = _denoiser(lab, DEVICE), []
     before = meter.allocated
     meter.clear()
     train(
-        _state(lab, dataset, offload="layers"),
+        _state(lab, dataset, base_weights, offload="layers"),
         denoiser,
         dataset,
         3,

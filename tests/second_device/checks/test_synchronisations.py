@@ -85,6 +85,8 @@ def test_a_step_waits_once(steps, kind):
         {"adapter": {"rank_dropout": 0.3, "module_dropout": 0.3, "kind": "oft"}},
         {"adapter": {"base_weights": "int8"}},
         {"adapter": {"base_weights": "int8", "kind": "dora"}},
+        {"adapter": {"base_weights": "nf4", "kind": "dora"}},
+        {"adapter": {"base_weights": "nf4"}, "optimizer": {"offload": "layers"}},
         {"optimizer": {"precision": "bf16"}},
         {"optimizer": {"precision": "full-bf16"}},
         {"optimizer": {"accumulation": 3}},

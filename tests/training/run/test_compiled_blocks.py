@@ -13,6 +13,7 @@ from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copied_where_need
 from graft_nodes.patches.adapters.rank_mask import at_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
+from graft_nodes.training.memory.quantised_base.registry import names
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.compiling import CompilationReport
@@ -87,6 +88,29 @@ def test_every_adapter_kind_trains_as_without(lab, monkeypatch, kind, backend):
     compiled, plain = trained(lab, adapter=adapter, notes=notes), trained(lab, adapter=adapter, compile="off")
     assert far(compiled, plain) < ERROR and far(compiled, trained(lab, 0, adapter=adapter)) > 1000 * ERROR
     assert compiler().graphs == 2, notes  # the first block's input has no gradient
+    assert not [line for line in notes if "break" in line or "more" in line]
+
+
+@pytest.mark.parametrize("base_weights", names())
+@pytest.mark.parametrize(
+    ("backend", "kind", "settings"),
+    [
+        ("aot_eager", "lora", {}),
+        ("eager", "dora", {}),
+        ("eager", "lora", {"checkpointing": True}),
+        ("eager", "lora", {"offload": "layers"}),
+    ],
+)
+def test_a_quantised_base_is_compiled_once_for_all_blocks(lab, monkeypatch, base_weights, backend, kind, settings):
+    monkeypatch.setattr(compiled_blocks, "BACKEND", backend)
+    adapter, notes = AdapterSettings(kind=kind, targets="all", rank=2, base_weights=base_weights), []
+    data, compiled = lab.pictures(8, (8, 6, 6)), []
+    for compile in ("blocks", "off"):
+        net = lab.Net(8)
+        net.blocks = nn.ModuleList(Linears(8) for _ in range(5))
+        compiled.append(trained(lab, 3, compile, adapter, data, notes=notes, module=net, **settings))
+    assert far(*compiled) < ERROR and far(compiled[0], trained(lab, 0, adapter=adapter, data=data, module=net)) > ERROR
+    assert compiler().graphs == 2, notes
     assert not [line for line in notes if "break" in line or "more" in line]
 
 
@@ -344,3 +368,23 @@ def test_code_of_inductor(lab, monkeypatch, block, most, checkpointing):
     compiled_blocks.compiler_for.cache_clear()
     torch._dynamo.reset()
     assert equal(run(3, state=begun), compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("base_weights", names())
+def test_code_of_inductor_for_a_quantised_base(lab, monkeypatch, base_weights):
+    """Of what goes into a layer, int8 may round a number the other way that is nearly between two."""
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "inductor")
+    adapter, data = (
+        AdapterSettings(targets="all", rank=2, base_weights=base_weights),
+        of_sizes(lab, (8, 5, 7), (8, 6, 9)),
+    )
+    found = []
+    for steps, compile in ((3, "blocks"), (3, "off"), (0, "blocks")):
+        net = lab.Net(8)
+        net.blocks = nn.ModuleList(Linears(8) for _ in range(3))
+        found.append(trained(lab, steps, compile, adapter, data, module=net))
+    moved = far(found[1], found[2])
+    print("FAR", far(found[0], found[1]), moved)
+    assert far(found[0], found[1]) < 0.01 * moved and compiler().graphs == 2

@@ -7,6 +7,7 @@ import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
+from graft_nodes.training.memory.quantised_base import base
 from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.workspace import Workspace
@@ -15,6 +16,7 @@ from graft_nodes.training.trainable.settings import AdapterSettings
 FULL = AdapterSettings("full", targets="all")
 LORA = AdapterSettings(targets="all", rank=4)
 INT8 = AdapterSettings(targets="all", rank=4, base_weights="int8")
+NF4 = replace(INT8, base_weights="nf4")
 WIDTH, SIDE, BATCH = 64, 24, 4
 
 
@@ -95,20 +97,32 @@ def test_savings_save_what_they_move_or_narrow(lab):
     assert _planned(lab, FULL, optimizer="sgd").parts["optimizer"] == plain.parts["trained"]
 
 
-def test_int8_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab):
-    state, denoiser, dataset = _run(lab, INT8, META)
+@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", 2048)])
+def test_quantised_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab, base_weights, shared):
+    adapter = replace(INT8, base_weights=base_weights)
+    state, denoiser, dataset = _run(lab, adapter, META)
     network = _bytes([*denoiser.module.parameters(), *denoiser.module.buffers()])
     layers = [part for part in denoiser.module.modules() if isinstance(part, torch.nn.Linear)]
     floats = _bytes([layer.weight for layer in layers])
-    int8 = sum(layer.weight.numel() + 4 * layer.out_features for layer in layers)
-    assert plan(state, denoiser, dataset).parts["weights"] == network - floats + int8
+    if base_weights == "nf4":
+        size = shared + sum(layer.weight.numel() // 2 + 4 * layer.weight.numel() // 64 for layer in layers)
+    else:
+        size = sum(layer.weight.numel() + 4 * layer.out_features for layer in layers)
+    assert plan(state, denoiser, dataset).parts["weights"] == network - floats + size
     on_host = plan(state, denoiser, dataset, on_host=True)
-    assert on_host.parts["weights"] == network + int8
+    assert on_host.parts["weights"] == network + size
     own = on_host.peak - network
-    assert own == pytest.approx(_measured(lab, INT8), rel=0.1)
+    assert own == pytest.approx(_measured(lab, adapter), rel=0.1)
 
 
-@pytest.mark.parametrize("adapter", [LORA, INT8], ids=["lora", "int8"])
+@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", 2048)])
+def test_quantised_layers_in_host_memory_take_none_of_the_devices(lab, monkeypatch, base_weights, shared):
+    monkeypatch.setattr(base, "SMALL", 0)
+    adapter = replace(INT8, base_weights=base_weights)
+    assert _planned(lab, adapter, offload="layers").parts["weights"] == shared
+
+
+@pytest.mark.parametrize("adapter", [LORA, INT8, NF4], ids=["lora", "int8", "nf4"])
 def test_planning_leaves_no_trace(lab, adapter):
     state, denoiser, dataset = _run(lab, adapter, META)
     before = {name: (id(p), p.detach().clone()) for name, p in denoiser.module.named_parameters()}
@@ -180,7 +194,7 @@ def test_nothing_is_moved_out_of_main_memory_into_main_memory(lab):
     assert in_main_memory(replace(state, start=beside)).start.ema == EMASettings()
 
 
-@pytest.mark.parametrize("adapter", [LORA, FULL, INT8], ids=["lora", "full", "int8"])
+@pytest.mark.parametrize("adapter", [LORA, FULL, INT8, NF4], ids=["lora", "full", "int8", "nf4"])
 def test_a_preview_is_what_pytorchs_allocator_measures(lab, adapter):
     """Above what stays between steps: a call of the network with the picture twice."""
     state, denoiser, dataset = _run(lab, adapter, META)

@@ -13,7 +13,7 @@ def _plan(state):
     """A made-up model: 10 GB of weights, 8 of activations an image, 4 of optimizer, 2 of average."""
     optimizer, ema = state.settings.optimizer, state.start.ema
     weights = 10
-    if state.start.adapter.int8_base:
+    if state.start.adapter.quantised_base:
         weights = 9.95  # of a model with few linear layers
     if optimizer.offload == "layers":
         weights = 1
@@ -70,40 +70,53 @@ def test_offload_is_proposed_once_as_it_is_one_setting(lab):
 
 
 def _linear_plan(state):
-    """The made-up model when int8 halves its weights."""
+    """The made-up model when it has linear layers alone."""
     plan = _plan(state)
-    if state.start.adapter.int8_base:
-        plan.parts["weights"] = int(5 * GB)
+    base_weights = state.start.adapter.base_weights
+    plan.parts["weights"] = int(plan.parts["weights"] * {"int8": 0.5, "nf4": 0.3}.get(base_weights, 1))
     return plan
 
 
 def test_int8_comes_before_layers_where_it_is_enough(lab):
     steps = fitting(_state(lab), _linear_plan, 9 * GB)
     saved = steps[-1].state
-    assert steps[-1].saving.words == "base weights int8" and saved.start.adapter.int8_base
+    assert steps[-1].saving.words == "base weights int8" and saved.start.adapter.base_weights == "int8"
     assert steps[-1].plan.peak <= 0.9 * 9 * GB
 
 
-def test_layers_take_the_place_of_int8_where_that_is_not_enough(lab):
+def test_nf4_takes_the_place_of_int8_where_that_is_not_enough(lab):
+    steps = fitting(_state(lab), _linear_plan, 6 * GB)
+    assert steps[-1].saving.words == "base weights nf4" and steps[-1].plan.peak <= 0.9 * 6 * GB
+    assert "base weights int8" not in [step.saving.words for step in steps]
+
+
+def test_layers_take_the_place_of_nf4_where_that_is_not_enough_and_they_are(lab):
     steps = fitting(_state(lab), _linear_plan, 4 * GB)
     saved = steps[-1].state
-    assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.int8_base
+    assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.quantised_base
     assert steps[-1].plan == _linear_plan(saved)
+
+
+def test_layers_in_nf4_where_either_is_not_enough(lab):
+    saved = fitting(_state(lab), _linear_plan, int(2.6 * GB))[-1]
+    assert saved.state.start.adapter.base_weights == "nf4" and saved.state.settings.optimizer.offload == "layers"
+    assert saved.plan.peak <= 0.9 * 2.6 * GB
 
 
 def test_nothing_is_proposed_that_the_settings_exclude(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
-    int8 = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2, base_weights="int8"))
-    assert "layers" not in report(int8, _plan, GB)
-    assert "int8" not in report(_state(lab, compile="blocks"), _linear_plan, GB)
-    assert "int8" not in report(_state(lab, offload="layers"), _linear_plan, GB)
+    nf4 = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2, base_weights="nf4"))
+    assert "base weights" not in report(nf4, _linear_plan, GB)
+    full = lab.state(denoiser, dataset, AdapterSettings("full"))
+    assert "base weights" not in report(full, _linear_plan, GB) and "layers" not in report(full, _linear_plan, GB)
 
 
-def test_a_model_without_linear_layers_is_proposed_no_int8(lab):
+def test_a_model_without_linear_layers_is_proposed_no_quantised_base(lab):
     convolutions = nn.Sequential(nn.Conv2d(4, 4, 3))
-    assert [saving.words for saving in SAVINGS if saving not in savings_of(convolutions)] == ["base weights int8"]
+    left_out = [saving.words for saving in SAVINGS if saving not in savings_of(convolutions)]
+    assert left_out == ["base weights int8", "base weights nf4"]
     assert savings_of(nn.Linear(64, 64)) == SAVINGS
-    assert "int8" not in report(_state(lab), _linear_plan, 9 * GB, savings_of(convolutions))
+    assert "base weights" not in report(_state(lab), _linear_plan, 9 * GB, savings_of(convolutions))
 
 
 def test_no_state_is_planned_twice(lab):

@@ -1,10 +1,12 @@
-"""A base in int8 on a device: its own weights wait in host memory, and everything else comes over for the block."""
+"""A quantised base on a device: its own weights wait in host memory, and everything else comes over for the block."""
 
 import copy
 
+import pytest
 import torch
 from graft_nodes.tests.second_device.device import DEVICE
-from graft_nodes.training.memory.int8_base import in_int8
+from graft_nodes.training.memory.quantised_base.base import quantised
+from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -29,15 +31,23 @@ def _with_gradient(part, x):
     return y.detach().cpu(), gradient.cpu()
 
 
-def test_weights_wait_on_the_host_and_the_rest_comes_over():
+@pytest.mark.parametrize("weight_format", FORMATS, ids=names())
+def test_weights_wait_on_the_host_and_the_rest_comes_over(weight_format):
     part, x = Part().requires_grad_(False), torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(0))
     here = copy.deepcopy(part)
     weight, bias = part.wide.weight, part.wide.bias
-    with in_int8(here, CPU):
+    with quantised(here, weight_format, CPU):
         expected = _with_gradient(here, x)
-    with in_int8(part, DEVICE) as base:
+    with quantised(part, weight_format, DEVICE) as base:
         assert part.wide.weight is weight and weight.device == CPU
-        others = [part.wide.bias, part.narrow.weight, part.norm.weight, part.shift]
+        others = [
+            part.wide.quantised_numbers,
+            part.wide.quantised_scales,
+            part.wide.bias,
+            part.narrow.weight,
+            part.norm.weight,
+            part.shift,
+        ]
         assert {tensor.device for tensor in others} == {DEVICE}
         found = _with_gradient(part, x.to(DEVICE))
         with torch.no_grad(), base.off():

@@ -1,14 +1,12 @@
-"""A base in int8: products and gradients by the formula in float64, near to those of the weights as loaded; every kind
-of adapter beside it; and nothing left of it afterwards.
-"""
+"""A quantised base: which layers are, every kind of adapter beside it, and nothing left of it afterwards."""
 
 import copy
 
 import pytest
 import torch
-from graft_nodes.training.memory.allocations import META, AutocastOnMeta
 from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.memory.int8_base import chosen_layers, in_int8, remark, why_not_int8
+from graft_nodes.training.memory.quantised_base.base import chosen_layers, quantised, remark, why_not_quantised
+from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.validation import validate
@@ -17,100 +15,11 @@ from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
 CPU = torch.device("cpu")
+EVERY = pytest.mark.parametrize("weight_format", FORMATS, ids=names())
+EVERY_NAME = pytest.mark.parametrize("base_weights", names())
+NEAR = {"int8": 0.05, "int8 weight-only": 0.05, "nf4": 0.2}  # of the loss with the weights as loaded
 KINDS = ("lora", "locon", "loha", "lokr", "dora", "oft", "tlora")
 WIDTH = 16
-
-
-def rounded(rows):
-    """(integers, scales) of rows in float64; scales and quotients are float32's, as they are rounded so."""
-    scales = (rows.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.round(rows / scales).double(), scales.double()
-
-
-def layer(rows=48, columns=32, bias=True, dtype=torch.float32):
-    draws = torch.Generator().manual_seed(1)
-    line = nn.Linear(columns, rows, bias=bias, dtype=dtype).requires_grad_(False)
-    for p in line.parameters():
-        p.copy_(torch.randn(p.shape, generator=draws))
-    return line
-
-
-def seen(*shape, dtype=torch.float32):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    return (x * torch.logspace(-3, 3, shape[-2])[:, None]).to(dtype).requires_grad_()
-
-
-@pytest.mark.parametrize("tokens", [1, 23, 24, 40])
-@pytest.mark.parametrize("bias", [True, False])
-def test_product_and_gradient_are_the_formula(tokens, bias):
-    line, x = layer(bias=bias), seen(2, tokens, 32)
-    with in_int8(line, CPU):
-        y = line(x)
-        pull = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
-        y.backward(pull)
-    weight, weight_scales = rounded(line.weight)
-    inputs, scales = rounded(x.detach().flatten(0, 1))
-    expected = (inputs @ weight.T) * scales * weight_scales.T
-    if bias:
-        expected += line.bias.double()
-    torch.testing.assert_close(y.flatten(0, 1).double(), expected, rtol=1e-6, atol=1e-6)
-    pulls, scales = rounded(pull.flatten(0, 1) * weight_scales.T.float())
-    torch.testing.assert_close(x.grad.flatten(0, 1).double(), (pulls @ weight) * scales, rtol=1e-6, atol=1e-9)
-
-
-def test_it_is_near_to_the_weights_as_loaded():
-    """No number is off by more than what rounding both factors by half a step can make."""
-    line, x = layer(), seen(1, 40, 32)
-    plain = line(x)
-    with in_int8(line, CPU):
-        found = line(x)
-    assert not torch.equal(found, plain)
-    half_x = x.abs().amax(-1, keepdim=True) / 254
-    half_w = line.weight.abs().amax(1, keepdim=True) / 254
-    bound = half_x * line.weight.abs().sum(1) + x.abs().sum(-1, keepdim=True) * half_w.T + 32 * half_x * half_w.T
-    assert ((found - plain).abs() <= bound * 1.0001).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_types_are_those_of_the_layer(dtype):
-    line, x = layer(dtype=dtype), seen(2, 30, 32).detach().clamp(-2, 2).to(dtype).requires_grad_()
-    expected = line(x)
-    with in_int8(line, CPU):
-        y = line(x)
-        y.sum().backward()
-    assert y.dtype == dtype and x.grad.dtype == dtype
-    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.3)
-
-
-def test_under_autocast_it_gives_what_a_layer_gives():
-    line, x = layer(), seen(2, 30, 32)
-    with torch.autocast("cpu", torch.bfloat16), in_int8(line, CPU):
-        assert line(x).dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16, enabled=False), in_int8(line, CPU):
-        assert line(x).dtype == torch.float32
-    line.to(META)
-    with AutocastOnMeta(torch.bfloat16), in_int8(line, META):
-        assert line(x.detach().to(META)).dtype == torch.bfloat16
-    with in_int8(line, META):
-        assert line(x.detach().to(META)).dtype == torch.float32
-
-
-def test_rows_of_zeros_and_numbers_that_are_not_finite():
-    line = layer()
-    x = seen(1, 30, 32).detach()
-    x[0, 0], x[0, 1, 3], x[0, 2, 4] = 0, float("nan"), float("inf")
-    with in_int8(line, CPU):
-        y = line(x)[0]
-    assert torch.equal(y[0], line.bias)
-    assert y[1].isnan().all() and y[2].isnan().all() and y[3:].isfinite().all()
-
-
-def test_nothing_of_the_input_is_kept():
-    line, x = layer(), seen(2, 30, 32)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None), in_int8(line, CPU):
-        line(x)
-    assert kept == []
 
 
 class Block(nn.Module):
@@ -148,41 +57,45 @@ def test_layers_that_cannot_be_are_left_and_counted():
     net.replaced = nn.Linear(8, 8)
     net.replaced.forward = net.replaced.forward
     net.attention = nn.MultiheadAttention(8, 1)
-    assert {why_not_int8(layer) for layer in chosen_layers(net)} == {None} and len(chosen_layers(net)) == 6
-    assert remark(net) == (
-        "base weights: int8 in 6 of 14 linear layers; as loaded: 4 a size that is no multiple of 8, 2 patched,"
+    assert {why_not_quantised(layer) for layer in chosen_layers(net)} == {None} and len(chosen_layers(net)) == 6
+    assert remark(net, "nf4") == (
+        "base weights: nf4 in 6 of 14 linear layers; as loaded: 4 a size that is no multiple of 8, 2 patched,"
         " 1 quantized already, 1 read by another module"
     )
 
 
-def test_the_module_is_as_before_afterwards():
+@EVERY
+def test_the_module_is_as_before_afterwards(weight_format):
     net = Net().requires_grad_(False)
     before = {name: (part, dict(vars(part))) for name, part in net.named_modules()}
     slots = {name: dict(part._parameters) for name, part in net.named_modules()}
     numbers = copy.deepcopy(net.state_dict())
-    with pytest.raises(KeyError), in_int8(net, CPU):
-        assert "forward" in vars(net.blocks[0].ff)
+    with pytest.raises(KeyError), quantised(net, weight_format, CPU):
+        assert "forward" in vars(net.blocks[0].ff) and net.state_dict().keys() == numbers.keys()
         raise KeyError
     for name, part in net.named_modules():
         assert part is before[name][0] and vars(part) == before[name][1] and "forward" not in vars(part)
         assert all(part._parameters[key] is value for key, value in slots[name].items())
+        assert not list(part.named_buffers(recurse=False)) and not part._non_persistent_buffers_set
     assert all(torch.equal(tensor, numbers[name]) for name, tensor in net.state_dict().items())
 
 
-def test_switched_off_it_computes_with_its_own_weights():
+@EVERY
+def test_switched_off_it_computes_with_its_own_weights(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4)
     plain = net(x, 0.0)
-    with in_int8(net, CPU) as base:
+    with quantised(net, weight_format, CPU) as base:
         inside = net(x, 0.0)
         with base.off():
             assert torch.equal(net(x, 0.0), plain)
         assert torch.equal(net(x, 0.0), inside) and not torch.equal(inside, plain)
 
 
-def test_a_block_that_runs_again_gives_the_same_gradient():
+@EVERY
+def test_a_block_that_runs_again_gives_the_same_gradient(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4, requires_grad=True)
     gradients = []
-    with in_int8(net, CPU):
+    with quantised(net, weight_format, CPU):
         for _ in range(2):
             gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
         with checkpointed(net):
@@ -206,9 +119,10 @@ def same(one, other):
     )
 
 
+@EVERY_NAME
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_trains_beside_it(lab, kind):
-    denoiser, dataset, state = run(lab, kind)
+def test_every_kind_trains_beside_it(lab, kind, base_weights):
+    denoiser, dataset, state = run(lab, kind, base_weights)
     before = copy.deepcopy(denoiser.module.state_dict())
     whole = train(state, denoiser, dataset, 3)
     assert same(train(train(state, denoiser, dataset, 1), denoiser, dataset, 2), whole)
@@ -216,13 +130,14 @@ def test_every_kind_trains_beside_it(lab, kind):
     _, _, plain_state = run(lab, kind, "as loaded")
     plain = train(plain_state, denoiser, dataset, 3)
     assert not same(whole, plain) and whole.start.digest != plain.start.digest
-    assert whole.history.loss == pytest.approx(plain.history.loss, rel=0.05)
+    assert whole.history.loss == pytest.approx(plain.history.loss, rel=NEAR[base_weights])
 
 
+@EVERY_NAME
 @pytest.mark.parametrize("setting", [{"checkpointing": True}, {"offload": "activations"}])
-def test_what_saves_memory_changes_nothing(lab, setting):
-    denoiser, dataset, state = run(lab)
-    _, _, saving = run(lab, **setting)
+def test_what_saves_memory_changes_nothing(lab, setting, base_weights):
+    denoiser, dataset, state = run(lab, base_weights=base_weights)
+    _, _, saving = run(lab, base_weights=base_weights, **setting)
     assert same(train(state, denoiser, dataset, 2), train(saving, denoiser, dataset, 2))
 
 
@@ -245,9 +160,10 @@ def test_dora_reads_the_weight_that_the_layer_computes_with(lab):
         torch.testing.assert_close(found[0], 0.6 + line.bias)
 
 
-def test_validation_and_previews_see_the_weights_as_loaded(lab):
+@EVERY_NAME
+def test_validation_and_previews_see_the_weights_as_loaded(lab, base_weights):
     """At the start the LoRA changes nothing, so the held-out loss is the model's own."""
-    denoiser, dataset, state = run(lab, held_out=(0, 1))
+    denoiser, dataset, state = run(lab, base_weights=base_weights, held_out=(0, 1))
     _, _, plain = run(lab, base_weights="as loaded", held_out=(0, 1))
     predicted = []
 
@@ -274,11 +190,10 @@ def test_validation_and_previews_see_the_weights_as_loaded(lab):
 def test_what_cannot_be_with_it_is_refused(lab):
     with pytest.raises(ValueError, match="base weights int8 needs a frozen base, and adapter type full trains it"):
         AdapterSettings("full", base_weights="int8")
-    with pytest.raises(ValueError, match="base weights is 'int4', expected one of as loaded, int8"):
+    with pytest.raises(
+        ValueError, match="base weights is 'int4', expected one of as loaded, int8, int8 weight-only, nf4"
+    ):
         AdapterSettings(base_weights="int4")
-    denoiser, dataset, state = run(lab, offload="layers")
-    with pytest.raises(ValueError, match="offload to CPU memory of Optimizer Settings is layers"):
-        train(state, denoiser, dataset, 1)
     small = lab.Flow()
     state = lab.state(small, lab.pictures(), AdapterSettings(rank=2, targets="all", base_weights="int8"))
     with pytest.raises(ValueError, match=r"no linear layer of the model can be .*in 0 of 6 linear layers"):
@@ -288,3 +203,4 @@ def test_what_cannot_be_with_it_is_refused(lab):
 def test_the_default_is_no_part_of_a_runs_identity():
     assert "base_weights" not in AdapterSettings().identity()
     assert AdapterSettings(base_weights="int8").identity()["base_weights"] == "int8"
+    assert AdapterSettings(base_weights="nf4").identity()["base_weights"] == "nf4"

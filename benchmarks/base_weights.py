@@ -1,14 +1,14 @@
-"""What a base in int8 (base weights of Adapter Settings) gains and costs: a LoRA training step of a transformer in
+"""What quantised base weights (Adapter Settings) gain and cost: a LoRA training step of a transformer in
 Flux' layout, and the held-out loss of the demo's concept.
 
-COMFYUI_PATH=… python benchmarks/int8_base.py [--what step|loss] [--tiny] [--rounds 5] [--threads 1]
-                                              [--clock wall|cpu] [--steps 250] [--seeds 3] [--json FILE]
+COMFYUI_PATH=… python benchmarks/base_weights.py [--what step|loss] [--tiny] [--rounds 5] [--threads 1]
+                                                 [--clock wall|cpu] [--steps 250] [--seeds 3] [--json FILE]
 
 The transformer is that of tread.py: 12 blocks of width 512, 1,024 image tokens and 256 text tokens, a LoRA of rank 16
-on every linear layer of the blocks. Each round measures float32, bf16 and int8 once, one after the other, after one
-round that does not count; ratios are taken within a round, and medians are printed. In int8 everything else is float32.
-The loss is that of pictures of the concept that no run has seen, with the weights as loaded, after training with them
-and with int8, the same seeds for both; it runs on the embedded host.
+on every linear layer of the blocks. Each round measures float32, bf16 and every format once, one after the other, after
+one round that does not count; ratios are taken within a round, and medians are printed. Beside quantised weights
+everything else is float32. The loss is that of pictures of the concept that no run has seen, with the weights as
+loaded, after training with them and with each format, the same seeds for all; it runs on the embedded host.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def _bytes(tensors: Any) -> int:
 
 
 def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
-    """Seconds of a training step, bytes of the weights and seconds to round them."""
+    """Seconds of a training step, bytes of the weights and seconds to quantise them."""
     import tread
     from graft_nodes.host.denoiser import denoiser
-    from graft_nodes.training.memory.int8_base import chosen_layers, in_int8
+    from graft_nodes.training.memory.quantised_base.base import chosen_layers, quantised
+    from graft_nodes.training.memory.quantised_base.registry import FORMATS
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timer, side = Timer(device, clock), 16 if tiny else 64
@@ -46,30 +47,39 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     }
     options = {name: one.model_options.get("transformer_options", {}) for name, one in patchers.items()}
     network = patchers["float32"].model.diffusion_model
-    loaded, floats = _bytes(network.parameters()), _bytes([layer.weight for layer in chosen_layers(network)])
-    int8 = sum(layer.weight.numel() + 4 * layer.out_features for layer in chosen_layers(network))
-    began = clock()
-    with in_int8(network, device):
-        rounding = clock() - began
+    loaded, own = _bytes(network.parameters()), _bytes([layer.weight for layer in chosen_layers(network)])
+    count = own // 4
     found: list[dict[str, float]] = []
+    sizes: dict[str, int] = {}
+    seconds_to_quantise: dict[str, float] = {}
     with denoiser(patchers["float32"]):  # as in training: no kernels without a backward pass
         for number in range(rounds + 1):
             seconds = {name: timer.seconds(lambda name=name: steps[name].run(options[name])) for name in DTYPES}
-            with in_int8(network, device):
-                seconds["int8"] = timer.seconds(lambda: steps["float32"].run(options["float32"]))
+            for weight_format in FORMATS:
+                name, began = weight_format.name, clock()
+                with quantised(network, weight_format, device):
+                    seconds_to_quantise[name] = clock() - began
+                    sizes[name] = (
+                        loaded - own + _bytes(buffer for key, buffer in network.named_buffers() if "quantised_" in key)
+                    )
+                    seconds[name] = timer.seconds(lambda: steps["float32"].run(options["float32"]))
             if number:  # the first warms up
                 found.append(seconds)
                 print("  " + "  ".join(f"{name} {value:.3f}" for name, value in seconds.items()), flush=True)
     rows = []
-    for name in ("float32", "bf16", "int8"):
+    for name in found[0]:
         seconds_of = statistics.median(one[name] for one in found)
         ratio = statistics.median(one[name] / one["float32"] for one in found)
-        rows.append({"name": f"int8_base_step_{name}", "value": seconds_of, "unit": "s", "ratio": ratio})
+        rows.append({"name": f"base_weights_step_{name}", "value": seconds_of, "unit": "s", "ratio": ratio})
         print(f"step in {name}: {seconds_of:.3f} s, {ratio:.2f} of float32's", flush=True)
-    size = loaded - floats + int8
-    rows.append({"name": "int8_base_weights", "value": size, "unit": "bytes", "ratio": size / loaded})
-    rows.append({"name": "int8_base_rounding", "value": rounding, "unit": "s", "ratio": None})
-    print(f"weights {size / 2**20:.1f} MB of {loaded / 2**20:.1f} MB: {size / loaded:.3f}; rounded in {rounding:.2f} s")
+    for name, size in sizes.items():
+        seconds_each = seconds_to_quantise[name] / count * 1e9
+        rows.append({"name": f"base_weights_{name}", "value": size, "unit": "bytes", "ratio": size / loaded})
+        rows.append({"name": f"base_weights_quantise_{name}", "value": seconds_each, "unit": "s/1e9", "ratio": None})
+        print(
+            f"{name}: weights {size / 2**20:.1f} MB of {loaded / 2**20:.1f} MB, {size / loaded:.3f}; a billion numbers"
+            f" quantised in {seconds_each:.2f} s"
+        )
     return rows
 
 
@@ -95,18 +105,21 @@ def _loss(demo: tuple[Any, Any, Any], base_weights: str, steps: int, seed: int, 
 
 
 def loss_rows(steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Held-out losses with the weights as loaded and in int8."""
+    """Held-out losses with the weights as loaded and in every format."""
     from graft_nodes.demo import draw, host_model, score
     from graft_nodes.demo.encode_dataset import encode_dataset
+    from graft_nodes.training.trainable.settings import AS_LOADED, BASE_WEIGHTS
 
     demo = host_model.demo_model(str(score.BASE))
     unseen = encode_dataset(demo[1], demo[2], draw.concept(seed=1))
     unseen = replace(unseen, held_out=unseen.images)
     rows = []
     for seed in range(seeds):
-        plain, int8 = (_loss(demo, kind, steps, seed, unseen) for kind in ("as loaded", "int8"))
-        rows.append({"name": f"int8_base_loss_{seed}", "value": int8, "unit": "loss", "ratio": int8 / plain})
-        print(f"seed {seed}: as loaded {plain:.5f}, int8 {int8:.5f}, {int8 / plain - 1:+.2%}", flush=True)
+        losses = {kind: _loss(demo, kind, steps, seed, unseen) for kind in BASE_WEIGHTS}
+        for kind, loss in losses.items():
+            ratio = loss / losses[AS_LOADED]
+            rows.append({"name": f"base_weights_loss_{kind}_{seed}", "value": loss, "unit": "loss", "ratio": ratio})
+            print(f"seed {seed}, {kind}: {loss:.5f}, {ratio - 1:+.2%}", flush=True)
     return rows
 
 

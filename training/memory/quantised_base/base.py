@@ -1,0 +1,156 @@
+"""A frozen base that is quantised while adapters train: which layers are, and their forwards meanwhile.
+
+Adapters stay in full precision, as their hooks are beside the layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ....patches.models.layers import is_changed_by_host, why_not_plain
+from ..offload import SMALL, on_device, weights_on
+from .format import Quantised, WeightFormat, linear
+
+MULTIPLE = 8  # of both sizes of a weight: CUDA's int8 product needs it, and blocks of 64 numbers fit
+_BUFFERS = ("quantised_numbers", "quantised_scales")  # of a layer that is quantised
+
+
+class QuantisedBase:
+    """A model's quantised weights, which can be switched off.
+
+    `waiting`: the ids of the tensors that layers do not compute with now.
+    """
+
+    def __init__(self, weight_format: WeightFormat, own: set[int]) -> None:
+        self.weight_format, self.is_off = weight_format, False
+        self.waiting = own
+        self._quantised: set[int] = set()
+
+    def add(self, weight: Quantised) -> None:
+        """Note a quantised weight."""
+        self._quantised.update(map(id, weight))
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside the block, which makes no gradients, the model computes with its own weights; what waits in host
+        memory comes over layer by layer.
+        """
+        before = self.is_off, self.waiting
+        self.is_off, self.waiting = True, self._quantised
+        try:
+            yield
+        finally:
+            self.is_off, self.waiting = before
+
+
+class QuantisedLayer:
+    """The forward of a linear layer while its weight is quantised."""
+
+    def __init__(self, layer: nn.Linear, device: torch.device, base: QuantisedBase, on_host: bool) -> None:
+        self._layer, self._device, self._base = layer, device, base
+        self._own_forward = layer.forward
+        weight = base.weight_format.quantised(layer.weight.detach().to(device))
+        if on_host:
+            weight = Quantised(*map(_on_host, weight))
+        for name, tensor in zip(_BUFFERS, weight, strict=True):
+            layer.register_buffer(name, tensor, persistent=False)
+        base.add(weight)
+
+    def _weight(self) -> Quantised:
+        return Quantised(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output for x."""
+        if self._base.is_off:
+            with weights_on([self._layer], self._device, self._base.waiting):
+                return cast(Tensor, self._own_forward(x))
+        return linear(x, self._base.weight_format, self._weight(), self._layer.bias)
+
+    def values(self) -> Tensor:
+        """The weight that the layer computes with now, in float32."""
+        if self._base.is_off:
+            return self._layer.weight.detach().to(self._device).float()
+        return self._base.weight_format.values(self._weight())
+
+    def remove(self) -> None:
+        """The layer is as before."""
+        del self._layer.forward, self._layer.quantised_layer
+        for name in _BUFFERS:
+            delattr(self._layer, name)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A tensor in host memory; small ones stay, as copying them costs more than it saves."""
+    if tensor.nbytes < SMALL or not on_device(tensor):
+        return tensor
+    return torch.empty_like(tensor, device="cpu").copy_(tensor)
+
+
+def why_not_quantised(layer: nn.Linear) -> str | None:
+    """Why a linear layer keeps its weight while the base is quantised; None if it does not."""
+    if why_not_plain(layer, "weight") is not None:
+        return "quantized already"
+    if "forward" in vars(layer) or is_changed_by_host(layer, "weight") or is_changed_by_host(layer, "bias"):
+        return "patched"
+    if type(layer) is nn.modules.linear.NonDynamicallyQuantizableLinear:  # nn.MultiheadAttention reads its weight
+        return "read by another module"
+    if layer.in_features % MULTIPLE or layer.out_features % MULTIPLE:
+        return f"a size that is no multiple of {MULTIPLE}"
+    return None
+
+
+def _linear_layers(module: nn.Module) -> list[nn.Linear]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+
+
+def chosen_layers(module: nn.Module) -> list[nn.Linear]:
+    """The layers of a model whose weights can be quantised."""
+    return [layer for layer in _linear_layers(module) if why_not_quantised(layer) is None]
+
+
+def remark(module: nn.Module, name: str) -> str:
+    """How many layers of a model are of a format and how many stay, as a sentence for a report."""
+    layers = _linear_layers(module)
+    reasons = Counter(reason for layer in layers if (reason := why_not_quantised(layer)) is not None)
+    text = f"base weights: {name} in {len(layers) - reasons.total()} of {len(layers)} linear layers"
+    if reasons:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        text += f"; as loaded: {counts}"
+    return text
+
+
+@contextmanager
+def quantised(
+    module: nn.Module, format_type: type[WeightFormat], device: torch.device, on_host: bool = False
+) -> Iterator[QuantisedBase]:
+    """A context in which the frozen linear layers of `module` compute on `device` with weights of a format.
+
+    Their own weights stay where they are: in host memory, if `device` is another one. All other tensors come over for
+    the block. With `on_host` they stay too, and quantised weights wait in host memory: `layer_ring` brings both over.
+    Afterwards the module is as before.
+    """
+    layers = chosen_layers(module)
+    base = QuantisedBase(format_type(device), {id(layer.weight) for layer in layers})
+    with ExitStack() as stack:
+        if not on_host:
+            stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
+        with torch.no_grad():
+            for layer in layers:
+                made = QuantisedLayer(layer, device, base, on_host)
+                stack.callback(made.remove)
+                layer.forward, layer.quantised_layer = made.forward, made  # type: ignore[assignment, method-assign]
+        yield base
+
+
+def quantised_values(module: nn.Module) -> Tensor | None:
+    """The weight that a layer computes with while its base is quantised, in float32; None for any other layer."""
+    layer: Any = getattr(module, "quantised_layer", None)
+    if layer is None:
+        return None
+    return cast(Tensor, layer.values())

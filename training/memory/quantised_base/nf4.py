@@ -1,0 +1,56 @@
+"""nf4: 4-bit NormalFloat of QLoRA (arXiv 2305.14314), with the numbers and the packing of bitsandbytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .format import Quantised, UnpackedFormat
+
+BLOCK = 64  # numbers with a scale of their own
+CODE = (  # quantiles of a normal distribution, scaled to -1..1, with an exact 0
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+
+class NF4(UnpackedFormat):
+    """Weights as 4-bit codes, two in a byte (out, in / 2), and the largest magnitude (n, 1) of each block of 64."""
+
+    name = "nf4"
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        code = torch.tensor(CODE)
+        self._bounds = ((code[1:] + code[:-1]) / 2).tolist()
+        self._pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], 1).to(device)  # of each byte
+
+    def quantised(self, weight: Tensor) -> Quantised:
+        """Each number of a block, divided by the largest, becomes the code that is nearest."""
+        blocks = weight.float().reshape(-1, BLOCK)
+        largest = torch.maximum(blocks.amax(1, keepdim=True), -blocks.amin(1, keepdim=True))
+        blocks = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)
+        codes = torch.zeros(blocks.shape, dtype=torch.uint8, device=weight.device)
+        for bound in self._bounds:
+            codes += blocks > bound
+        first, second = codes.view(len(weight), -1, 2).unbind(2)
+        return Quantised(first * 16 + second, largest)
+
+    def values(self, weight: Quantised) -> Tensor:
+        """The number of each code times the largest of its block."""
+        pairs = torch.index_select(self._pairs, 0, weight.numbers.reshape(-1).int())
+        return (pairs.view(-1, BLOCK) * weight.scales).view(len(weight.numbers), -1)
