@@ -457,7 +457,7 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
     assert wall.previews.kept(run, stored["start"], 3) == told[:2] and wall.previews.kept(run, "0" * 64, 4) == []
 
 
-@pytest.mark.parametrize("base_weights", ["as loaded", "int8"])
+@pytest.mark.parametrize("base_weights", ["as loaded", "int8", "nf4"])
 def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, run, wall, monkeypatch, base_weights):
     kept = []
     real = wall.previews.decode
@@ -483,7 +483,8 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
             denoise=1.0,
         )
     found = _run(host, prompt, weights=["40", 0], average=["41", 0], report=["10", 5])
-    assert len(kept) == 2 and ("base weights: int8 in " in found["report"]) == (base_weights == "int8")
+    assert len(kept) == 2 and ("base weights: " in found["report"]) == (base_weights != "as loaded")
+    assert base_weights == "as loaded" or f"base weights: {base_weights} in " in found["report"]
     for latents, name in zip(kept, ("weights", "average"), strict=True):
         expected = found[name]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name

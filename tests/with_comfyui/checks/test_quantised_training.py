@@ -114,11 +114,19 @@ def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, close
 
 
 @pytest.mark.parametrize(
-    ("base_weights", "rel", "close"), [("int8", 0.03, 0.9), ("int8 weight-only", 0.03, 0.9), ("nf4", 0.2, 0.5)]
+    ("base_weights", "family", "dtype"),
+    [
+        ("int8", "sd1", torch.float32),
+        ("int8", "flux", torch.bfloat16),
+        ("int8", "lumina2", torch.float32),
+        ("int8 weight-only", "flux", torch.bfloat16),
+        ("nf4", "sd1", torch.float32),
+        ("nf4", "flux", torch.bfloat16),
+        ("nf4", "lumina2", torch.float32),
+    ],
 )
-@pytest.mark.parametrize("family", ["sd1", "flux", "lumina2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_quantised_base_trains_nearly_as_the_weights_as_loaded(family, dtype, base_weights, rel, close):
+def test_a_quantised_base_trains_nearly_as_the_weights_as_loaded(base_weights, family, dtype):
+    near, close = (0.2, 0.5) if base_weights == "nf4" else (0.03, 0.9)
     with torch.inference_mode():
         patcher = families.build(family, dtype, torch.float32)
     module = patcher.model.diffusion_model
@@ -128,7 +136,7 @@ def test_a_quantised_base_trains_nearly_as_the_weights_as_loaded(family, dtype, 
     plain = _trained(patcher, family)
     settings = AdapterSettings(rank=4, base_weights=base_weights)
     found = _trained(patcher, family, adapter=settings, layers=True)
-    assert not _same(found, plain) and found.history.loss == pytest.approx(plain.history.loss, rel=rel)
+    assert not _same(found, plain) and found.history.loss == pytest.approx(plain.history.loss, rel=near)
     assert torch.cosine_similarity(_ups(found), _ups(plain), dim=0) > close
     assert _same(found, _trained(patcher, family, adapter=settings, layers=True, checkpointing=True))
     assert len(chosen_layers(module)) == quantised

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.quantised_base import base
 from graft_nodes.training.memory.quantised_base.base import chosen_layers, quantised, remark, why_not_quantised
 from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
 from graft_nodes.training.run.loop import Callbacks, train
@@ -81,12 +82,22 @@ def test_the_module_is_as_before_afterwards(weight_format):
 
 
 @EVERY
+def test_a_weight_in_parts_is_the_weight_in_one(monkeypatch, weight_format):
+    layer = nn.Linear(24, 40).requires_grad_(False)
+    whole = weight_format(CPU).quantised(layer.weight)
+    monkeypatch.setattr(base, "IN_CACHE", 24 * 17)
+    with quantised(layer, weight_format, CPU):
+        assert torch.equal(layer.quantised_numbers, whole.numbers)
+        assert torch.equal(layer.quantised_scales, whole.scales)
+
+
+@EVERY
 def test_switched_off_it_computes_with_its_own_weights(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4)
     plain = net(x, 0.0)
-    with quantised(net, weight_format, CPU) as base:
+    with quantised(net, weight_format, CPU) as weights:
         inside = net(x, 0.0)
-        with base.off():
+        with weights.off():
             assert torch.equal(net(x, 0.0), plain)
         assert torch.equal(net(x, 0.0), inside) and not torch.equal(inside, plain)
 
