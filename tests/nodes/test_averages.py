@@ -180,6 +180,14 @@ def test_the_same_from_snapshots_by_run_and_by_file(host, demo, state):
     assert all(torch.equal(direct[name], indirect[name]) for name in direct)
 
 
+@pytest.mark.parametrize("slash", ["/", "\\"])
+def test_a_branch_of_a_run_is_named_by_the_first_characters_of_its_key(host, state, slash):
+    with pytest.raises(Exception, match="none that begins with 'gone'") as error:
+        host.call("GraftSnapshots", source=f"averages{slash}gone")
+    (key,) = re.findall(r"averages/(\w+): 8 snapshots", str(error.value))
+    assert host.call("GraftSnapshots", source=f"averages{slash}{key[:6]}")[1].startswith("8 snapshots")
+
+
 def test_an_impossible_width_says_the_range_and_touches_nothing(host, demo, state):
     found = host.call("GraftSnapshots", source="averages")[0]
     ((narrow, wide),) = possible_widths(found.profiles, 8)

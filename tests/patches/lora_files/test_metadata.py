@@ -74,6 +74,21 @@ def test_describe(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ({"ss_output_name": "zorp_v2"}, "zorp_v2"),
+        ({"ss_output_name": "zorp_v2", "modelspec.title": "Zorp"}, "Zorp"),
+        ({"ss_output_name": "zorp_v2", "modelspec.title": ""}, "zorp_v2"),
+        ({}, ""),
+    ],
+)
+def test_the_title_is_the_files_own_or_the_name_that_kohyas_scripts_gave_it(tmp_path, said, title):
+    path = str(tmp_path / "x.safetensors")
+    save_file(factors("lora_unet_x"), path, said)
+    assert metadata.describe(path)["title"] == title
+
+
 def test_contents():
     assert (
         metadata.contents({**factors(SDXL, 2048), **factors("lora_unet_x", rank=8)}) == "2 LoRA, ranks 4 to 8, for SDXL"

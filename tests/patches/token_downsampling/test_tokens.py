@@ -159,6 +159,8 @@ def test_metadata_is_as_given():
         ({"depth_factors": "1 2 3 4 5"}, "at most 4 factors, got 5"),
         ({"max_depth": 5}, "maximum depth: expected 1 to 4"),
         ({"start_percent": 0.6, "end_percent": 0.5}, "start <= end"),
+        ({"end_percent": 1.01}, r"start <= end <= 1, got 0.0 and 1\.01"),
+        ({"start_percent": -0.01}, r"0 <= start <= end <= 1, got -0\.01 and"),
         ({"method": "bicubic"}, "downsampling method: expected one of"),
         ({"disable_after": -1.0}, "disable after: "),
     ],
