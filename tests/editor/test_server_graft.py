@@ -442,6 +442,8 @@ def test_a_caption_is_read_and_written_unless_it_has_changed(server):
     address, named = "/graft/dataset/caption", {"folder": "edited", "name": "a.png", "captions": "txt"}
     read = server.ask(f"{address}?folder=edited&name=a.png&captions=txt&encoding=utf-8").json
     assert (read["file"], read["text"]) == ("a.txt", "old\r\nsecond\r\n")
+    elsewhere = server.ask(f"{address}?folder=edited&name=a.png&captions=metadata")
+    assert elsewhere.status == 400 and "caption source metadata reads kohya's" in elsewhere.json["error"]
     wrote = server.ask(address, "POST", {**named, "text": "new", "version": read["version"]}).json
     assert wrote["before"] == read["text"] and (folder / "a.txt").read_bytes() == b"new"
     stale = server.ask(address, "POST", {**named, "text": "mine", "version": read["version"]})
