@@ -218,6 +218,21 @@ def test_frame_folders_name_what_is_wrong(tmp_path):
         clips.scan(tmp_path / "b.frames")
 
 
+def test_longer_sound_makes_a_clip_no_longer_at_a_glance(tmp_path):
+    """Matroska says how long each stream is in words, and counts no frames."""
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream, beside = container.add_stream("ffv1", rate=8), container.add_stream("pcm_s16le", rate=8000)
+        stream.width, stream.height, stream.pix_fmt, beside.layout = 48, 32, "bgr0", "mono"
+        for frame in random_frames(9):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 16000), dtype=np.int16), format="s16", layout="mono")
+        sound.sample_rate = 8000
+        for ending in (beside.encode(sound), stream.encode(), beside.encode()):
+            container.mux(ending)
+    assert clips.look(tmp_path / "a.mkv").ticks == tuple(range(9))
+    assert len(clips.scan(tmp_path / "a.mkv").ticks) == 9
+
+
 def test_sound_alone_is_no_clip(tmp_path):
     with av.open(str(tmp_path / "a.mkv"), "w") as container:
         stream = container.add_stream("pcm_s16le", rate=8000)
