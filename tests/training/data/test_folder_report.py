@@ -4,7 +4,7 @@ import json
 
 import pytest
 from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_report import ReadFolders
+from graft_nodes.training.data.folder_report import ReadFolders, report
 from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
 
 from .making_pictures import write_picture
@@ -39,6 +39,22 @@ def test_the_editor_gets_all_folders_as_one(folders):
     assert [(row["width"], row["train"], row["held_out"]) for row in data["buckets"]] == [(64, 2, 0), (96, 0, 3)]
     names = [row["name"] for row in data["pictures"]]
     assert names == ["all/low/0.png", "all/low/1.png", "all/high/0.png", "all/high/1.png", "all/high/2.png"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "captions: 2 found, 2 different"),
+        ({"shuffle_tags": True}, "captions: 2 found, 2 different, 2 vary by draw"),
+        ({"shuffle_tags": True, "keep_tags": 3}, "captions: 2 found, 2 different, 1 vary by draw"),
+    ],
+)
+def test_captions_that_vary_are_counted(tmp_path, settings, said):
+    for number, caption in enumerate(("a, b, c", "a, b, c, d, e")):
+        path = write_picture(tmp_path / f"{number}.png", seed=number)
+        path.with_suffix(".txt").write_text(caption, encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(resolution=64, bucket_step=32, validation=0.0, **settings))
+    assert said in report(listing).splitlines()
 
 
 def test_one_folder_is_named_by_its_path(folders):

@@ -204,10 +204,9 @@ def test_the_schedule_is_what_happens():
     said = [line.strip() for line in lines if line.startswith(" ")]
     assert len(said) == len(pictures)
     for line, one in zip(said, pictures, strict=True):
-        assert line.startswith(f"{one.image.name} (48x32") and ("mirrored" in line) == one.flipped
-        assert ("regularisation" in line) == one.is_regularisation and line.endswith(
-            f": {one.caption or '(no caption)'}"
-        )
+        marks = "48x32" + ", mirrored" * one.flipped + f", cut {one.crop_number + 1}"
+        marks += ", batch_id own" * (one.image.batch_id == "own") + ", regularisation" * one.is_regularisation
+        assert line == f"{one.image.name} ({marks}): {one.caption or '(no caption)'}"
 
 
 def test_regularisation_that_cannot_be():
