@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from graft_nodes.headless.editor_server import paths
 from serving import picture
 
 SECRET = b"nobody may read this"
@@ -337,3 +338,17 @@ def test_folders_are_not_listed(server):
     )
     for target in folders:
         assert 400 <= server.ask(target).status < 500, target
+
+
+@pytest.mark.parametrize("error", [ValueError("Paths don't have the same drive"), OSError(36, "File name too long")])
+def test_a_name_that_the_system_cannot_place_is_refused(tmp_path, monkeypatch, error):
+    """Windows raises the first for a link to another drive."""
+
+    def raises(paths):
+        raise error
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os.path, "commonpath", raises)
+        with pytest.raises(paths.PathRefused, match=r"'b\.png' is not the name of a file: "):
+            paths.inside(str(tmp_path), "a", "b.png")
+    assert paths.inside(str(tmp_path), "a", "b.png") == str(tmp_path / "a" / "b.png")
