@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..training.data.dataset import Dataset
+from ..training.data.dataset import Conditioning, Dataset
 from ..training.distributed import process_group
 from ..training.expert_pair import ExpertPair
 from ..training.memory.allocations import META, on_meta
@@ -19,6 +19,7 @@ from ..training.state import TrainState
 from . import model_headers
 from .denoiser import Denoiser, fit_for_autograd
 from .device_memory import training_device
+from .encoding import LiveEncoder
 from .model_sampling import with_zero_terminal_snr
 
 # what a network's own code raises where it meets tensors without values, and what Train Step will refuse
@@ -72,7 +73,10 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
     state = replace(state, settings=settings)
     on_host = patcher.load_device.type == "cpu" and not on_a_card
-    with _on_meta(patcher, settings.objective.zero_terminal_snr) as denoiser:
+    encode = None
+    if state.start.encodes_captions:
+        encode = _encoder(state, patcher, on_a_card)
+    with _on_meta(patcher, settings.objective.zero_terminal_snr, encode) as denoiser:
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
 
@@ -104,15 +108,17 @@ def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
         return [f"memory is not planned: {why}"]
     subject = state.subject
     device = training_device(subject.model)
-    where = f" free on {device.name}"
+    where, free = f" free on {device.name}", device.free
     if device.kind == "cpu":
         where = " free in main memory"
+        if state.start.encodes_captions:  # it is there already, and planned
+            free += int(subject.clip.patcher.model_size())
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
         return _planned_once(subject.model, changed)
 
     try:
-        return _report(state, planned, device.free, device.shares_memory, where).splitlines()
+        return _report(state, planned, free, device.shares_memory, where).splitlines()
     except ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         return [f"memory is not planned: {type(error).__name__}: {reason}"]
@@ -134,8 +140,6 @@ def _report(
 
 def _why_not(state: TrainState, foreign: Sequence[str]) -> str:
     """Why a run's memory is not planned when it begins; empty where it is."""
-    if state.start.encodes_captions:
-        return "the text encoder or words are trained"
     if foreign:  # it may keep what it meets, and would meet tensors without values
         return f"code of others runs in the model: {', '.join(foreign)}"
     if process_group.current().size > 1:
@@ -159,8 +163,10 @@ def _planned_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
 
 
 @contextlib.contextmanager
-def _on_meta(patcher: Any, terminal: bool) -> Iterator[Denoiser]:
-    """The Denoiser of a MODEL on the meta device; the network's own weights come there when they are counted."""
+def _on_meta(patcher: Any, terminal: bool, encode: LiveEncoder | None) -> Iterator[Denoiser]:
+    """The Denoiser of a MODEL on the meta device; the network's own weights, and the text encoder's, come there when
+    they are counted.
+    """
     from .network_state import evaluating, frozen_beside, kept_attributes
 
     patcher = with_zero_terminal_snr(patcher, terminal)
@@ -169,6 +175,32 @@ def _on_meta(patcher: Any, terminal: bool) -> Iterator[Denoiser]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(on_meta(sampling))
         stack.enter_context(frozen_beside(patcher.model, network))
-        for context in (kept_attributes(network), evaluating(network), fit_for_autograd(network, False)):
+        for context in (kept_attributes(network), evaluating(network), fit_for_autograd(network, encode is not None)):
             stack.enter_context(context)
-        yield Denoiser(patcher, device=META)
+        yield Denoiser(patcher, encode, META)
+
+
+class _PlannedEncoder(LiveEncoder):
+    """A text encoder on the meta device."""
+
+    def __init__(self, clip: Any, dataset: Dataset) -> None:
+        super().__init__(clip, dataset.clip_skip, dataset.weighted_captions)
+        self.clip.patcher.load_device = META  # of a clone
+
+    def __call__(self, *captions: Any) -> list[Conditioning]:
+        """As of its base; ValueError where the encoder's own code needs numbers."""
+        try:
+            return super().__call__(*captions)
+        except ERRORS as error:
+            raise ValueError(
+                "This text encoder cannot be planned: its code needs numbers where a plan has shapes alone. To plan"
+                " the model alone, switch train text encoder of Adapter Settings off and disconnect Train Words."
+            ) from error
+
+
+def _encoder(state: TrainState, patcher: Any, on_a_card: bool) -> LiveEncoder:
+    """The text encoder of a run that encodes its captions: on the meta device, if it computes on the model's."""
+    clip, dataset = state.subject.clip, state.subject.dataset
+    if on_a_card or clip.patcher.load_device == patcher.load_device:
+        return _PlannedEncoder(clip, dataset)
+    return LiveEncoder(clip, dataset.clip_skip, dataset.weighted_captions)

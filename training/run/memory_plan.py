@@ -16,7 +16,7 @@ import torch
 
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
-from ..memory.allocations import Allocations, FusedAttention, on_meta
+from ..memory.allocations import META, Allocations, FusedAttention, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
@@ -48,9 +48,9 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     """The memory of a step of the largest batch, once the optimizer has its state.
 
     The denoiser's `device` is the meta device; it stands for the host's memory if `on_host`, where the model's own
-    weights are beside int8 ones. ValueError for what cannot be planned.
+    weights are beside int8 ones. A text encoder that is trained, or whose words are, is planned where it computes: one
+    on the CPU takes nothing of the device.
     """
-    check(state)
     state = _of_two_parts(_uncompiled(_with_bf16_for_fp16(state)))
     optimizer = state.settings.optimizer
     counter = Allocations()
@@ -60,6 +60,9 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         is_elsewhere = state.start.adapter.quantised_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
+        if state.start.encodes_captions and denoiser.text_encoder_device == META:
+            assert denoiser.text_encoder is not None
+            stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):
             work = stack.enter_context(
                 closing(Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size)))
@@ -89,15 +92,6 @@ def _preview(work: Workspace) -> None:
         x = denoiser.process_in(to_device(torch.cat([batch.latents[:1]] * 2), denoiser.device, torch.float32))
         level = denoiser.sigma(torch.full((2,), 0.5, device=denoiser.device))
         denoiser.denoise(x, level, batch.conditionings[:1] * 2, {EVALUATING: True})
-
-
-def check(state: TrainState) -> None:
-    """Raise ValueError for a run whose memory cannot be planned."""
-    if state.start.encodes_captions:
-        raise ValueError(
-            "This training cannot be planned: the text encoder or words are trained. To plan the model alone, switch"
-            " train text encoder of Adapter Settings off and disconnect Train Words."
-        )
 
 
 def in_main_memory(state: TrainState) -> TrainState:

@@ -146,15 +146,6 @@ def test_fp16_takes_what_bf16_takes(lab):
     assert _planned(lab, LORA, precision="fp16").peak < _planned(lab, LORA).peak
 
 
-def test_a_trained_text_encoder_is_refused_with_what_to_switch_off(lab):
-    state, denoiser, dataset = _run(lab, LORA, META)
-    start = replace(state.start, adapter=replace(LORA, text_encoder=True))
-    with pytest.raises(
-        ValueError, match="switch train text encoder of Adapter Settings off and disconnect Train Words"
-    ):
-        plan(replace(state, start=start), denoiser, dataset)
-
-
 def test_moments_of_8_bits_take_what_bitsandbytes_gives_them(lab):
     library = pytest.importorskip("bitsandbytes")
     wide = AdapterSettings(targets="all", rank=80)  # tensors with more and with fewer numbers than 4096

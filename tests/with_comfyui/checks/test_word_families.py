@@ -16,6 +16,8 @@ CALLED = {"ministral3_3b": "mistral3_24b"}  # ERNIE-Image's tokenizer has Mistra
 UNREAD = {"byt5_small"}  # reads what stands in quotes
 REMARKS = {"ace-step 1.5": ", slowly: its language model writes codes for every caption"}
 TOO_LARGE = {"ltx 2": ({},), "ltx 2 sound": ({},)}  # without text encoders among the tiny ones
+# Their text encoders' code, or what it makes of a mask, needs numbers, so that their memory is not planned.
+NEED_NUMBERS = {"pixart", "omnigen2", "anima", "cosmos", "ernie", "hidream", "ace-step 1.5"}
 REFUSED = {"hidream o1": ("has no tokenizer that reads embedding:NAME", "no: its prompt is tokens, without vectors")}
 
 
@@ -52,7 +54,8 @@ def test_a_word_moves_in_every_text_encoder_that_reads_it(host, name, monkeypatc
             host.call("GraftTrainStart", **given, run=f"word {name}")
         record_property("says", says)
         return
-    state, _ = host.call("GraftTrainStart", **given, run=f"word {name}")
+    state, report = host.call("GraftTrainStart", **given, run=f"word {name}")
+    assert ("is planned to take" in report) == (name not in NEED_NUMBERS), report
     parts = [key.rpartition(".")[2] for key in state.trained]
     expected = {CALLED.get(part, part) for part in {**ENCODERS, **MORE, **OTHERS}[OF_FAMILY.get(name, name)][3]}
     assert set(parts) == expected - UNREAD
