@@ -105,6 +105,27 @@ def test_a_folder_name_that_is_computed_is_left_to_the_run(host):
     assert host.validate(prompt)[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"folder": "nowhere"}, "there is no folder 'nowhere'"),
+        ({"validation_folder": "nowhere"}, "validation folder: there is no folder 'nowhere'"),
+        ({}, ""),
+    ],
+)
+def test_beside_filters_that_are_computed_folders_are_still_looked_for(host, pictures, given, words):
+    inputs = {"folder": pictures, "vae": ["1", 2], "clip": ["1", 1], "filters": ["2", 1], **given}
+    prompt = {
+        "1": {"class_type": "GraftDemo", "inputs": {}},
+        "2": {"class_type": "GraftLoRAStack", "inputs": host.defaults("GraftLoRAStack")},
+        "3": {"class_type": "GraftDataset", "inputs": {**host.defaults("GraftDataset"), **inputs}},
+        "4": {"class_type": "GraftTestCapture", "inputs": {"value": ["3", 2], "name": "shown"}},
+    }
+    valid, _, _, errors = host.validate(prompt)
+    said = [one["details"] for one in errors.get("3", {"errors": []})["errors"]]
+    assert valid == (not said) == (not words) and all(words in text for text in said)
+
+
 # Wrong settings, all inputs that the host names with them, and words of the error. The run says the same (below).
 WRONG = [
     (
