@@ -35,12 +35,13 @@ import torch
 from device_timer import peak_mb, reset_peak, wait
 
 ROOT = Path(__file__).resolve().parents[1]
-SHAPES = {  # channels, context width, groups of latents
+MULT, HEADS, SIDE, BATCH, RANK, PICTURES, TOKENS = (1, 2, 4), 8, 32, 2, 16, 8, 16
+SHAPES: dict[str, dict[str, Any]] = {  # channels and context width; unless given, each depth has attention
     "66M": {"channels": 128, "context": 128},
     "small": {"channels": 32, "context": 32},
     "400M": {"channels": 320, "context": 768},  # for a GPU, which 66M would leave idle
+    "sd15": {"channels": 320, "context": 768, "mult": (1, 2, 4, 4), "attention": (1, 1, 1, 0), "blocks": 2},
 }
-MULT, HEADS, SIDE, BATCH, RANK, PICTURES, TOKENS = (1, 2, 4), 8, 32, 2, 16, 8, 16
 CPU = torch.device("cpu")
 
 
@@ -68,17 +69,20 @@ def unet(size: str, device: torch.device) -> Any:
     import comfy.model_patcher
     import comfy.supported_models_base
 
+    chosen = SHAPES[size]
+    mult, blocks = chosen.get("mult", MULT), chosen.get("blocks", 1)
+    attention = chosen.get("attention", (1,) * len(mult))
     shape = {
         "image_size": 32,
         "in_channels": 4,
         "out_channels": 4,
-        "model_channels": SHAPES[size]["channels"],
-        "num_res_blocks": [1] * 3,
-        "channel_mult": list(MULT),
-        "transformer_depth": [1] * 3,
-        "transformer_depth_output": [1] * 6,
+        "model_channels": chosen["channels"],
+        "num_res_blocks": [blocks] * len(mult),
+        "channel_mult": list(mult),
+        "transformer_depth": [depth for depth in attention for _ in range(blocks)],
+        "transformer_depth_output": [depth for depth in attention for _ in range(blocks + 1)],
         "transformer_depth_middle": 1,
-        "context_dim": SHAPES[size]["context"],
+        "context_dim": chosen["context"],
         "num_heads": HEADS,
         "num_head_channels": -1,
         "use_spatial_transformer": True,

@@ -283,6 +283,93 @@ def _set(tensor: Tensor, source: Any, *where: Any) -> Tensor:
     return overload.redispatch(_CPU_KERNELS, tensor, source, *where)
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def _any_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention that keeps no weights for the backward pass, where the CPU has such a kernel; torch asks for one only
+    on devices that it knows.
+    """
+    given = query, key, value, bias
+    has_fused = all(tensor is None or is_on_device(tensor) for tensor in given)
+    if has_fused:
+        hosts = [tensor if tensor is None else on_host(tensor) for tensor in given]
+        has_fused = torch._fused_sdp_choice(*hosts, dropout, is_causal, scale=scale, enable_gqa=enable_gqa) != 0
+    if has_fused and (bias is None or not bias.requires_grad):
+        return _aten._scaled_dot_product_fused_attention_overrideable(
+            *given, dropout_p=dropout, is_causal=is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_attention_math(
+        *given, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """Fused attention: the result and what its gradient needs."""
+    out, logarithms = compute(
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        query,
+        key,
+        value,
+        dropout,
+        is_causal,
+        attn_mask=bias,
+        scale=scale,
+    )
+    nothing = torch.empty(0)
+    return out, logarithms, nothing, nothing, query.shape[2], key.shape[2], nothing, nothing, nothing
+
+
+def _attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    needed: list[bool],
+    out: Tensor,
+    logarithms: Tensor,
+    *more: Any,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """The gradients of query, key and value; a bias gets none."""
+    _, _, _, _, dropout, is_causal, _, _ = more
+    found = compute(
+        _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        gradient,
+        query,
+        key,
+        value,
+        out,
+        logarithms,
+        dropout,
+        is_causal,
+        attn_mask=bias,
+        scale=scale,
+    )
+    return *found, None
+
+
 # --- making it known --------------------------------------------------------------------------------------------------
 
 _OWN = {
@@ -294,6 +381,8 @@ _OWN = {
     "_local_scalar_dense": _local_scalar_dense,
     "set_.source_Storage": _set,
     "set_.source_Storage_storage_offset": _set,
+    "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
 }
 # Torch's own way from these to smaller operations ends in kernels that an extension has to bring.
 _WHOLE = ("convolution", "convolution_backward", "native_group_norm", "native_layer_norm")
@@ -309,4 +398,6 @@ def register() -> list[Any]:
         aten.impl(name, kernel, "PrivateUse1")
     for name in _WHOLE:
         aten.impl(name, partial(compute, getattr(_aten, name).default), "PrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        aten.impl("scaled_dot_product_attention", _any_attention, key)
     return [everything, aten]

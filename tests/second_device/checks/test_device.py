@@ -57,6 +57,37 @@ def test_numbers_mix_in_every_operation():
     assert torch.equal(torch.fmod(on_device(5.5), 2.0).cpu(), torch.tensor([1.5]))
 
 
+@pytest.mark.parametrize("mask", [None, (1, 1, 90, 400), (1, 1, 1, 400)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_has_the_cpus_bytes_and_keeps_no_weights(mask, dtype):
+    shapes = ((2, 4, 90, 16), (2, 4, 400, 16), (2, 4, 400, 16))
+    given = [torch.randn(shape).to(dtype) for shape in shapes]
+    bias = None
+    if mask is not None:
+        bias = torch.randn(mask).to(dtype)
+
+    def results(device):
+        inputs = [tensor.to(device, copy=True).requires_grad_() for tensor in given]
+        on_it = bias if bias is None else bias.to(device)
+        out = nn.functional.scaled_dot_product_attention(*inputs, attn_mask=on_it)
+        kept = meter.allocated
+        out.float().square().sum().backward()
+        return kept, [out.detach().cpu(), *(tensor.grad.cpu() for tensor in inputs)]
+
+    _, expected = results(torch.device("cpu"))
+    before = meter.allocated
+    kept, found = results(DEVICE)
+    assert all(map(torch.equal, found, expected))
+    assert kept - before < 2 * 4 * 90 * 400 * dtype.itemsize
+
+
+def test_a_mask_that_learns_has_a_gradient():
+    query, key = torch.randn(1, 2, 8, 16, device=DEVICE), torch.randn(1, 2, 6, 16, device=DEVICE)
+    mask = torch.zeros(1, 1, 8, 6, device=DEVICE, requires_grad=True)
+    nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask).square().sum().backward()
+    assert mask.grad is not None and float(mask.grad.abs().sum()) > 0
+
+
 def test_views_share_memory():
     tensor = torch.zeros(4, 4, device=DEVICE)
     tensor.view(2, 8)[1].t().fill_(1)
