@@ -347,6 +347,7 @@ def test_every_snapshot_can_be_kept(bench):
 def test_what_runs_take_of_the_disk_is_counted(bench):
     bench.run(8, keep="every", validate_every=0)
     Store(bench.folder, "other", {}).save(bench.state)
+    (bench.folder / "run" / "notes.txt").write_text("mine")
     sizes = {name: os.path.getsize(bench.folder / name) for name in bench.files()}
     run = sum(size for name, size in sizes.items() if name.startswith("run/"))
     assert bench.store.used() == DiskUse(3, run, sum(sizes.values()), bench.store.limit)
