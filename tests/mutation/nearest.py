@@ -28,11 +28,12 @@ def tested_elsewhere(root: Path) -> dict[str, list[str]]:
 def nearest_tests(root: Path, file: PurePosixPath) -> list[str]:
     """The test files to ask first about a change of this product file; none for a file that nothing names.
 
-    A folder's row is for files that have neither a test file of their own nor a row. What a pattern names is added.
+    A folder's row is for files that have neither a test file of their own nor a row. What a pattern names is asked
+    before them: it looks at many files, and takes little time.
     """
     rows = tested_elsewhere(root)
     paths = [*own_tests(root, file), *rows.get(file.as_posix(), [])] or rows.get(f"{file.parent.as_posix()}/", [])
     for pattern, tests in rows.items():
         if "*" in pattern and file.match(pattern):
-            paths = [*paths, *tests]
+            paths = [*tests, *paths]
     return [path for path in dict.fromkeys(paths) if not path.startswith(WITH_COMFYUI)]

@@ -268,6 +268,6 @@ def test_rows_add_to_a_file_with_its_own_tests_and_stars_to_every_file(tree):
     page = tree / "docs" / "architecture.md"
     page.write_text(page.read_text() + "".join(f"| {row} |\n" for row in rows))
     assert nearest_tests(tree, PurePosixPath("maths/near.py")) == ["tests/maths/test_near.py", "tests/test_sums.py"]
-    far = ["tests/test_all.py", "tests/maths/test_loop.py", "tests/test_sums.py"]
+    far = ["tests/maths/test_loop.py", "tests/test_sums.py", "tests/test_all.py"]
     assert nearest_tests(tree, PurePosixPath("maths/far.py")) == far
     assert nearest_tests(tree, PurePosixPath("maths/unseen.py")) == ["tests/test_all.py"]
