@@ -7,14 +7,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_tensors
 from graft_nodes.training.lora_metadata import lora_metadata
+from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.store import listing
 from graft_nodes.training.trainable import install
+from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
 
 COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
@@ -835,3 +838,18 @@ def test_images_without_a_picture_for_a_model_that_takes_one_are_said(host, wall
     assert says in host.call("GraftTrainStart", **given)[1]
     given["dataset"] = data.Dataset((images[2],), conditionings, "with pictures")
     assert "no control picture" not in host.call("GraftTrainStart", **given)[1]
+
+
+@pytest.mark.parametrize(
+    ("offload", "base_weights", "waits"),
+    [("none", "as loaded", False), ("layers", "as loaded", True), ("activations", "int8", True)],
+)
+def test_weights_that_are_moved_or_made_smaller_wait_in_host_memory(host, monkeypatch, offload, base_weights, waits):
+    """They would not fit into the device's memory otherwise."""
+    call = host.module("nodes.step_call")
+    monkeypatch.setattr(call, "opened", lambda state, layers: layers)
+    settings = SimpleNamespace(optimizer=OptimizerSettings(offload=offload))
+    state = SimpleNamespace(
+        settings=settings, start=SimpleNamespace(adapter=AdapterSettings(base_weights=base_weights))
+    )
+    assert call.StepCall.opened(SimpleNamespace(state=state)) is waits
