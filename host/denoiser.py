@@ -158,18 +158,18 @@ class Denoiser:
 @contextlib.contextmanager
 def fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
     """The context for ComfyUI's forward and backward pass: in-place operations and kernels without a backward pass are
-    avoided, except in UNets.
-
-    UNets change nothing in place that is needed again, and there every saved call counts.
+    avoided, except in UNets: they change nothing in place that is needed again, and there every saved call counts.
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
+    from .four_bit_layers import with_gradients
     from .plain_kernels import PlainKernels
 
     if isinstance(module, UNetModel) and not text_encoder:
-        yield
+        with with_gradients(module):
+            yield
         return
-    with PlainKernels(), AvoidInplaceOps(), copied_where_needed(module):
+    with with_gradients(module), PlainKernels(), AvoidInplaceOps(), copied_where_needed(module):
         yield
 
 

@@ -12,6 +12,9 @@ import pytest
 import torch
 from tiny_families import EVERY
 
+OPTIONS = {"convrot_w4a4": {"convrot_groupsize": 16}, "asym_w4a8_int8": {"convrot_groupsize": 16}}  # for narrow layers
+MULTIPLE = {"convrot_w4a4": 64}  # of a layer's sides; 16 elsewhere
+
 
 def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
     """(a model whose layers are of the host's quantised type, the same numbers in float32)."""
@@ -22,6 +25,7 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
     import comfy.supported_models
 
     own, layout = EVERY[family], quant.QUANT_ALGOS[kind]["comfy_tensor_layout"]
+    options, multiple = OPTIONS.get(kind, {}), MULTIPLE.get(kind, 16)
     with torch.inference_mode():
         plain = families.build(family)
         config = getattr(comfy.supported_models, own.supported)(families.accepted(dict(own.config)))
@@ -35,14 +39,13 @@ def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
             fits = (
                 role == "weight"
                 and isinstance(modules[path], torch.nn.Linear)
-                and not any(side % 16 for side in tensor.shape)
+                and not any(side % multiple for side in tensor.shape)
             )
-            if fits and "blocks" in name:
-                made = quant.QuantizedTensor.from_float(tensor, layout)
-                weights[name], weights[f"{path}.weight_scale"] = made._qdata, made._params.scale
-                weights[f"{path}.comfy_quant"] = torch.tensor(
-                    list(json.dumps({"format": kind}).encode()), dtype=torch.uint8
-                )
+            if fits and ("blocks" in name or "layers" in name):
+                made = quant.QuantizedTensor.from_float(tensor, layout, **options)
+                weights.update(made.state_dict(name))
+                described = json.dumps({"format": kind, **options})
+                weights[f"{path}.comfy_quant"] = torch.tensor(list(described.encode()), dtype=torch.uint8)
                 tensor.copy_(made.dequantize())
         assert not any(model.diffusion_model.load_state_dict(weights, strict=False))
     cpu = torch.device("cpu")

@@ -99,14 +99,24 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
         assert float((values[name] - values[wanted]).abs().max()) < 2e-3 * size, name
 
 
-@pytest.mark.parametrize(("kind", "close"), [("float8_e4m3fn", 0.9999), ("int8_tensorwise", 0.98)])
-def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, close):
-    quantised, plain = with_quantised_layers("flux", kind)
+@pytest.mark.parametrize(
+    ("kind", "family", "close"),
+    [
+        ("float8_e4m3fn", "flux", 0.9999),
+        ("mxfp8", "flux", 0.9999),
+        ("nvfp4", "flux", 0.9999),
+        ("int8_tensorwise", "flux", 0.98),
+        ("asym_w4a8_int8", "flux", 0.98),
+        ("convrot_w4a4", "z-image", 0.8),  # what goes in has 4 bits, too
+    ],
+)
+def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, family, close):
+    quantised, plain = with_quantised_layers(family, kind)
     assert sum(hasattr(p, "__tensor_flatten__") for p in quantised.model.diffusion_model.parameters()) > 8
     before = {
         name: [part.clone() for part in parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()
     }
-    found, expected = _trained(quantised, "flux"), _trained(plain, "flux")
+    found, expected = _trained(quantised, family), _trained(plain, family)
     assert found.history.loss == pytest.approx(expected.history.loss, rel=2e-2)  # int8 layers round what goes in, too
     assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > close
     for name, p in quantised.model.diffusion_model.named_parameters():
