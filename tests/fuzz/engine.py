@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from .fence import Fence
 
-PATIENCE = 10.0  # seconds a case may take
+PATIENCE = 10.0  # seconds of a processor that a case may take
+SILENCE = 120.0  # seconds by the clock: a machine may have other work
 START = 180.0  # seconds to get ready
 GROWTH = 1 << 30  # bytes that one case may add to the most memory that was ever used
 ENTROPY = 6000  # bytes a case is drawn from
@@ -195,21 +197,28 @@ def watched(kind: Callable[[Path], Target], seed: int, cases: int, say: Callable
     process = context.Process(target=work, args=(kind, seed, cases, now, theirs), daemon=True)
     process.start()
     theirs.close()
-    at, since, told = -1, time.monotonic(), time.monotonic()
+    times = psutil.Process(process.pid).cpu_times
+    at, since, told, before = -1, time.monotonic(), time.monotonic(), 0.0
     name = kind.name  # type: ignore[attr-defined]
     try:
         while not mine.poll(0.2):
+            spent = sum(times()[:2])  # user's and system's
             if now.value != at:
-                at, since = now.value, time.monotonic()
+                at, since, before = now.value, time.monotonic(), spent
             if time.monotonic() - told > 30:
                 told = time.monotonic()
                 say(f"{name}: case {at:,}")
-            hung = time.monotonic() - since > (START if at < 0 else PATIENCE + 5)
+            silent = time.monotonic() - since
+            hung = silent > START
+            if at >= 0:
+                hung = spent - before > PATIENCE or silent > SILENCE
             if hung or not process.is_alive():
                 if hung and hasattr(signal, "SIGUSR1"):
                     os.kill(process.pid or 0, signal.SIGUSR1)  # it says where it is
                     time.sleep(0.5)
-                why = f"took longer than {PATIENCE:g} s" if hung else f"ended the process ({process.exitcode})"
+                why = f"took longer than {PATIENCE:g} s of work, or {SILENCE:g} s by the clock"
+                if not hung:
+                    why = f"ended the process ({process.exitcode})"
                 return Report(name, seed, at + 1, failures=[f"{replay(name, seed, at)}\n{why}"])
         return mine.recv()
     except EOFError:

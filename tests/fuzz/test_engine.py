@@ -50,6 +50,10 @@ class Planted(engine.Target):
     def hangs(self):
         time.sleep(60)
 
+    def works_on(self):
+        while True:
+            pass
+
     def grows(self):
         # More than malloc ever takes from memory that was freed before: 32 MiB.
         self.held = b"x" * (room_below_the_peak() + (64 << 20))
@@ -71,7 +75,9 @@ def of(how):
 def run(how, monkeypatch, cases=60):
     monkeypatch.setattr(engine, "GROWTH", 2 << 20)
     if how == "hangs":
-        monkeypatch.setattr(engine, "PATIENCE", -2.0)  # three seconds of silence: five more than this
+        monkeypatch.setattr(engine, "SILENCE", 3.0)
+    if how == "works_on":
+        monkeypatch.setattr(engine, "PATIENCE", 1.0)
     return engine.watched(of(how), 3, cases)
 
 
@@ -81,6 +87,7 @@ def run(how, monkeypatch, cases=60):
         ("wrong", "KeyError: 'planted'"),
         ("killed", "ended the process (-6)"),
         ("hangs", "took longer than"),
+        ("works_on", "took longer than 1 s of work"),
         ("grows", "memory in use grew"),
         ("writes", "escaped is outside"),
         ("starts", "subprocess.Popen"),
