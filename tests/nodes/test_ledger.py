@@ -680,6 +680,22 @@ def test_dora_at_the_activations_is_of_the_weights_that_hooks_have_changed(host,
     assert not torch.allclose(found["merge", 0], found["merge", 1], atol=1e-2)
 
 
+def test_dora_that_is_merged_is_of_a_weight_that_the_host_changes_at_each_use(host, small):
+    """Then it comes after that change, at the activations, and as often as the model is called."""
+    model, changed = small.unet(), small.unet()
+    state = small.lora(model, 1)
+    names = [key.removesuffix(".lora_up.weight") for key in state if key.endswith("to_q.lora_up.weight")]
+    weights = changed.model.state_dict()
+    for name in names:
+        state[f"{name}.dora_scale"] = 1.3 * weights[f"{name}.weight"].norm(dim=1, keepdim=True)
+        model.add_weight_wrapper(f"{name}.weight", lambda weight: 2 * weight + 0.1)
+        weights[f"{name}.weight"].mul_(2).add_(0.1)
+    patched, expected = graft(host, model, state, 0.7), small.forward(graft(host, changed, state, 0.7))
+    for _ in range(2):
+        assert torch.allclose(small.forward(patched), expected, atol=1e-4)
+    assert not torch.allclose(small.forward(model), expected, atol=1e-2)
+
+
 def test_stochastic_rounding_is_an_option(host, small, monkeypatch):
     """The environment asks for it: other bytes, the same ones each time, none where nothing is merged; the base comes
     back.
