@@ -16,7 +16,6 @@ from ..trainable.install import as_lora
 from ..trainable.settings import AdapterSettings
 from .sources import Sources
 
-PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 ALGEBRAS = ("auto", *average.ALGEBRAS)
 SWEEP = 10  # widths that profile best tries when none are given
 
