@@ -1,8 +1,11 @@
 """Multipliers over sampling: between points by hand, steps, ends, and what is refused."""
 
+import gc
+
 import pytest
 import torch
-from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
+from graft_nodes.patches.adapters.rank_mask import RankMask
+from graft_nodes.patches.patching.strength_schedule import Clock, MaskedRanks, Schedule
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,26 @@ def test_a_clock_gives_the_places_of_adapters_that_are_gone_to_others():
     assert not kept.places.keys() & last.places.keys() and float(clock.values[0]) == 1.0
     with pytest.raises(ValueError, match="at most 63 different schedules"):
         Adapter(*map(float, range(400, 463)))
+
+
+class User:
+    """What reads multipliers, as long as it lives."""
+
+    def __init__(self, *schedules):
+        self.schedules = schedules
+
+
+def test_masked_ranks_lie_in_a_row_behind_schedules_where_others_are_gone():
+    clock = Clock(places=8)
+    four, six, three, five = (MaskedRanks(RankMask(rank, 1)) for rank in (4, 6, 3, 5))
+    first, second = User(four), User(six)
+    clock.users.update((first, second))
+    assert (clock.place(four), clock.place(six), clock.place(four), len(clock.values)) == (8, 12, 8, 18)
+    del first
+    gc.collect()
+    others = User(three, five)
+    clock.users.add(others)
+    assert (clock.place(three), clock.place(five), len(clock.values)) == (8, 18, 23), "three fit where four were"
+    for ranks, place in ((three, 8), (six, 12), (five, 18)):
+        alone = [1.0] + [0.0] * (ranks.mask.rank - 1)  # on noise alone one rank works
+        assert clock.values[place : place + ranks.mask.rank].tolist() == alone

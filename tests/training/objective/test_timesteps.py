@@ -210,11 +210,17 @@ def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
         ({"logit_std": -1.0}, "logit deviation is -1.0, expected above 0"),
         ({"logit_mean": math.inf}, "logit mean is inf"),
         ({"mode_scale": 2.0}, "mode scale is 2.0, expected from -1 to 1.75"),
+        ({"mode_scale": -1.01}, r"mode scale is -1\.01, expected from -1 to 1\.75"),
     ],
 )
 def test_wrong_numbers_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         ObjectiveSettings(**settings)
+
+
+@pytest.mark.parametrize("mode_scale", [-1.0, 0.5, 1.75])
+def test_bounds_of_the_mode_scale_are_allowed_themselves(mode_scale):
+    assert ObjectiveSettings(mode_scale=mode_scale).mode_scale == mode_scale
 
 
 def test_new_settings_at_their_defaults_are_no_part_of_a_runs_identity(lab):
