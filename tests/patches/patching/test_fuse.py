@@ -133,6 +133,13 @@ def test_half_precision_is_rounded_once(dtype, file_dtype):
     assert error <= 1.01 * best
 
 
+@pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn])
+def test_a_weight_in_float32_takes_files_of_any_type_without_loss(file_dtype):
+    base = random(96, 160, seed=7)
+    patches = [Patch(linear(96, 160, 16, 16.0, seed=5 * n, dtype=file_dtype), 0.1 * (n + 1)) for n in range(4)]
+    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+
+
 def test_writes_into_the_memory_it_is_given():
     base, out = random(12, 20), torch.empty(12, 20)
     assert patched(base, [Patch(linear(), 1.0)], out=out) is out
