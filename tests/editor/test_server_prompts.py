@@ -154,6 +154,8 @@ def test_jobs_are_listed_filtered_and_cancelled(server, busy):
     listed = {job["id"]: job for job in server.ask("/api/jobs").json["jobs"]}
     assert listed[busy]["status"] == "in_progress" and listed[waiting]["status"] == "pending"
     assert [job["id"] for job in server.ask("/api/jobs?status=pending").json["jobs"]] == [waiting]
+    one = server.ask(f"/api/jobs/{waiting}")
+    assert one.status == 200 and (one.json["id"], one.json["status"]) == (waiting, listed[waiting]["status"])
     assert server.ask(f"/api/jobs/{waiting}/cancel", "POST").json == {"cancelled": True}
     assert server.ask(f"/api/jobs/{waiting}/cancel", "POST").json == {"cancelled": False}
     assert server.ask(f"/api/jobs/{waiting}").status == 404
