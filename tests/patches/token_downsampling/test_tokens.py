@@ -140,7 +140,7 @@ def test_wrong_number_of_tokens():
 
 
 def test_one_factor_is_broadcast_and_a_list_overrides():
-    assert ToDoSettings.parse(4.0, 2).factors == (4.0, 4.0)
+    assert ToDoSettings.parse(4.0, 2).factors == (4.0, 4.0) and ToDoSettings.parse(4.0, 1).factors == (4.0,)
     assert ToDoSettings.parse(4.0, 3, "4, 2").factors == (4.0, 2.0)
 
 
