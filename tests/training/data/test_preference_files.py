@@ -177,7 +177,11 @@ def test_wrong_pairs_are_problems_that_name_both_pictures(tmp_path):
     assert "shape.win.png: it is 64x64 and shape.lose.png 96x64" in problems
     assert "same.win.png: same.lose.png is the same picture" in problems
     assert "broken.win.png: its worse picture broken.lose.png cannot be used" in problems
-    assert "preference pairs: 1, as good.win.png better than good.lose.png" in report(listing)
+    said = report(listing)
+    assert "preference pairs: 1, as good.win.png better than good.lose.png" in said
+    assert "without a worse picture" not in said
+    write_picture(tmp_path / "alone.png", seed=6)
+    assert "\n1 without a worse picture, which dpo cannot train on" in report(read_folder(tmp_path, SETTINGS))
 
 
 def test_a_worse_picture_of_another_size_is_scaled_to_the_better_one(tmp_path):
