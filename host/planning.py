@@ -75,7 +75,8 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
     on_host = patcher.load_device.type == "cpu" and not on_a_card
     encode = None
     if state.start.encodes_captions:
-        encode = _encoder(state, patcher, on_a_card)
+        _check_encoder(state, on_a_card)
+        encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
     with _on_meta(patcher, settings.objective.zero_terminal_snr, encode) as denoiser:
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
@@ -140,6 +141,8 @@ def _report(
 
 def _why_not(state: TrainState, foreign: Sequence[str]) -> str:
     """Why a run's memory is not planned when it begins; empty where it is."""
+    if _computes_elsewhere(state):
+        return "the text encoder is trained on another device than the model"
     if foreign:  # it may keep what it meets, and would meet tensors without values
         return f"code of others runs in the model: {', '.join(foreign)}"
     if process_group.current().size > 1:
@@ -198,9 +201,15 @@ class _PlannedEncoder(LiveEncoder):
             ) from error
 
 
-def _encoder(state: TrainState, patcher: Any, on_a_card: bool) -> LiveEncoder:
-    """The text encoder of a run that encodes its captions: on the meta device, if it computes on the model's."""
-    clip, dataset = state.subject.clip, state.subject.dataset
-    if on_a_card or clip.patcher.load_device == patcher.load_device:
-        return _PlannedEncoder(clip, dataset)
-    return LiveEncoder(clip, dataset.clip_skip, dataset.weighted_captions)
+def _computes_elsewhere(state: TrainState) -> bool:
+    """Whether a text encoder that is trained, or whose words are, is on another device than the model."""
+    subject = state.subject
+    return bool(state.start.encodes_captions and subject.clip.patcher.load_device != subject.model.load_device)
+
+
+def _check_encoder(state: TrainState, on_a_card: bool) -> None:
+    if _computes_elsewhere(state) and not on_a_card:
+        raise ValueError(
+            "This training cannot be planned: its text encoder computes on another device than the model. To plan the"
+            " model alone, switch train text encoder of Adapter Settings off and disconnect Train Words."
+        )

@@ -118,6 +118,20 @@ def test_a_text_encoder_that_is_trained_or_whose_words_are_is_planned(host, plan
         assert id(p) == before[name][0] and torch.equal(p, before[name][1])
 
 
+def test_a_text_encoder_on_another_device_is_not_planned(host, planning, connected):
+    clip = host.call("GraftDemo")[1]
+    adapter = host.call("GraftAdapter", text_encoder=True)[0]
+    state, _ = host.call("GraftTrainStart", run=RUN, **connected, clip=clip, adapter=adapter)
+    elsewhere = clip.clone()
+    elsewhere.patcher.load_device = torch.device("meta")
+    state = replace(state, subject=state.subject._replace(clip=elsewhere))
+    assert planning.beginning(state, []) == [
+        "memory is not planned: the text encoder is trained on another device than the model"
+    ]
+    with pytest.raises(ValueError, match="switch train text encoder of Adapter Settings off"):
+        planning.plan(state.subject.model, state, state.subject.dataset)
+
+
 def _measured(host, state):
     """The most that PyTorch's CPU allocator holds at once in two steps, above the models."""
     from graft_nodes.training.run.memory_plan import largest_batch

@@ -67,7 +67,8 @@ def main(folder: str, model_device: str, adapter: str, optimizer: str) -> None:
 
     def watched(self: Any) -> None:
         for name, tensor in self.trained.items():
-            places.setdefault(name.partition(".")[0], set()).add(tensor.device.type)
+            if tensor.device.type != "meta":  # Start Training plans a step there
+                places.setdefault(name.partition(".")[0], set()).add(tensor.device.type)
         step(self)
 
     stepper.step_ = watched

@@ -16,7 +16,7 @@ import torch
 
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
-from ..memory.allocations import META, Allocations, FusedAttention, on_meta
+from ..memory.allocations import Allocations, FusedAttention, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
@@ -47,9 +47,8 @@ class MemoryPlan:
 def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool = False) -> MemoryPlan:
     """The memory of a step of the largest batch, once the optimizer has its state.
 
-    The denoiser's `device` is the meta device; it stands for the host's memory if `on_host`, where the model's own
-    weights are beside int8 ones. A text encoder that is trained, or whose words are, is planned where it computes: one
-    on the CPU takes nothing of the device.
+    The denoiser's `device` is the meta device, and so is a trained text encoder's; it stands for the host's memory if
+    `on_host`, where the model's own weights are beside quantized ones.
     """
     state = _of_two_parts(_uncompiled(_with_bf16_for_fp16(state)))
     optimizer = state.settings.optimizer
@@ -60,7 +59,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         is_elsewhere = state.start.adapter.quantised_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
-        if state.start.encodes_captions and denoiser.text_encoder_device == META:
+        if state.start.encodes_captions:
             assert denoiser.text_encoder is not None
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):
