@@ -103,14 +103,16 @@ def measured(name: str, size: str, side: int) -> float:
     """The most that a device's allocator held at once in two steps, in MB, with the model and without the saved state
     on the host.
     """
+    from graft_nodes.tests.allocated import most_held, recorded
+
     if is_on_the_second_device(name):
         return measured_on_the_second_device(name, size, side)
     patcher, state, data = run(name, size, side)
     module = patcher.model.diffusion_model
     weights = sum(part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers()))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
+    with recorded() as record:
         two_steps(patcher, state, data)
-    return (peak(record) + weights) / 1e6
+    return (most_held(record) + weights) / 1e6
 
 
 def measured_on_the_second_device(name: str, size: str, side: int) -> float:
@@ -141,16 +143,6 @@ def two_steps(patcher: Any, state: Any, data: Any, between: Callable[[], None] =
             advance_(work)
             between()
             advance_(work)
-
-
-def peak(record: Any) -> int:
-    """The largest sum of the allocations so far."""
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 def child(*arguments: Any) -> Any:

@@ -154,34 +154,29 @@ def comfyui(model: Any, data: Any, steps: int, marks: Marks, given: Given) -> No
     positive = [[[texts[image.caption].context, {}]] for image in data.images]
     defaults = {one.id: getattr(one, "default", None) for one in node.define_schema().inputs}
     defaults |= {"training_dtype": "fp32", "lora_dtype": "fp32"}  # the model is float32
-    wanted = {"batch_size": given.batch, "steps": steps, "learning_rate": given.rate, "rank": given.rank, "seed": 0}
+    wanted = {"model": model, "latents": latents, "batch_size": given.batch, "steps": steps}
+    wanted |= {"learning_rate": given.rate, "rank": given.rank, "seed": 0}
     names = inspect.signature(node.execute).parameters
     listed = {name: [value] for name, value in {**defaults, **wanted}.items() if name in names}
     done = 0
-    found: list[dict[str, Tensor]] = []
+    lora: dict[str, Tensor] = {}
     create = nodes._create_optimizer
 
     def noted(kind: str, parameters: Any, rate: float) -> Any:
-        """The optimizer that the node makes, asked after every step."""
-        frame = sys._getframe(1).f_locals["lora_sd"]
-        found.append(frame)
+        """The node's optimizer; the values that it is given are those of the LoRA by name."""
+        lora.update(parameters.mapping)
         return create(kind, parameters, rate)
 
     def after(*_: Any) -> None:
         nonlocal done
         done += 1
-        marks.after(done, lambda: found[0])
+        marks.after(done, lambda: lora)
 
     nodes._create_optimizer = noted
     hook = register_optimizer_step_post_hook(after)
     try:
         marks.begin()
-        node.execute(
-            model=[model],
-            latents=[latents],
-            positive=positive,
-            **{name: value for name, value in listed.items() if name not in ("model", "latents", "positive")},
-        )
+        node.execute(**{**listed, "positive": positive})
     finally:
         hook.remove()
         nodes._create_optimizer = create

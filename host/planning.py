@@ -34,6 +34,7 @@ ERRORS = (
     TypeError,
     ValueError,
 )
+_MODEL_ALONE = "To plan the model alone, switch train text encoder of Adapter Settings off and disconnect Train Words."
 _KEPT = 64
 _RATES = ("learning_rate", "text_encoder_rate", "warmup", "floor")  # settings that no memory depends on
 
@@ -196,8 +197,8 @@ class _PlannedEncoder(LiveEncoder):
             return super().__call__(*captions)
         except ERRORS as error:
             raise ValueError(
-                "This text encoder cannot be planned: its code needs numbers where a plan has shapes alone. To plan"
-                " the model alone, switch train text encoder of Adapter Settings off and disconnect Train Words."
+                "This text encoder cannot be planned: its code needs numbers where a plan has shapes alone."
+                f" {_MODEL_ALONE}"
             ) from error
 
 
@@ -210,6 +211,6 @@ def _computes_elsewhere(state: TrainState) -> bool:
 def _check_encoder(state: TrainState, on_a_card: bool) -> None:
     if _computes_elsewhere(state) and not on_a_card:
         raise ValueError(
-            "This training cannot be planned: its text encoder computes on another device than the model. To plan the"
-            " model alone, switch train text encoder of Adapter Settings off and disconnect Train Words."
+            "This training cannot be planned: its text encoder computes on another device than the model."
+            f" {_MODEL_ALONE}"
         )

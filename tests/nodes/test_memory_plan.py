@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from graft_nodes.tests.allocated import most_held, recorded
 from PIL import Image
 
 RUN = "plan"
@@ -140,21 +141,15 @@ def _measured(host, state):
 
     subject = state.subject
     dataset = largest_batch(subject.dataset, state.settings.optimizer.batch_size)
-    recorded = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     opened = host.module("host.denoiser").denoiser(subject.model, clip=subject.clip)
-    with recorded as record, torch.inference_mode(False), opened as denoiser:
+    with recorded() as record, torch.inference_mode(False), opened as denoiser:
         work = Workspace(state, denoiser, dataset)
         work.loader.until = 2
         with work.installed():
             advance_(work)
             advance_(work)
         work.close()
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    return most_held(record)
 
 
 def test_a_model_with_token_downsampling_is_planned(host, planning, connected):

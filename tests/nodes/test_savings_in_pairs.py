@@ -85,9 +85,9 @@ def _data():
     return Dataset.from_latents([torch.randn(4, 16, 24, generator=generator) for _ in range(4)], ["a"] * 4, texts)
 
 
-def _begun(small, names, dtype=torch.float32):
+def _begun(small, names):
     """(MODEL, state before the first step, dataset) with these ways."""
-    patcher, data = small.unet(dtype=dtype), _data()
+    patcher, data = small.unet(), _data()
     adapter: dict[str, Any] = {"targets": "attention+ff", "rank": 4}
     optimizer: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.1, "weight_decay": 0.0}
     optimizer |= {"batch_size": 2, "precision": "float32"}

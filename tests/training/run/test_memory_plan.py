@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
+from graft_nodes.tests.allocated import most_held, recorded
 from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.quantised_base import base
@@ -39,28 +40,14 @@ def _planned(lab, adapter, **optimizer):
 def _measured(lab, adapter, **optimizer):
     """The most that PyTorch's CPU allocator has handed out for a second step, above what there was before the run."""
     state, denoiser, dataset = _run(lab, adapter, torch.device("cpu"), **optimizer)
-    with _recorded() as record:
+    with recorded() as record:
         work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
         work.loader.until = 2
         with work.installed():
             advance_(work)
             advance_(work)
     work.close()
-    return _most(record)
-
-
-def _recorded():
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-
-
-def _most(record):
-    """The most that PyTorch's CPU allocator held of what it handed out while it was recorded."""
-    events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    return most_held(record)
 
 
 def _bytes(tensors):
@@ -198,8 +185,8 @@ def test_a_preview_is_what_pytorchs_allocator_measures(lab, adapter):
         advance_(work)
         advance_(work)
         batch = work.loader.take(2, 0)[0]
-        with _recorded() as record, torch.no_grad(), work.own_weights():
+        with recorded() as record, torch.no_grad(), work.own_weights():
             level = denoiser.sigma(torch.full((2,), 0.5))
             denoiser.denoise(torch.cat([batch.latents[:1]] * 2), level, batch.conditionings[:1] * 2, {})
     work.close()
-    assert planned.preview - stays == pytest.approx(_most(record), rel=0.1)
+    assert planned.preview - stays == pytest.approx(most_held(record), rel=0.1)
