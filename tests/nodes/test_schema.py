@@ -29,6 +29,38 @@ IN_BLUEPRINTS = {
     ("LoRAStackPatch", "mode"),
 }
 
+# What people type into the node search, and the node that they mean.
+SEARCHES = {
+    "kontext": "GraftSamples",
+    "image to video": "GraftSamples",
+    "image folder": "GraftDataset",
+    "captions": "GraftDataset",
+    "dreambooth": "GraftTrainStart",
+    "finetune": "GraftTrainStart",
+    "train lora": "TrainStep",
+    "locon": "GraftAdapter",
+    "network dim": "GraftAdapter",
+    "textual inversion": "GraftWords",
+    "trigger word": "GraftWords",
+    "adamw": "GraftOptimizer",
+    "gradient accumulation": "GraftOptimizer",
+    "min snr": "GraftObjective",
+    "offset noise": "GraftObjective",
+    "resume": "GraftLoadState",
+    "power lora": "GraftLoadLoRAs",
+    "multi lora": "GraftLoRAStack",
+    "apply lora": "LoRAStackPatch",
+    "lbw": "GraftLoRAEffect",
+    "model soup": "EMAMerge",
+    "ties": "GraftMergeLoRAs",
+    "model difference": "GraftExtractLoRA",
+    "leco": "GraftSlider",
+    "vram": "GraftRecipe",
+    "tome": "ApplyToDo",
+    "token routing": "ApplyTREAD",
+    "loss curve": "GraftLossPlot",
+}
+
 
 def settings_of(host, identifier):
     """{input: its options} of a node's widgets, from what the host tells the editor of it (/object_info)."""
@@ -131,3 +163,12 @@ def test_the_tooltip_names_the_models_whose_tokens_cannot_skip_blocks():
     assert named == "ACE-Step 1 and Stable Cascade"
     assert [one.title for one in FAMILIES if isinstance(one.token_routing, Missing)] == ["Stable Cascade"]
     assert list(token_routing().refused) == ["ACEStepTransformer2DModel"]
+
+
+@pytest.mark.parametrize("typed", SEARCHES)
+def test_the_node_search_finds_a_node_by_what_people_call_it(host, typed):
+    identifier = SEARCHES[typed]
+    told = host.node(identifier).GET_NODE_INFO_V1()
+    if "search_aliases" not in told:
+        pytest.skip("this ComfyUI's nodes have no search words")
+    assert typed in told["search_aliases"]
