@@ -68,6 +68,8 @@ def read_table(path: str) -> list[Row]:
         raise CommandError([Problem(f"--set-from {path}: cannot be read ({error.strerror or error})")]) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise CommandError([Problem(f"--set-from {path}: not a CSV file in UTF-8 ({error})")]) from error
+    except ValueError as error:
+        raise CommandError([Problem(f"--set-from {path}: {error}")]) from error
     header = [name.strip() for name in (lines or [[]])[0]]
     problems = _wrong_header(path, header)
     rows = []

@@ -48,6 +48,14 @@ def test_a_table_that_cannot_be_run_says_why(tmp_path, text, expected):
     assert "--set-from" in str(error.value) and expected in str(error.value)
 
 
+def test_a_table_of_more_than_20_MB_is_refused_by_its_size(tmp_path):
+    path = table(tmp_path, "1.number\n3\n")
+    with open(path, "r+b") as file:
+        file.truncate(20 * 1024**2 + 1)
+    with pytest.raises(CommandError, match="larger than 20 MB"):
+        batch.read_table(path)
+
+
 def test_a_row_is_done_with_the_same_workflow_and_values_only(tmp_path):
     path = table(tmp_path, "1.number\n3\n")
     (row,) = batch.read_table(path)

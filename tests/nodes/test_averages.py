@@ -110,6 +110,7 @@ def test_latest_width_and_best_of_a_state(host, demo, state):
         )
         assert model is not demo[0] and picture.shape[0] == 1 and picture.shape[3] == 3 and float(picture.std()) > 0
         shown[profile, width] = lora, report
+    assert "EMA (ramp) at step 8; " in shown["latest", 0.1][1]
     assert shown["latest", 0.1][0].keys() == state.lora_model().keys() == shown["width", 0.07][0].keys()
     assert "least squares" in shown["width", 0.07][1]
     best = shown["best", 0.1][1]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graft_nodes.patches.models import registry
+from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import Place, TokenLayout
 
 PICTURE, VIDEO = (2, 4, 7, 9), (2, 4, 3, 7, 9)
@@ -237,3 +238,140 @@ def classes():
 def test_every_layout_is_counted():
     of_cases = {classes()[name].layout for name, *_ in CASES.values()}
     assert of_cases == {kept.layout for kept in classes().values()}
+
+
+DOUBLE = SimpleNamespace(flipped_img_txt=True)
+OLD_DOUBLE = SimpleNamespace()
+# Layouts that Apply TREAD alone asks for: family, class, model, latent, length of the text, conditions, frames, places.
+ROUTED = {
+    "hunyuan": (
+        "hunyuan",
+        "HunyuanVideo",
+        {**WAN, "double_blocks": [DOUBLE]},
+        VIDEO,
+        5,
+        {},
+        3,
+        {65: Place(0, stream=(0, 60))},
+    ),
+    "older hunyuan, with characters, vision and a reference": (
+        "hunyuan",
+        "HunyuanVideo",
+        {**WAN, "double_blocks": [OLD_DOUBLE], "byt5_in": "one"},
+        VIDEO,
+        5,
+        {"txt_byt5": latent(1, 4, 12), "clip_fea": latent(1, 2, 12), "ref_latent": latent(1, 4, 1, 7, 9)},
+        3,
+        {5 + 4 + 2 + 20 + 60: Place(31, stream=(11, 91))},
+    ),
+    "hunyuan without the part that reads characters": (
+        "hunyuan",
+        "HunyuanVideo",
+        {"patch_size": (2, 2), "double_blocks": [DOUBLE], "byt5_in": None},
+        PICTURE,
+        5,
+        {"txt_byt5": latent(1, 4, 12)},
+        1,
+        {25: Place(0, stream=(0, 20))},
+    ),
+    "auraflow": ("auraflow", "MMDiT", {**TWO, "register_tokens": latent(1, 8, 12)}, PICTURE, 5, {}, 1, {33: Place(13)}),
+    "hidream": (
+        "hidream",
+        "HiDreamImageTransformer2DModel",
+        TWO,
+        PICTURE,
+        5,
+        {"encoder_hidden_states_llama3": latent(1, 32, 3, 12)},
+        1,
+        {20 + 5 + 2 * 3: Place(0, stream=(0, 20))},
+    ),
+    "hidream o1": (
+        "hidream",
+        "HiDreamO1Transformer",
+        TWO,
+        PICTURE,
+        None,
+        {"input_ids": latent(1, 6)},
+        1,
+        {26: Place(6)},
+    ),
+    "hidream o1 with references": (
+        "hidream",
+        "HiDreamO1Transformer",
+        TWO,
+        PICTURE,
+        None,
+        {"input_ids": latent(1, 6), "ref_patches": latent(1, 7, 12)},
+        1,
+        {33: Place(6)},
+    ),
+    "krea2": ("krea2", "SingleStreamDiT", {"patch": 2, "default_ref_method": None}, PICTURE, 5, {}, 1, {25: Place(5)}),
+    "krea2 with a reference of 2 x 3": (
+        "krea2",
+        "SingleStreamDiT",
+        {"patch": 2, "default_ref_method": "index"},
+        PICTURE,
+        5,
+        {"ref_latents": [latent(1, 4, 4, 5)]},
+        1,
+        {31: Place(5)},
+    ),
+    "krea2, no method for references": (
+        "krea2",
+        "SingleStreamDiT",
+        {"patch": 2, "default_ref_method": "index"},
+        PICTURE,
+        5,
+        {"ref_latents": [latent(1, 4, 4, 5)], "ref_latents_method": None},
+        1,
+        {25: Place(5)},
+    ),
+    "ernie": ("ernie", "ErnieImageModel", TWO, PICTURE, 5, {}, 1, {25: Place(0)}),
+    "omnigen2 with a reference of 2 x 3": (
+        "omnigen2",
+        "OmniGen2Transformer2DModel",
+        TWO,
+        PICTURE,
+        5,
+        {"ref_latents": [latent(1, 4, 4, 5)]},
+        1,
+        {31: Place(11)},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "model", "shape", "text", "conditions", "frames", "places"), ROUTED.values(), ids=ROUTED
+)
+def test_where_the_image_is_whose_tokens_skip(family, name, model, shape, text, conditions, frames, places):
+    found = routed(family, name, model, shape, text, conditions)
+    assert (found.frames, found.grid, dict(found.places)) == (frames, GRID, places)
+
+
+def test_a_picture_that_hidream_edits_lies_beside_the_image():
+    text, image = latent(1, 32, 3, 12), latent(2, 4, 7, 9)
+    conditions = {"encoder_hidden_states_llama3": text, "image_cond": image}
+    found = routed("hidream", "HiDreamImageTransformer2DModel", TWO, PICTURE, 5, conditions)
+    assert found.grid == (4, 9) and found.places == {36 + 5 + 6: Place(0, stream=(0, 36))}
+
+
+@pytest.mark.parametrize(("kind", "in_front"), [("prepend", 3 + 2 + 1), ("adaLN", 3 + 2)])
+def test_sound_lies_behind_what_is_put_in_front(kind, in_front):
+    model = {"transformer": SimpleNamespace(num_memory_tokens=3), "global_cond_type": kind, "patch_size": 4}
+    found = routed(
+        "stable-audio", "AudioDiffusionTransformer", model, (2, 4, 40), 5, {"prepend_cond": latent(1, 2, 12)}
+    )
+    assert (found.frames, found.grid) == (1, (1, 10)) and found.places == {in_front + 10: Place(in_front)}
+
+
+def test_a_token_of_ideogram_is_a_place_of_the_latent():
+    found = routed("ideogram4", "Ideogram4Transformer2DModel", {}, PICTURE, 5, {})
+    assert found.grid == (7, 9) and found.places == {5 + 63: Place(5)}
+
+
+def routed(family, name, model, shape, text, conditions):
+    """What Apply TREAD is told of a family's class."""
+    (own,) = (one.token_routing for one in registry.FAMILIES if one.name == family)
+    assert isinstance(own, TokenRouting)
+    context = None if text is None else latent(shape[0], text, 12)
+    return own.classes[name].layout(SimpleNamespace(**model), latent(*shape), context, conditions)

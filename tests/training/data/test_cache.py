@@ -208,6 +208,17 @@ def test_the_index_saves_the_headers_and_follows_what_other_processes_do(tmp_pat
     assert not again.notes
 
 
+def test_the_index_has_what_was_written_after_it_was_read(tmp_path, monkeypatch):
+    _together(tmp_path, 1)
+    cache = Cache(tmp_path)
+    cache.read("latents", key_of(1))
+    cache.report()
+    cache.write_together("latents", {key_of(2): ({"latent": torch.zeros(2, 3)}, None)})
+    cache.report()
+    monkeypatch.setattr(packs, "read_header", lambda path: pytest.fail(f"the index has not {path}"))
+    assert Cache(tmp_path).shapes("latents", key_of(2)) == {"latent": (2, 3)}
+
+
 def test_every_damage_of_a_pack_is_found_and_said(tmp_path):
     _together(tmp_path, 1, 2)
     Cache(tmp_path).report()
