@@ -91,6 +91,34 @@ def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):
     assert gc.get_freeze_count() == 0 and seen() is None
 
 
+COUNTED = """
+import sys
+from graft_nodes.headless import command, workflow
+times, forget = [], workflow.forget
+workflow.forget = lambda: times.append(forget())
+command.main(sys.argv[1:])
+print(len(times), "times")
+"""
+
+
+def test_a_batch_looks_for_garbage_after_every_row(tmp_path):
+    image = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
+    graph = {"1": image, "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "p"}}}
+    _, how = command(tmp_path, graph)
+    words = [
+        "run",
+        "w.json",
+        "--embedded",
+        "--cpu",
+        "--output",
+        "out",
+        "--set-from",
+        table(tmp_path, "1.color\n1\n2\n"),
+    ]
+    done = subprocess.run([sys.executable, "-c", COUNTED, *words], timeout=120, check=False, **how)
+    assert done.stdout.splitlines()[-1:] == ["2 times"], done.stderr
+
+
 def test_a_batch_goes_on_after_a_row_that_fails_and_again_does_the_missing_rows_alone(tmp_path):
     (tmp_path / "in").mkdir()
     graph = {"1": SOURCE, "2": {**SINK, "inputs": {"name": "out", "text": ["1", 0]}}}

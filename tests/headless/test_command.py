@@ -404,6 +404,19 @@ def test_options_that_exclude_each_other_are_said(options, capsys):
 
 
 @any_host
+def test_doctor_names_the_attention_kernels_that_are_installed(place):
+    for name in ("xformers", "flash_attn", "sageattention"):
+        (place / "packages" / name).mkdir(parents=True)
+        (place / "packages" / name / "__init__.py").write_text("")
+    _, how = command(place, None)
+    how["env"]["PYTHONPATH"] = str(place / "packages")
+    words = [sys.executable, "-m", "graft_nodes", "doctor", "--embedded", "--cpu", "--json"]
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    kernels = json.loads(done.stdout)["attention"]
+    assert kernels == ["pytorch scaled_dot_product_attention", "xformers", "flash_attn", "sageattention"]
+
+
+@any_host
 def test_doctor_creates_nothing(place):
     _, how = command(place, None)
     before = sorted(place.rglob("*"))

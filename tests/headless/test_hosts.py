@@ -1,8 +1,10 @@
 """Which host is chosen, and what is said when it cannot be."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,19 +67,20 @@ def test_missing_requirements_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "wrong"),
+    ("command", "where", "wrong"),
     [
-        ("doctor", "OSError('Could not load this library: libnoise.so')"),
-        ("run", "RuntimeError('operator noise::hum does not exist')"),
+        ("doctor", "folder_paths.py", "OSError('Could not load this library: libnoise.so')"),
+        ("run", "folder_paths.py", "RuntimeError('operator noise::hum does not exist')"),
+        ("run", "comfy/options.py", "RuntimeError('operator noise::hum does not exist')"),
     ],
 )
-def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, wrong):
+def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, where, wrong):
     root, installed = checkout(tmp_path / "comfy"), tmp_path / "site-packages"
     (root / "comfy" / "cli_args.py").write_text("class args:\n    cpu = front_end_root = base_directory = None\n")
     for name in ("comfy/options.py", "utils/extra_config.py"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("")
-    (root / "folder_paths.py").write_text("import noisemaker\n")
+    (root / where).write_text("import noisemaker\n")
     (root / "requirements.txt").write_text("torch\nno-such-package>=2\n")
     (installed / "noisemaker").mkdir(parents=True)
     (installed / "noisemaker" / "__init__.py").write_text(f"raise {wrong}\n")
@@ -99,3 +102,21 @@ def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, wrong):
     assert "install versions that fit together" in done.stderr
     if command == "doctor":
         assert "missing packages:\n  - no-such-package\n" in done.stdout and "\nnot ready: " in done.stdout
+
+
+def test_the_other_packs_of_a_comfyui_are_loaded_behind_its_api_nodes():
+    loaded = []
+
+    def loading(what):
+        async def load():
+            loaded.append(what)
+
+        return load
+
+    nodes = SimpleNamespace(
+        init_builtin_api_nodes=loading("api nodes"), init_external_custom_nodes=loading("custom nodes")
+    )
+    loop = asyncio.new_event_loop()
+    hosts.load_other_packs(SimpleNamespace(loop=loop, nodes=nodes))
+    loop.close()
+    assert loaded == ["api nodes", "custom nodes"]

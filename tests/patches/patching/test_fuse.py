@@ -1,12 +1,14 @@
 """Fused stacks against deltas worked out by hand in float64."""
 
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
+from graft_nodes.patches.adapters.rank_mask import RankMask
 from graft_nodes.patches.patching.fuse import (
     Patch,
     Stack,
@@ -17,7 +19,7 @@ from graft_nodes.patches.patching.fuse import (
     patched,
     shared_out,
 )
-from graft_nodes.patches.patching.strength_schedule import Schedule
+from graft_nodes.patches.patching.strength_schedule import MaskedRanks, Schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -48,6 +50,13 @@ def by_hand(base, patches):
         else:
             total.narrow(*patch.part).add_(change)
     return total
+
+
+def test_what_changes_while_sampling():
+    whole, some, half = linear(), SimpleNamespace(rank_mask=RankMask(4, 1)), Schedule(((0.0, 0.5),))
+    assert Patch(whole, 1.0).changes is None and Patch(whole, 1.0, schedule=half).changes == half
+    assert Patch(some, 1.0).changes == MaskedRanks(RankMask(4, 1), None)
+    assert Patch(some, 1.0, schedule=half).changes == MaskedRanks(RankMask(4, 1), half)
 
 
 @pytest.mark.parametrize("alpha", [None, 2.0, 4.0])

@@ -69,6 +69,7 @@ def test_a_full_disk_is_said_once(tmp_path, monkeypatch, module, name):
     monkeypatch.setattr(f"{module}.{name}", full)
     cache = Cache(tmp_path)
     assert not cache.write("texts", key_of(1), TENSORS) and not cache.write("texts", key_of(2), TENSORS)
+    assert not cache.write_together("texts", {key_of(3): (TENSORS, None)})
     assert [note for note in cache.notes if "No space left" in note] == cache.notes and len(cache.notes) == 1
     monkeypatch.undo()
     assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("*.safetensors"))

@@ -344,5 +344,5 @@ def test_editor_data_and_glance(tmp_path):
         clip, still = data["pictures"]
         assert (clip["name"], clip["frames"], clip["parts"]) == ("clip.mkv", [1, 5], 19)
         assert still["name"] == "still.png" and "frames" not in still
-        assert data["count"] == 2
+        assert data["count"] == 2 and data["folder"] == tmp_path.name
         assert [(row.get("frames", 0), row["train"]) for row in data["buckets"]] == [(0, 1), (1, 16), (5, 3)]

@@ -287,6 +287,31 @@ def test_graph_breaks_are_counted_and_said(lab):
     assert [line for line in notes if line.startswith("graph breaks, ")], notes
 
 
+class Placed(nn.Module):
+    """It multiplies by the number that ComfyUI gives a block."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+
+    def forward(self, x, options):
+        return self.second(self.first(x) * options["block"][1])
+
+
+@pytest.mark.parametrize(
+    ("patches", "number"),
+    [({}, -1), ({"patches": {}, "patches_replace": {}}, -1)]
+    + [({name: {"attn1": ["a patch"]}}, 3) for name in ("patches", "patches_replace")],
+)
+def test_blocks_are_told_apart_for_patches_alone(monkeypatch, patches, number):
+    """Else torch.compile would compile each of them."""
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
+    net, x = nn.ModuleDict({"blocks": nn.ModuleList([Placed(), Placed()])}), torch.ones(2)
+    with compiled_blocks.BlockCompiler(dynamic=False).installed(net):
+        out = net["blocks"][0](x, {"sigmas": torch.ones(1), "block": ("input", 3), **patches})
+    assert out.tolist() == [number, number]
+
+
 def test_validation_and_previews_run_as_they_are(lab):
     """Without gradients nothing is compiled, and after the steps the model is as before."""
     denoiser, data, graphs = lab.Flow(), lab.pictures(8, held_out=[0, 1]), []
