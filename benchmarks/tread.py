@@ -1,13 +1,14 @@
 """What token routing (Apply TREAD) gains: a LoRA training step of a transformer in Flux' layout, and of a UNet in
 SD1.5's shape with and without ToDo.
 
-COMFYUI_PATH=… python benchmarks/tread.py [--what flux,sd15] [--tiny] [--rounds 3] [--threads 2] [--clock wall|cpu]
-                                          [--json FILE]
+COMFYUI_PATH=… python benchmarks/tread.py [--what flux,sd15] [--tiny] [--limit] [--rounds 3] [--threads 2]
+                                          [--clock wall|cpu] [--json FILE]
 
 The transformer has 12 blocks of width 512 (4 double, 8 single) and sees 1,024 image tokens and 256 text tokens; the
-UNet sees 768 px. Each round measures every way once, one after the other; ratios are taken within a round, and medians
-are printed. Before, each way's prediction is checked: with all tokens back in place it is finite, of the plain model's
-shape and not the plain model's. Float32 and two threads on a CPU, bfloat16 on a CUDA device.
+UNet sees 768 px. `--limit` also measures the UNet without the blocks that tokens can skip: no ratio and no way of
+skipping saves more. Each round measures every way once, one after the other; ratios are taken within a round, and
+medians are printed. Before, each way's prediction is checked: with all tokens back in place it is finite, of the plain
+model's shape and not the plain model's. Float32 and two threads on a CPU, bfloat16 on a CUDA device.
 """
 
 from __future__ import annotations
@@ -129,6 +130,32 @@ def with_tread(patcher: Any, ratio: float, start: int = 2, end: int = -2) -> Any
     return apply_routing(patcher, RoutingSettings.parse(ratio, start, end))[0]
 
 
+def without_blocks(patcher: Any) -> Any:
+    """The model without the blocks that tokens can skip: tokens pass by them."""
+    from comfy.patcher_extension import WrappersMP
+    from graft_nodes.patches.token_routing.plan import plan_routing
+    from graft_nodes.patches.token_routing.settings import RoutingSettings
+
+    unet = patcher.model.diffusion_model
+    spans = plan_routing(unet, RoutingSettings.parse(0.5)).spans(unet)
+    blocks = [block for span in spans for block, _ in span]
+
+    def call(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        for block in blocks:
+            block.forward = lambda x, *_, **__: x
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            for block in blocks:
+                del block.forward
+
+    clone = patcher.clone()
+    options = {**clone.model_options["transformer_options"]}
+    options["wrappers"] = {WrappersMP.APPLY_MODEL: {"without_blocks": [call]}}
+    clone.model_options["transformer_options"] = options
+    return clone
+
+
 def with_todo(patcher: Any) -> Any:
     """The model with ToDo at factor 2."""
     from graft_nodes.host.token_downsampling import apply_todo
@@ -161,7 +188,7 @@ def measure(name: str, step: Step, ways: dict[str, Any], rounds: int, timer: Tim
     return rows
 
 
-def flux(device: torch.device, dtype: torch.dtype, side: int) -> tuple[Step, dict[str, Any]]:
+def flux(device: torch.device, dtype: torch.dtype, side: int, limit: bool) -> tuple[Step, dict[str, Any]]:
     """A Flux of 12 blocks, and the ways to train it."""
     patcher = build_flux(device, dtype)
     step = Step(patcher, (1, 16, side, side), {"c_crossattn": (1, 256, 256), "y": (1, 64)}, dtype)
@@ -169,13 +196,16 @@ def flux(device: torch.device, dtype: torch.dtype, side: int) -> tuple[Step, dic
     return step, ways
 
 
-def sd15(device: torch.device, dtype: torch.dtype, side: int) -> tuple[Step, dict[str, Any]]:
+def sd15(device: torch.device, dtype: torch.dtype, side: int, limit: bool) -> tuple[Step, dict[str, Any]]:
     """A UNet in SD1.5's shape, and the ways to train it."""
     patcher = todo.build("sd15" if side > 16 else "tiny", device, dtype)
     context = todo.SHAPES["sd15" if side > 16 else "tiny"]["context_dim"]
     step = Step(patcher, (1, 4, side, side), {"c_crossattn": (1, 77, context)}, dtype)
     routed = with_tread(patcher, 0.5)
     ways = {"off": patcher, "half": routed, "todo": with_todo(patcher), "half_todo": with_todo(routed)}
+    if limit:
+        without = without_blocks(patcher)
+        ways |= {"limit": without, "limit_todo": with_todo(without)}
     return step, ways
 
 
@@ -190,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", default="flux,sd15")
     parser.add_argument("--tiny", action="store_true", help="to try this script: its figures say nothing")
+    parser.add_argument("--limit", action="store_true", help="the UNet without the blocks that tokens can skip, too")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -207,7 +238,7 @@ def main() -> None:
     for name in arguments.what.split(","):
         make, side, small = MODELS[name]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        step, ways = make(device, dtype, small if arguments.tiny else side)
+        step, ways = make(device, dtype, small if arguments.tiny else side, arguments.limit)
         with denoiser(ways["off"]):  # as in training: no kernels without a backward pass
             rows += measure(name, step, ways, arguments.rounds, timer)
     if arguments.json:
