@@ -19,6 +19,7 @@ from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
+from quantised import with_quantised_layers
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,23 @@ def test_trains_as_without(family, way, checkpointing):
     expected, _ = trained(patcher, family, "off", checkpointing=checkpointing)
     assert far(found, expected) < 1e-5
     assert far(found, trained(patcher, family, "off", 0)[0]) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "mxfp8", "nvfp4", "int8_tensorwise"])
+def test_quantised_layers_of_the_host_train_as_without(kind):
+    patcher, _ = with_quantised_layers("flux", kind)
+    found, notes = trained(patcher, "flux")
+    assert notes[0].startswith("compiled blocks: 6 compilations for 1 DoubleStreamBlock and 1 SingleStreamBlock")
+    assert far(found, trained(patcher, "flux", "off")[0]) < 1e-5
+    assert far(found, trained(patcher, "flux", "off", 0)[0]) > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "family"), [("asym_w4a8_int8", "flux"), ("convrot_w4a4", "z-image")])
+def test_four_bit_layers_of_the_host_are_refused(kind, family):
+    patcher, _ = with_quantised_layers(family, kind)
+    trained(patcher, family, "off", steps=1)
+    with pytest.raises(ValueError, match=r"torch.compile cannot compile this model .*set compile to off"):
+        trained(patcher, family)
 
 
 def test_blocks_that_change_by_calls_what_gradients_need_are_refused(monkeypatch):
