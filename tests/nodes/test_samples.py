@@ -222,8 +222,16 @@ def test_what_only_samplers_apply_is_refused_by_name(host, parts):
     ):
         with pytest.raises(ValueError, match=said):
             samples(host, parts, conditioning=given)
-    with pytest.raises(ValueError, match="more images takes one, and 2 are connected"):
-        samples(host, parts, more_images=[samples(host, parts)[0]] * 2)
+    dataset, clip = samples(host, parts)[0], parts[1]
+    for name, title, value in (
+        ("more_images", "more images", dataset),
+        ("regularisation", "regularization dataset", dataset),
+        ("validation_dataset", "validation dataset", dataset),
+        ("empty", "empty conditioning", one),
+        ("clip", "CLIP", clip),
+    ):
+        with pytest.raises(ValueError, match=f"Samples: {title} takes one, and 2 are connected"):
+            samples(host, parts, **{name: [value] * 2})
     with pytest.raises(ValueError, match="bring conditionings that are encoded already"):
         trained(host, parts, samples(host, parts)[0], "sample encoder", text_encoder=True)
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from graft_nodes.patches.token_downsampling.attention_override import plan_todo
+from graft_nodes.patches.token_downsampling.attention_override import ToDoCall, plan_todo
 from graft_nodes.patches.token_downsampling.report import report_data, report_rows, report_text
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings, thin
 from graft_nodes.patches.token_downsampling.unet import active, attention_depths
@@ -168,6 +168,12 @@ def test_a_deep_copy_is_the_patch_itself():
     patch = plan_todo(sd15(), ToDoSettings((2.0,)))
     assert copy.deepcopy({"patches": [patch]})["patches"][0] is patch
     assert pickle.loads(pickle.dumps(patch)).identity == patch.identity  # noqa: S301 (our own object)
+
+
+def test_a_call_is_called_as_its_settings():
+    """What another process computes is found again by it."""
+    patch, other = (plan_todo(sd15(), ToDoSettings((factor,))) for factor in (2.0, 3.0))
+    assert ToDoCall(patch).identity == patch.identity != ToDoCall(other).identity
 
 
 def test_a_class_that_is_no_unet_is_named():

@@ -71,6 +71,12 @@ def test_the_example_of_the_post(tmp_path, captions):
     }
 
 
+def test_a_path_of_windows(tmp_path):
+    _picture(tmp_path, "images/one.png")
+    _record(tmp_path, "one.json", "images\\one.png", tags=["red"])
+    assert _captions(_read(tmp_path)) == {"images/one.png": "red"}
+
+
 def test_scores_choose_pictures(tmp_path):
     _many(tmp_path, [10, 60, 150, 250, None])
     names = lambda text: [entry.name[7] for entry in _read(tmp_path, text).train]  # noqa: E731
