@@ -211,6 +211,11 @@ def test_choices_by_primitives_and_promoted_unknown_ones_and_unknown_nodes_equal
     assert ours == theirs
 
 
+def test_a_node_that_no_pack_brings_is_called_by_its_class():
+    graph = workflow.parse({"nodes": [{"id": 1, "type": "Gone"}, {"id": 2, "type": "Gone", "title": "mine"}]})
+    assert [node["_meta"]["title"] for node in graph.graph(LOOK_UP).values()] == ["Gone", "mine"]
+
+
 def test_a_promoted_choice_has_its_own_place_among_the_options():
     """As front end 1.58.1 sends it; 1.49.6 sends the place of what was chosen inside the subgraph."""
     data = json.loads((FOLDER / "growing.editor.json").read_text(encoding="utf-8"))
