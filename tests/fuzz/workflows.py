@@ -117,6 +117,10 @@ class ApiWorkflows(Target):
         if problems:
             raise WorkflowError(problems)
 
+    def sound(self) -> None:
+        """What was read is looked through for garbage again, as between the runs of a batch."""
+        workflow.forget()
+
 
 class EditorWorkflows(ApiWorkflows):
     """The editor's own format."""
