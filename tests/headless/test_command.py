@@ -409,7 +409,8 @@ def test_doctor_names_the_attention_kernels_that_are_installed(place):
         (place / "packages" / name).mkdir(parents=True)
         (place / "packages" / name / "__init__.py").write_text("")
     _, how = command(place, None)
-    how["env"]["PYTHONPATH"] = str(place / "packages")
+    packages = str(place / "packages")
+    how["env"]["PYTHONPATH"] = os.pathsep.join([packages, how["env"].get("PYTHONPATH", packages)])
     words = [sys.executable, "-m", "graft_nodes", "doctor", "--embedded", "--cpu", "--json"]
     done = subprocess.run(words, timeout=120, check=False, **how)
     kernels = json.loads(done.stdout)["attention"]

@@ -94,7 +94,10 @@ def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, where, wr
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", str(installed))]),
+        },
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert wrong.split("'")[1] in done.stderr

@@ -59,11 +59,11 @@ def dense(small, changes, sigmas, start=None, seed=0):
     clean = torch.zeros(1, 4, 8, 8) if start is None else patcher.model.process_latent_in(start)
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed))
     small.load(patcher)
-    predictions = []
+    predictions, device = [], patcher.load_device
     for sigma in sigmas:
         with torch.inference_mode():
-            x = clean + sigma * noise
-            predictions.append(patcher.model.apply_model(x, torch.tensor([sigma]), c_crossattn=CONTEXT).double())
+            x, level = (clean + sigma * noise).to(device), torch.tensor([sigma], device=device)
+            predictions.append(patcher.model.apply_model(x, level, c_crossattn=CONTEXT.to(device)).cpu().double())
     return predictions
 
 

@@ -364,6 +364,12 @@ def test_sound_lies_behind_what_is_put_in_front(kind, in_front):
     assert (found.frames, found.grid) == (1, (1, 10)) and found.places == {in_front + 10: Place(in_front)}
 
 
+def test_a_transformer_of_sound_without_memory():
+    model = {"transformer": SimpleNamespace(), "global_cond_type": "adaLN"}
+    found = routed("stable-audio", "AudioDiffusionTransformer", model, (2, 4, 40), 5, {})
+    assert found.grid == (1, 40) and found.places == {40: Place(0)}
+
+
 def test_a_token_of_ideogram_is_a_place_of_the_latent():
     found = routed("ideogram4", "Ideogram4Transformer2DModel", {}, PICTURE, 5, {})
     assert found.grid == (7, 9) and found.places == {5 + 63: Place(5)}
