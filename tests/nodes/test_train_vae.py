@@ -75,6 +75,17 @@ def _held_out(state):
     return torch.stack([image.latent for image in state.subject.dataset.held_out]).movedim(1, -1).float() / 255
 
 
+def _weights(vae):
+    """A VAE's weights, wherever it is loaded."""
+    return {name: tensor.cpu() for name, tensor in vae.get_sd().items()}
+
+
+def _through(module, pictures):
+    """Pictures (B, 3, H, W) through a network, wherever it is loaded."""
+    device = next(module.parameters()).device
+    return module.decode(module.encode(pictures.to(device))).cpu()
+
+
 @pytest.fixture(scope="module")
 def trained(host, pictures):
     return _run(host, _workflow(host, pictures, "vae", 60, optimizer={"total_steps": 60}, step={"validate_every": 20}))
@@ -88,14 +99,14 @@ def test_the_decoder_learns_and_the_encoder_keeps_its_bytes(host, trained):
     held_out = _held_out(state)
     assert len(held_out) == 2 and _error(vae, held_out) < 0.5 * _error(base, held_out)
     assert {name.split(".")[0] for name in state.trained} == {"decoder"}
-    ours, theirs = vae.get_sd(), base.get_sd()
+    ours, theirs = _weights(vae), _weights(base)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.equal(tensor, ours[name]) == (not name.startswith("decoder")), name
         if name in state.trained:
             assert torch.equal(ours[name], state.trained[name])
     assert torch.equal(vae.encode(held_out), base.encode(held_out))
-    fresh = host.call("GraftDemoVAE", damage=1.0)[0].get_sd()
+    fresh = _weights(host.call("GraftDemoVAE", damage=1.0)[0])
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in theirs.items())
     assert "the latent space is the same" in trained["vae report"]
     assert "decoder" not in trained["start report"] or "parameters in 3 modules" in trained["start report"]
@@ -122,7 +133,7 @@ def test_the_template_repairs_the_decoder(host):
     held_out = _held_out(state)
     assert last < 0.5 * first and _error(vae, held_out) < 0.5 * _error(base, held_out)
     assert torch.equal(vae.encode(held_out), base.encode(held_out))
-    theirs, ours = base.get_sd(), vae.get_sd()
+    theirs, ours = _weights(base), _weights(vae)
     assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items() if not name.startswith("decoder"))
     with torch.inference_mode():
         whole = found["whole"].decode(found["latents"]["samples"]).double()
@@ -144,7 +155,7 @@ def test_the_held_out_error_is_that_of_the_tiles(host, trained):
         ]
         with torch.inference_mode():
             scaled = torch.stack(tiles).double() * 2 - 1
-            decoded = module.decode(module.encode(scaled.float())).double()
+            decoded = _through(module, scaled.float()).double()
         losses.append((decoded - scaled).abs().mean())
     assert len(tiles) == 4
     assert state.history.validation[-1][1] == pytest.approx(float(torch.stack(losses).mean()), rel=1e-5)
@@ -167,7 +178,8 @@ def test_two_calls_are_one(host, pictures, part):
     assert once["state"].history.loss == twice["state"].history.loss
     assert once["state"].history.validation == twice["state"].history.validation
     average, last = once["state"].average, once["state"].trained
-    assert all(torch.equal(once["vae"].get_sd()[name], tensor) for name, tensor in average.items())
+    saved = _weights(once["vae"])
+    assert all(torch.equal(saved[name], tensor) for name, tensor in average.items())
     assert any(not torch.equal(last[name], tensor) for name, tensor in average.items())
     assert {name.split(".")[0] for name in last} == ({"decoder", "encoder"} if part == "whole" else {"decoder"})
 
@@ -245,7 +257,7 @@ def test_the_held_out_error_counts_lpips_and_no_discriminator(host, pictures, mo
     for picture in _held_out(found["state"]).movedim(-1, 1):
         scaled = picture[None] * 2 - 1
         with torch.no_grad(), torch.inference_mode(False):
-            losses.append(2 * float(looks(module.decode(module.encode(scaled.clone())), scaled)))
+            losses.append(2 * float(looks(_through(module, scaled.clone()), scaled)))
     assert found["state"].history.validation[-1][1] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
