@@ -8,7 +8,7 @@ from graft_nodes.tests.second_device.device import DEVICE
 
 
 def loaded():
-    return [entry.real_model() for entry in management.current_loaded_models]
+    return [entry.real_model() for entry in management.current_loaded_models if entry.device.type == DEVICE.type]
 
 
 def test_another_model_leaves_the_device_and_comes_back_as_it_was(host):
