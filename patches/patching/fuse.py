@@ -27,7 +27,7 @@ MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _serial = itertools.count(1)
 _BLOCK = 2**18  # elements processed at once if float32 copies are needed
-FACTOR_ELEMENTS = 2**20  # elements of `up` that are split at once
+FACTOR_ELEMENTS = 2**19  # elements of `up` that are split at once
 _NOISE = 3e-5  # allowed noise, as a fraction of the energy of rounding: adds less than 0.01% to the mean error
 # cheaper methods for some components pay only if at least 1 in this many components can use them
 _WORTH = 8
