@@ -63,6 +63,15 @@ def test_what_does_not_fit_comes_with_the_settings_that_save_memory(host, planni
     assert bool(moved) == (LOAD != CPU)  # nothing is moved from main memory to main memory
 
 
+def test_nothing_is_moved_away_where_the_model_computes_in_main_memory(host, planning, connected):
+    said = []
+    for offload in ("none", "activations"):
+        optimizer = host.call("GraftOptimizer", offload=offload)[0]
+        state = host.call("GraftTrainStart", run=RUN, **connected, optimizer=optimizer)[0]
+        said.append(planning.report(state, 0))
+    assert "activations " in said[0] and (said[0] == said[1]) == (LOAD == CPU)
+
+
 def test_the_same_memory_is_planned_once(host, planning, connected, monkeypatch):
     calls, real = [], planning.plan
     monkeypatch.setattr(planning, "plan", lambda *given: calls.append(given) or real(*given))

@@ -5,11 +5,9 @@ _INT8 = "bitsandbytes leaves int8 weights on the CPU when it does not know the d
 _QUANTISED = "tests/nodes/test_lora_quantised.py"
 _TEXT_ENCODER = "the text encoder stays on the CPU, so that nothing is planned: another test of the file says so"
 _COMPILED = "torch.compile looks into the second device's own Python, and counts what it finds there as changed"
-_TODO_COMPILED = "tests/nodes/test_apply_todo_compile.py"
 
 TESTS: dict[str, str] = {
-    f"{_TODO_COMPILED}::test_todo_comes_changes_and_goes[all-after]": _COMPILED,
-    f"{_TODO_COMPILED}::test_settings_that_were_compiled_are_found_again": _COMPILED,
+    "tests/nodes/test_apply_todo_compile.py": _COMPILED,
     "tests/nodes/test_memory_plan.py::test_a_text_encoder_that_is_trained_or_whose_words_are_is_planned": _TEXT_ENCODER,
     "tests/nodes/test_lora_quantised_convolutions.py::test_every_kind_on_quantised_convolutions[nf4-auto]": _NF4,
     f"{_QUANTISED}::test_a_stack_on_a_quantised_model[nf4]": _NF4,
