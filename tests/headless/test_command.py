@@ -199,6 +199,44 @@ def test_an_interruption_lets_the_node_save_and_says_how_to_go_on(place, number)
     assert not (place / "out" / "a_b.txt").exists()
 
 
+DEAF = """
+import time
+
+class Deaf:
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "run", True, "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    def run(self):
+        time.sleep(60)
+        return ()
+
+NODE_CLASS_MAPPINGS = {"Deaf": Deaf}
+"""
+
+
+@any_host
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
+def test_a_second_interruption_ends_a_node_that_does_not_look_at_the_first(place):
+    (place / "deaf.py").write_text(DEAF)
+    graph = {"1": {"class_type": "Deaf", "inputs": {}}}
+    words, how = command(place, graph, "run", "w.json", "--output", "out", "--pack", "deaf.py")
+    process = subprocess.Popen(words, **how)
+    try:
+        while "node 1" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        for _ in range(2):
+            time.sleep(0.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+
+
 @any_host
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
 @pytest.mark.parametrize(
