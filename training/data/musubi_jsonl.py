@@ -43,6 +43,8 @@ def read_jsonl(file: Path, key: str, find: FindFile) -> tuple[ListedPicture, ...
         text = read_bounded(file, _MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file.name} is not UTF-8 text; save it as UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"{file.name}: {error}") from error
     listed: dict[str, ListedPicture] = {}
     errors: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):

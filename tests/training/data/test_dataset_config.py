@@ -13,6 +13,7 @@ from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
 from graft_nodes.training.data.kohya_metadata import folder_metadata
+from graft_nodes.training.data.musubi_jsonl import read_jsonl
 from PIL import Image
 
 from .making_clips import write_clip
@@ -686,3 +687,10 @@ def test_jsonl_files_that_cannot_be_read(root, text, message):
     with pytest.raises(ValueError, match=r"Dataset: dataset_config\.toml") as error:
         _clip_sources(root, f"[[datasets]]\n{text}\n")
     assert message in str(error.value)
+
+
+def test_a_list_that_is_too_large_is_refused_by_name(tmp_path):
+    with open(tmp_path / "pictures.jsonl", "wb") as file:
+        file.truncate((256 << 20) + 1)
+    with pytest.raises(ValueError, match=r"^pictures\.jsonl: it is larger than 256 MB"):
+        read_jsonl(tmp_path / "pictures.jsonl", "image_path", lambda name, path: path)
