@@ -133,6 +133,7 @@ def with_tread(patcher: Any, ratio: float, start: int = 2, end: int = -2) -> Any
 def without_blocks(patcher: Any) -> Any:
     """The model without the blocks that tokens can skip: tokens pass by them."""
     from comfy.patcher_extension import WrappersMP
+    from graft_nodes.host.token_downsampling import without_call
     from graft_nodes.patches.token_routing.plan import plan_routing
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
@@ -150,9 +151,8 @@ def without_blocks(patcher: Any) -> Any:
                 del block.forward
 
     clone = patcher.clone()
-    options = {**clone.model_options["transformer_options"]}
-    options["wrappers"] = {WrappersMP.APPLY_MODEL: {"without_blocks": [call]}}
-    clone.model_options["transformer_options"] = options
+    wrappers = without_call(clone, "without_blocks")["wrappers"]
+    wrappers.setdefault(WrappersMP.APPLY_MODEL, {})["without_blocks"] = [call]
     return clone
 
 
@@ -188,7 +188,7 @@ def measure(name: str, step: Step, ways: dict[str, Any], rounds: int, timer: Tim
     return rows
 
 
-def flux(device: torch.device, dtype: torch.dtype, side: int, limit: bool) -> tuple[Step, dict[str, Any]]:
+def flux(device: torch.device, dtype: torch.dtype, side: int) -> tuple[Step, dict[str, Any]]:
     """A Flux of 12 blocks, and the ways to train it."""
     patcher = build_flux(device, dtype)
     step = Step(patcher, (1, 16, side, side), {"c_crossattn": (1, 256, 256), "y": (1, 64)}, dtype)
@@ -196,16 +196,13 @@ def flux(device: torch.device, dtype: torch.dtype, side: int, limit: bool) -> tu
     return step, ways
 
 
-def sd15(device: torch.device, dtype: torch.dtype, side: int, limit: bool) -> tuple[Step, dict[str, Any]]:
+def sd15(device: torch.device, dtype: torch.dtype, side: int) -> tuple[Step, dict[str, Any]]:
     """A UNet in SD1.5's shape, and the ways to train it."""
     patcher = todo.build("sd15" if side > 16 else "tiny", device, dtype)
     context = todo.SHAPES["sd15" if side > 16 else "tiny"]["context_dim"]
     step = Step(patcher, (1, 4, side, side), {"c_crossattn": (1, 77, context)}, dtype)
     routed = with_tread(patcher, 0.5)
     ways = {"off": patcher, "half": routed, "todo": with_todo(patcher), "half_todo": with_todo(routed)}
-    if limit:
-        without = without_blocks(patcher)
-        ways |= {"limit": without, "limit_todo": with_todo(without)}
     return step, ways
 
 
@@ -238,7 +235,10 @@ def main() -> None:
     for name in arguments.what.split(","):
         make, side, small = MODELS[name]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        step, ways = make(device, dtype, small if arguments.tiny else side, arguments.limit)
+        step, ways = make(device, dtype, small if arguments.tiny else side)
+        if arguments.limit and name == "sd15":
+            without = without_blocks(ways["off"])
+            ways |= {"limit": without, "limit_todo": with_todo(without)}
         with denoiser(ways["off"]):  # as in training: no kernels without a backward pass
             rows += measure(name, step, ways, arguments.rounds, timer)
     if arguments.json:

@@ -42,6 +42,11 @@ def command(place, workflow, *options):
     return words, {"cwd": place, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
+def python_path(folder, environment):
+    """PYTHONPATH with a folder in front of what an environment has there."""
+    return os.pathsep.join([str(folder), *filter(None, [environment.get("PYTHONPATH")])])
+
+
 def run(place, workflow, *options):
     """Run a workflow with the folders of `place`; returns (status, stdout, stderr)."""
     words, how = command(place, workflow, "run", "w.json", "--input", "in", "--output", "out", *options)
@@ -447,8 +452,7 @@ def test_doctor_names_the_attention_kernels_that_are_installed(place):
         (place / "packages" / name).mkdir(parents=True)
         (place / "packages" / name / "__init__.py").write_text("")
     _, how = command(place, None)
-    packages = str(place / "packages")
-    how["env"]["PYTHONPATH"] = os.pathsep.join([packages, how["env"].get("PYTHONPATH", packages)])
+    how["env"]["PYTHONPATH"] = python_path(place / "packages", how["env"])
     words = [sys.executable, "-m", "graft_nodes", "doctor", "--embedded", "--cpu", "--json"]
     done = subprocess.run(words, timeout=120, check=False, **how)
     kernels = json.loads(done.stdout)["attention"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from graft_nodes.headless import hosts
 from graft_nodes.headless.problem import HostError
+from graft_nodes.tests.headless.test_command import python_path
 
 
 def checkout(folder, version="1.2.3"):
@@ -94,10 +95,7 @@ def test_a_package_that_does_not_fit_torch_is_named(tmp_path, command, where, wr
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", str(installed))]),
-        },
+        env={**os.environ, "PYTHONPATH": python_path(installed, os.environ)},
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert wrong.split("'")[1] in done.stderr
