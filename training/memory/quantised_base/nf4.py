@@ -8,6 +8,7 @@ from torch import Tensor
 from .format import Quantised, UnpackedFormat
 
 BLOCK = 64  # numbers with a scale of their own
+CELL = 1 / 32  # of -1..1: so narrow that a cell has one bound between two codes at most
 CODE = (  # quantiles of a normal distribution, scaled to -1..1, with an exact 0
     -1.0,
     -0.6961928009986877,
@@ -36,7 +37,10 @@ class NF4(UnpackedFormat):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         code = torch.tensor(CODE)
-        self._bounds = ((code[1:] + code[:-1]) / 2).tolist()
+        bounds = (code[1:] + code[:-1]) / 2
+        codes = torch.bucketize(torch.arange(-1, 1 + CELL, CELL), bounds)
+        self._codes = codes.to(torch.uint8).to(device)  # at the lower end of each cell
+        self._bounds = torch.cat([bounds, torch.tensor([torch.inf])])[codes].to(device)  # above it, the next code
         self._pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], 1).to(device)  # of each byte
 
     def quantised(self, weight: Tensor) -> Quantised:
@@ -44,9 +48,10 @@ class NF4(UnpackedFormat):
         blocks = weight.float().reshape(-1, BLOCK)
         largest = torch.maximum(blocks.amax(1, keepdim=True), -blocks.amin(1, keepdim=True))
         blocks = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)
-        codes = torch.zeros(blocks.shape, dtype=torch.uint8, device=weight.device)
-        for bound in self._bounds:
-            codes += blocks > bound
+        numbers = blocks.view(-1)
+        cells = ((numbers + 1) / CELL).int().clamp_(0, len(self._codes) - 1)  # a NaN may come to be any integer
+        codes = torch.index_select(self._codes, 0, cells)
+        codes += numbers > torch.index_select(self._bounds, 0, cells)
         first, second = codes.view(len(weight), -1, 2).unbind(2)
         return Quantised(first * 16 + second, largest)
 

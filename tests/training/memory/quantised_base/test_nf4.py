@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.tests.training.memory.quantised_base.making_layers import CPU, layer
 from graft_nodes.training.memory.quantised_base.format import Quantised
-from graft_nodes.training.memory.quantised_base.nf4 import CODE, NF4
+from graft_nodes.training.memory.quantised_base.nf4 import CELL, CODE, NF4
 
 
 def test_the_sixteen_numbers_are_quantiles_of_a_normal_distribution():
@@ -30,6 +30,18 @@ def test_each_number_becomes_the_nearest():
     off = (blocks[:, :, None] - choices[:, None, :]).abs().amin(2)
     assert found.shape == weight.shape
     torch.testing.assert_close((found.double().view(-1, 64) - blocks).abs(), off, rtol=1e-5, atol=1e-7)
+
+
+def test_numbers_beside_the_bounds_and_the_ends_of_cells():
+    code = torch.tensor(CODE)
+    bounds = (code[1:] + code[:-1]) / 2
+    places = torch.cat([bounds, torch.arange(-1, 1 + CELL, CELL)])
+    below, above = (torch.nextafter(places, torch.tensor(end)) for end in (-1.0, 1.0))
+    numbers = torch.cat([below, places, above, torch.zeros(12)]).view(-1, 63)
+    weight = torch.cat([torch.ones(len(numbers), 1), numbers], 1)  # the largest of each block is 1
+    packed, _ = NF4(CPU).quantised(weight)
+    codes = torch.stack([packed // 16, packed % 16], 2).view(-1, 64)
+    assert torch.equal(codes.long(), (weight[:, :, None] > bounds).sum(2))
 
 
 def test_two_codes_are_in_a_byte_and_64_numbers_have_a_scale():
