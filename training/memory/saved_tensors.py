@@ -103,6 +103,13 @@ class CopyBeforeChange(TorchDispatchMode):
         # A KeptTensor holds its _Memory and its tensor; so an address here is of memory that is still in use.
         self._memories: WeakValueDictionary[int, _Memory] = WeakValueDictionary()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile shall not take this mode, which it runs outside of (`left`), for one that it cannot see
+        through: it would compile for that and, once the mode is over, again.
+        """
+        return True
+
     def __enter__(self) -> Any:
         entered = super().__enter__()
         _modes().append(self)

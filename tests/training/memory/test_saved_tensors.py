@@ -15,9 +15,11 @@ from graft_nodes.training.memory.saved_tensors import (
     KeptTensor,
     active_mode,
     copied_before_changes,
+    left,
 )
 from torch import nn
 from torch.nn.functional import silu
+from torch.testing._internal.two_tensor import TwoTensor
 
 
 def leaf(seed, *shape):
@@ -518,3 +520,20 @@ def test_a_change_that_no_copy_can_mend_says_so(change):
 
     with pytest.raises(RuntimeError, match=r"where autograd does not record it .* this version of ComfyUI cannot"):
         steps_of(Watched(Hidden), 1)
+
+
+def test_what_is_compiled_outside_the_mode_serves_after_it():
+    """torch.compile's guards of a tensor subclass, as ComfyUI's quantised weights are, depend on modes."""
+    weight, graphs = TwoTensor(torch.ones(4, 4), torch.ones(4, 4)), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x @ weight, backend=backend)
+    with copied_before_changes(), left():
+        compiled(leaf(1).float())
+    compiled(leaf(1).float())
+    torch._dynamo.reset()
+    assert len(graphs) == 1

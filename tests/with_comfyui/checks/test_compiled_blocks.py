@@ -69,6 +69,7 @@ def test_quantised_layers_of_the_host_train_as_without(kind):
     patcher, _ = with_quantised_layers("flux", kind)
     found, notes = trained(patcher, "flux")
     assert notes[0].startswith("compiled blocks: 6 compilations for 1 DoubleStreamBlock and 1 SingleStreamBlock")
+    assert [line.partition(":")[0] for line in notes] == SAID  # nothing was compiled later
     assert far(found, trained(patcher, "flux", "off")[0]) < 1e-5
     assert far(found, trained(patcher, "flux", "off", 0)[0]) > 1e-3
 
