@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...ema.host_offload import has_streams
 from .allocations import META
 from .checkpointing import blocks
-from .offload import Place, copies_on, holding, places_elsewhere
+from .offload import Place, Slot, copies_on, holding, places_elsewhere
 from .pinning import Pins
 
 
@@ -109,7 +109,7 @@ class Fetched:
 class LayerRing:
     """Brings the weights of groups to a device when they compute, and those of the expected next block ahead."""
 
-    def __init__(self, device: torch.device, staying: Callable[[], Container[int]]) -> None:
+    def __init__(self, device: torch.device, staying: Callable[[], Container[Slot]]) -> None:
         self._device, self._staying = device, staying
         self._order = Order()
         self._ahead: Fetched | None = None
@@ -173,21 +173,20 @@ def layers_on_host(
     module: nn.Module,
     device: torch.device,
     pins_memory: bool = True,
-    staying: Callable[[], Container[int]] = frozenset[int],
+    staying: Callable[[], Container[Slot]] = frozenset[Slot],
 ) -> Iterator[Pins]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
     backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block. What never comes
-    over are tensors whose ids are among those that `staying` gives at that time.
+    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block. What is in the
+    slots that `staying` gives at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
     old_forwards: list[tuple[nn.Module, Any]] = []
     try:
         if pins_memory:
-            never = staying()
-            pins.pin(tensor for tensor in (*module.parameters(), *module.buffers()) if id(tensor) not in never)
+            pins.pin(place.tensor for place in places_elsewhere(module.modules(), device, staying()))
         for owner, group in _groups(module):
             old_forwards.append((owner, owner.__dict__.get("forward")))
             owner.forward = partial(ring.call, group, owner.forward)

@@ -120,9 +120,17 @@ def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
     return tensor.device != device
 
 
+Slot = tuple[int, str]  # where a module keeps a weight or buffer, whichever tensor is there: its id and the name
+
+
+def slot(part: nn.Module, name: str) -> Slot:
+    """The slot of a module's weight or buffer."""
+    return id(part), name
+
+
 @contextmanager
-def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Container[int] = ()) -> Iterator[None]:
-    """A context in which the weights and buffers of `parts` are on `device`, except those whose ids are in `staying`;
+def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Container[Slot] = ()) -> Iterator[None]:
+    """A context in which the weights and buffers of `parts` are on `device`, except those in the slots of `staying`;
     the original tensors are back afterwards.
     """
     places = places_elsewhere(parts, device, staying)
@@ -138,14 +146,14 @@ class Place(NamedTuple):
     tensor: Tensor
 
 
-def places_elsewhere(parts: Iterable[nn.Module], device: torch.device, staying: Container[int] = ()) -> list[Place]:
-    """The weights and buffers of `parts` that are not on `device`, except those whose ids are in `staying`."""
+def places_elsewhere(parts: Iterable[nn.Module], device: torch.device, staying: Container[Slot] = ()) -> list[Place]:
+    """The weights and buffers of `parts` that are not on `device`, except those in the slots of `staying`."""
     places = []
     for part in parts:
         slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
         for slots in slot_tables:
             for name, tensor in slots.items():
-                if tensor is not None and id(tensor) not in staying and is_on_other_device(tensor, device):
+                if tensor is not None and slot(part, name) not in staying and is_on_other_device(tensor, device):
                     places.append(Place(slots, name, tensor))
     return places
 

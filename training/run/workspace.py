@@ -22,7 +22,7 @@ from ..distributed.placement import RowSharded, placement_for
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
-from ..memory.offload import activations_on_host
+from ..memory.offload import Slot, activations_on_host
 from ..memory.quantised_base import base as quantised_base
 from ..memory.quantised_base.registry import format_named
 from ..objective import perceptual
@@ -378,8 +378,8 @@ class Workspace:
             yield
         self.quantised = None
 
-    def _waiting(self) -> Container[int]:
-        """The ids of weights that layers do not compute with now."""
+    def _waiting(self) -> Container[Slot]:
+        """The slots of weights that layers do not compute with now."""
         if self.quantised is None:
             return ()
         return self.quantised.waiting

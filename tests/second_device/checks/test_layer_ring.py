@@ -14,7 +14,7 @@ from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
 from graft_nodes.training.memory.quantised_base import base
 from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
+from graft_nodes.training.memory.quantised_base.registry import FORMATS, format_named, names
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.memory_plan import plan
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -184,7 +184,7 @@ def test_quantised_weights_come_over_in_place_of_the_models_own(model, monkeypat
         assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
         gradient = gradient.cpu()
         assert meter.allocated <= before
-        assert [id(part.weight) in found.waiting for part in linear] == [True] * len(linear)
+        assert [offload.slot(part, "weight") in found.waiting for part in linear] == [True] * len(linear)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
     assert not memory.registered and not [name for name, _ in model.named_buffers() if "quantised" in name]
 
@@ -280,6 +280,28 @@ def test_the_planned_peak_is_the_measured_one(lab, monkeypatch, base_weights):  
         Callbacks(on_step=lambda *_: peaks.append(meter.peak)),
     )
     assert peaks[-1] - before == pytest.approx(planned.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("base_weights", names())
+def test_in_a_run_they_come_over_in_place_of_the_models_own_too(lab, monkeypatch, base_weights):  # noqa: F811
+    monkeypatch.setattr(base, "SMALL", 0)
+    dataset, uploaded = _dataset(lab), {}
+    for name in ("as loaded", base_weights):
+
+        def stepped(*_, name=name):
+            uploaded[name] = meter.uploaded
+            meter.clear()
+
+        state = _state(lab, dataset, name, offload="layers")
+        train(state, _denoiser(lab, DEVICE), dataset, 3, Callbacks(on_step=stepped))
+    network = _denoiser(lab, DEVICE).module
+    with quantised(network, format_named(base_weights), torch.device("cpu")):
+        layers = [part for part in network.blocks[0].modules() if hasattr(part, "quantised_layer")]
+        saved = sum(
+            part.weight.nbytes - part.quantised_numbers.nbytes - part.quantised_scales.nbytes for part in layers
+        )
+    times = 2 * len(network.blocks) - 1  # every block but the last comes twice
+    assert uploaded["as loaded"] - uploaded[base_weights] == times * saved > 0
 
 
 def test_an_interrupted_step_leaves_no_memory(lab):  # noqa: F811

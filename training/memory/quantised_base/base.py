@@ -6,7 +6,7 @@ Adapters stay in full precision, as their hooks are beside the layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....patches.models.layers import is_changed_by_host, why_not_plain
-from ..offload import SMALL, on_device, weights_on
+from ..offload import SMALL, on_device, slot, weights_on
 from .format import Quantised, WeightFormat, linear
 
 MULTIPLE = 8  # of both sizes of a weight: CUDA's int8 product needs it, and blocks of 64 numbers fit
@@ -25,17 +25,13 @@ _BUFFERS = ("quantised_numbers", "quantised_scales")  # of a layer that is quant
 class QuantisedBase:
     """A model's quantised weights, which can be switched off.
 
-    `waiting`: the ids of the tensors that layers do not compute with now.
+    `waiting`: the slots of the tensors that `layers` do not compute with now.
     """
 
-    def __init__(self, weight_format: WeightFormat, own: set[int]) -> None:
+    def __init__(self, weight_format: WeightFormat, layers: Sequence[nn.Linear]) -> None:
         self.weight_format, self.is_off = weight_format, False
-        self.waiting = own
-        self._quantised: set[int] = set()
-
-    def add(self, weight: Quantised) -> None:
-        """Note a quantised weight."""
-        self._quantised.update(map(id, weight))
+        self.waiting = {slot(layer, "weight") for layer in layers}
+        self._quantised = {slot(layer, name) for layer in layers for name in _BUFFERS}
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -61,7 +57,6 @@ class QuantisedLayer:
             weight = Quantised(*map(_on_host, weight))
         for name, tensor in zip(_BUFFERS, weight, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
-        base.add(weight)
 
     def _weight(self) -> Quantised:
         return Quantised(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
@@ -146,7 +141,7 @@ def quantised(
     Afterwards the module is as before.
     """
     layers = chosen_layers(module)
-    base = QuantisedBase(format_type(device), {id(layer.weight) for layer in layers})
+    base = QuantisedBase(format_type(device), layers)
     with ExitStack() as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
