@@ -74,6 +74,20 @@ class Parking:
         self._waiting.clear()
 
 
+def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, or the tensors that it is made of, as quantised weights are."""
+    if not _is_quantised(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        yield from plain_parts(getattr(tensor, name))
+
+
+def _is_quantised(tensor: Tensor) -> bool:
+    """Whether a tensor is made of others (torch's protocol for them), as ComfyUI's quantised weights are."""
+    return hasattr(tensor, "__tensor_flatten__")
+
+
 class _OnHost:
     """A copy of a device's tensor in host memory. It comes back as it lay: another layout may give other last bits."""
 
@@ -96,14 +110,17 @@ class _OnHost:
 def activations_on_host(module: nn.Module) -> Iterator[None]:
     """For the block what autograd keeps of the forward passes is in host memory until the backward pass asks for it.
 
-    Parameters and buffers of `module`, which stay where they are anyway, and small tensors are kept as they are.
+    Parameters and buffers of `module`, which stay where they are anyway, quantised weights and small tensors are kept
+    as they are.
     """
 
     def pack(tensor: Tensor) -> Any:
         if not weight_storages:  # at the first use: by then the trained tensors are in the module
-            weight_storages.update(map(storage_address, (*module.parameters(), *module.buffers())))
-        size = tensor.numel() * tensor.element_size()
-        if size < SMALL or not on_device(tensor) or storage_address(tensor) in weight_storages:
+            for weight in (*module.parameters(), *module.buffers()):
+                weight_storages.update(map(storage_address, plain_parts(weight)))
+        if _is_quantised(tensor) or tensor.nbytes < SMALL or not on_device(tensor):
+            return KeptTensor(tensor.detach())
+        if storage_address(tensor) in weight_storages:
             return KeptTensor(tensor.detach())
         return _OnHost(tensor)
 

@@ -5,7 +5,7 @@ PyTorch's `pin_memory` would make a second copy, and its allocator rounds each t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ema.host_offload import has_streams
-from .offload import SMALL
+from .offload import SMALL, plain_parts
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
@@ -36,7 +36,7 @@ class Pins:
         if not has_streams(self._device):
             return
         for tensor in tensors:
-            for part in _plain_parts(tensor):
+            for part in plain_parts(tensor):
                 if part.device.type == "cpu" and part.nbytes >= SMALL and not part.is_pinned():
                     self._pin(part)
 
@@ -71,15 +71,6 @@ class Pins:
             if int(runtime.cudaHostUnregister(address)) != 0:
                 _forget_error(self._device)
         self._storages.clear()
-
-
-def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor, or the tensors that it is made of, as quantised weights are."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _plain_parts(getattr(tensor, name))
 
 
 def _forget_error(device: torch.device) -> None:

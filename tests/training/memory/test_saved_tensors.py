@@ -407,6 +407,17 @@ def test_activations_in_host_memory_are_refused_or_copied_too():
         assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(gradients_of_one, wanted, strict=True))
 
 
+def test_activations_beside_quantised_weights():
+    """Weights that are made of other tensors, as ComfyUI's quantised ones are, have no memory of their own."""
+    layer, x = nn.Linear(4, 4), leaf(1).detach().float().requires_grad_()
+    plain = gradients(layer, x)
+    layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()), requires_grad=False)
+    with activations_on_host(layer):
+        found = gradients(layer, x)
+    for one, other in zip(found, plain, strict=True):
+        assert torch.equal(one.a, other) and torch.equal(one.b, other)
+
+
 # --- which networks need copies ---------------------------------------------------------------------------------------
 
 
