@@ -16,6 +16,7 @@ import torch
 
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
+from ..data.epoch_order import regularisation_count
 from ..memory.allocations import Allocations, FusedAttention, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
@@ -145,12 +146,13 @@ def _named(work: Workspace, counter: Allocations) -> Iterator[None]:
 def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
     """A dataset whose every batch is the largest that `dataset` makes, with captions that do not vary."""
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
-    count = image.batch_size or batch_size
-    image = _with_one_caption(image)
+    size = image.batch_size or batch_size
+    count = size - regularisation_count(dataset, size)
+    image = replace(_with_one_caption(image), repeats=1)
     regularisation = None
     if dataset.regularisation is not None:
         other = _with_one_caption(max(dataset.regularisation.images, key=_size))
-        regularisation = replace(dataset.regularisation, images=(other,) * count, workers=0)
+        regularisation = replace(dataset.regularisation, images=(replace(other, repeats=1),) * size, workers=0)
     return replace(dataset, images=(image,) * count, regularisation=regularisation, workers=0)
 
 

@@ -9,6 +9,7 @@ from graft_nodes.tests.allocated import most_held, recorded
 from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.quantised_base import base
+from graft_nodes.training.run.batch_loader import BatchSchedule
 from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.workspace import Workspace
@@ -19,6 +20,7 @@ LORA = AdapterSettings(targets="all", rank=4)
 INT8 = AdapterSettings(targets="all", rank=4, base_weights="int8")
 NF4 = replace(INT8, base_weights="nf4")
 WIDTH, SIDE, BATCH = 64, 24, 4
+NF4_TABLES = 256 * 2 * 4 + 65 * (4 + 1)  # bytes: two numbers of each byte, a bound and a code of each cell
 
 
 def _run(lab, adapter, device, **optimizer):
@@ -84,7 +86,7 @@ def test_savings_save_what_they_move_or_narrow(lab):
     assert _planned(lab, FULL, optimizer="sgd").parts["optimizer"] == plain.parts["trained"]
 
 
-@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", 2048)])
+@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", NF4_TABLES)])
 def test_quantised_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab, base_weights, shared):
     adapter = replace(INT8, base_weights=base_weights)
     state, denoiser, dataset = _run(lab, adapter, META)
@@ -102,7 +104,7 @@ def test_quantised_weights_are_counted_in_place_of_the_models_own_or_beside_them
     assert own == pytest.approx(_measured(lab, adapter), rel=0.1)
 
 
-@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", 2048)])
+@pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", NF4_TABLES)])
 def test_quantised_layers_in_host_memory_take_none_of_the_devices(lab, monkeypatch, base_weights, shared):
     monkeypatch.setattr(base, "SMALL", 0)
     adapter = replace(INT8, base_weights=base_weights)
@@ -159,6 +161,23 @@ def test_a_plan_needs_no_text_encoder_for_captions_that_vary(lab):
 def test_micro_batches_after_the_second_take_no_more(lab):
     assert _planned(lab, LORA, accumulation=2) == _planned(lab, LORA, accumulation=5)
     assert _planned(lab, FULL, accumulation=2).peak > _planned(lab, FULL).peak
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5])
+@pytest.mark.parametrize("repeats", [0.4, 1, 3])
+def test_the_largest_batch_is_as_large_as_those_of_training(lab, share, repeats):
+    shape = (WIDTH, SIDE, SIDE)
+    dataset = lab.pictures(10, shape)
+    if share:
+        others = lab.pictures(10, shape, seed=9)
+        dataset = lab.pictures(10, shape, regularisation=others, regularisation_share=share)
+    dataset = replace(dataset, images=tuple(replace(image, repeats=repeats) for image in dataset.images))
+    state = lab.state(lab.Flow(lab.Net(WIDTH)), dataset, LORA, batch_size=BATCH)
+    for given in (dataset, largest_batch(dataset, BATCH)):
+        batches = [BatchSchedule.of(state, given).batches(step, 0) for step in range(6)]
+        sizes = [sum(len(batch.conditionings) for batch in parts) for parts in batches]
+        assert max(sizes) == BATCH
+    assert sizes == [BATCH] * 6
 
 
 def test_nothing_is_moved_out_of_main_memory_into_main_memory(lab):
