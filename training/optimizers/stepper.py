@@ -89,6 +89,7 @@ class OptimizerStepper:
         self._rate, self._step = 0.0, 0
         self._stepped: set[int] = set()  # ids of the pieces that this step has updated already
         self._squares: list[Tensor] = []
+        self.is_swapped = False  # whether the tensors hold the weights to sample with
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -248,9 +249,11 @@ class OptimizerStepper:
     def evaluated(self) -> Iterator[None]:
         """A context in which the model computes with the weights to sample with.
 
-        Afterwards the live weights are back, bit for bit.
+        Afterwards the live weights are back, bit for bit. When the exchange itself is broken off, `is_swapped` stays
+        true.
         """
         copies: dict[str, Tensor] = {}
+        self.is_swapped = self.record.sampling_weights is not None
         try:
             for name, tensor in self.trained.items():
                 sampling = self._sampling_weights(name)
@@ -261,6 +264,7 @@ class OptimizerStepper:
         finally:
             for name, weights in copies.items():
                 self.trained[name].copy_(weights)
+            self.is_swapped = False
 
     # --- stepping -----------------------------------------------------------------------------------------------------
 

@@ -495,8 +495,11 @@ class Workspace:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the tensors are a state: not half stepped, and not half exchanged with their average."""
-        return self.is_consistent and not (self.shadow is not None and self.shadow.is_swapped)
+        """Whether the tensors are a state: not half stepped, and not half exchanged with their average or with the
+        weights to sample with.
+        """
+        is_swapped = self.stepper.is_swapped or (self.shadow is not None and self.shadow.is_swapped)
+        return self.is_consistent and not is_swapped
 
     @property
     def best(self) -> tuple[int, float] | None:
