@@ -94,6 +94,13 @@ class Cache:
             return True
         return self._path(kind, key).is_file()
 
+    def keep(self, kind: str, key: str) -> bool:
+        """As `holds`, and counts the entry as used: `trim` leaves it."""
+        packed = self._packed(kind, key)
+        if packed is not None and self._use(packed.path):
+            return True
+        return self._use(str(self._path(kind, key)))
+
     def hold(self, kind: str, key: str) -> HeldFile:
         """The file of a key, which is or will be there: `trim` leaves it as long as somebody has what this returns."""
         file = HeldFile(self._path(kind, key), key)
@@ -254,16 +261,14 @@ class Cache:
             if path.endswith(_SUFFIX):
                 files.append((status.st_mtime, status.st_size, path))
             elif time.time() - status.st_mtime > _ABANDONED:  # left by a crash; a recent one may be another process's
-                Path(path).unlink(missing_ok=True)
+                _is_removed(path)
         files.sort()
         total = sum(size for _, size, _ in files)
         for _, size, path in files:
             if total <= self.limit:
                 break
-            if path in kept:
-                continue
-            Path(path).unlink(missing_ok=True)
-            total -= size
+            if path not in kept and _is_removed(path):
+                total -= size
         return total
 
     def report(self) -> list[str]:
@@ -286,6 +291,17 @@ class Cache:
                 " false"
             )
         return lines + self.notes
+
+
+def _is_removed(path: str) -> bool:
+    """Remove a file; returns whether it is gone. It stays in a read-only cache, and where another process has it open
+    on Windows.
+    """
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _digest(tensors: Mapping[str, Tensor], values: str) -> str:

@@ -128,10 +128,12 @@ class Conditionings(Mapping[str, Conditioning]):
         Raises ValueError when the conditionings would not fit into the cache.
         """
         with self._lock:
-            missing = sorted(text for text in set(texts) if not self._has(text))
+            drawn = set(texts) - self._fixed.keys()
+            on_disk = {text for text in drawn if self._keep(text)}
+            missing = sorted(text for text in drawn - on_disk if text not in self._recent)
             if not missing:
                 return 0
-            self._check_cache_size(len(missing))
+            self._check_cache_size(len(on_disk) + len(missing))
             for number, (text, conditioning) in enumerate(self._encode_all(missing), 1):
                 self._remember(text, conditioning)
                 done(number, len(missing))
@@ -150,8 +152,9 @@ class Conditionings(Mapping[str, Conditioning]):
                 " cache_gb in Dataset's filters."
             )
 
-    def _has(self, text: str) -> bool:
-        return text in self._fixed or text in self._recent or self._is_cached(text)
+    def _keep(self, text: str) -> bool:
+        """Whether the cache has a caption; its file stays there from now on."""
+        return self._cache is not None and self._cache.keep("texts", self._key(text))
 
     def _is_cached(self, text: str) -> bool:
         return self._cache is not None and self._cache.holds("texts", self._key(text))

@@ -126,7 +126,7 @@ class PackIndex:
         if entry is None:
             return None
         place, digest, values, shapes = entry
-        return PackedEntry(f"{self.folder}{os.sep}{place}", key, digest, values, dict(shapes))
+        return PackedEntry(os.path.join(self.folder, *place.split("/")), key, digest, values, dict(shapes))
 
     def add(self, kind: str, file: Path, entries: str) -> None:
         """Note a pack that was written, with `ENTRIES` of its metadata."""

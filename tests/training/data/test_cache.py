@@ -5,9 +5,11 @@ bounded.
 import errno
 import hashlib
 import json
+import ntpath
 import os
 import time
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +95,40 @@ def test_the_longest_unused_go_first_and_never_what_is_in_use(tmp_path):
     for i in (0, 4, 5):
         small.read("latents", key_of(i))
     assert small.trim() == 3 * size and "larger than its limit" in "\n".join(small.report())
+
+
+def test_what_cannot_be_removed_stays_and_counts(tmp_path, monkeypatch):
+    """In a cache that may only be read, and where another process has a file open on Windows."""
+    Cache(tmp_path).write_together("latents", {key_of(1): (TENSORS, None)})
+    old = tmp_path / "latents" / "aa.partial"
+    old.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+
+    def refuse(self, missing_ok=False):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    cache = Cache(tmp_path, limit_gb=0.0)
+    assert cache.trim() == size and _equal(cache.read("latents", key_of(1))[0], TENSORS)
+
+
+def test_packs_that_were_read_stay(tmp_path):
+    for i in range(3):
+        Cache(tmp_path).write_together("latents", {key_of(i): (TENSORS, None)})
+    cache = Cache(tmp_path, limit_gb=0.0)
+    cache.read("latents", key_of(1))
+    cache.trim()
+    assert [cache.read("latents", key_of(i)) is not None for i in range(3)] == [False, True, False]
+
+
+def test_a_packs_path_is_the_systems_own(monkeypatch):
+    """With a slash in it Windows' walk through the folder gives another name, and the pack would not be known."""
+    monkeypatch.setattr(packs, "os", SimpleNamespace(path=ntpath, sep=ntpath.sep))
+    index = packs.PackIndex(PureWindowsPath(r"C:\cache"))
+    name, metadata = packs.header({"k": ("digest", "null", {"a": (2,)})})
+    index._put("latents", name, 10, metadata[packs.ENTRIES])
+    assert index.find("latents", "k").path == rf"C:\cache\latents\{packs.FOLDER}\{name}"
 
 
 def test_a_draft_that_a_clock_which_jumped_calls_abandoned_costs_only_that_file(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ encoded once.
 """
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -102,6 +103,24 @@ def test_more_than_the_cache_may_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"11 wordings of captions are drawn.*raise cache_gb"):
         texts.prepare([str(i) for i in range(11)])
     assert texts.prepare([str(i) for i in range(10)]) == 10
+
+
+def test_captions_that_are_there_stay_for_the_steps_that_need_them(tmp_path, monkeypatch):
+    """All that are needed fit beside one another, but not beside those of a dataset that was used since."""
+    monkeypatch.setattr(conditionings, "RECENT_BYTES", 0)
+    here, new, others = ([f"{name}{i}" for i in range(4)] for name in "abc")
+    Conditionings(Encoder(), [], "e", Cache(tmp_path)).prepare(here)
+    for path in tmp_path.rglob("*.safetensors"):
+        os.utime(path, (1000, 1000))
+    Conditionings(Encoder(), [], "e", Cache(tmp_path)).prepare(others)
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    encoder = Encoder()
+    texts = Conditionings(encoder, [], "e", Cache(tmp_path, size / 2**30))
+    assert texts.prepare(here + new) == 4
+    assert all(_same(texts[text], encoder.one(text)) for text in here + new) and encoder.calls == [new]
+    full = Conditionings(encoder, [""], "e", Cache(tmp_path, 8 * 72 / 2**30))
+    with pytest.raises(ValueError, match="9 wordings of captions are drawn"):
+        full.prepare([*here, *new, "d"])
 
 
 def test_progress_is_heard(tmp_path):
