@@ -36,6 +36,7 @@ class LossScale:
 
     def __init__(self, device: torch.device, saved: Mapping[str, Tensor]) -> None:
         self._scaler = torch.amp.GradScaler(device.type)
+        self._has_passed = False
         if f"{_SLOT}/scale" in saved:
             state = self._scaler.state_dict()
             state["scale"], state["_growth_tracker"] = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
@@ -51,17 +52,22 @@ class LossScale:
         return self._scaler.scale(loss)
 
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
-        """Divide the gradients by the scale, and let the scale grow or fall; returns whether every gradient is finite.
-
-        Without any gradient the scale stays as it is.
-        """
+        """Divide the gradients by the scale; returns whether every gradient is finite. Otherwise the scale falls."""
         gradients = _Gradients([t for t in trained.values() if t.grad is not None])
         if not gradients.param_groups[0]["params"]:
             return True
         self._scaler.unscale_(gradients)  # type: ignore[arg-type]
         finite = bool(self._scaler.step(gradients))  # type: ignore[arg-type]
-        self._scaler.update()
+        self._has_passed = finite
+        if not finite:
+            self._scaler.update()
         return finite
+
+    def step_(self) -> None:
+        """Count a step whose gradients were finite, for the scale to grow. Without any gradient nothing is counted."""
+        if self._has_passed:
+            self._scaler.update()
+        self._has_passed = False
 
     def state(self) -> dict[str, Tensor]:
         """The scale and the number of good steps, for the run's state."""

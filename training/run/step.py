@@ -306,6 +306,8 @@ def advance_(work: Workspace) -> StepResult:
     work.stepper.step_()
     if work.discriminator is not None:
         work.discriminator.step_()
+    if work.loss_scale is not None:
+        work.loss_scale.step_()
     install.limit_norms_(work.trained, work.start_state.start.adapter)
     words.limit_norms_(work.trained, work.start_state.start.words)
     work.step += 1

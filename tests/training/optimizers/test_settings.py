@@ -228,6 +228,10 @@ def test_steps_that_do_not_end_with_the_schedule_are_said(schedule, first, until
     assert schedule_remarks(settings, first, until) == said
 
 
+def _rectified(betas):
+    return {"options": f"use_bias_correction = true, betas = {betas}"}
+
+
 @pytest.mark.parametrize(
     ("settings", "usual"),
     [
@@ -240,6 +244,8 @@ def test_steps_that_do_not_end_with_the_schedule_are_said(schedule, first, until
         ({"optimizer": "adafactor", "options": "relative_step = true"}, ""),
         ({"optimizer": "adafactor", "learning_rate": 1e-3}, ""),
         ({"optimizer": "adamw"}, ""),
+        ({"optimizer": "prodigyplus", "learning_rate": 1.0, **_rectified("0.9 0.6")}, "leave out use_bias_correction"),
+        ({"optimizer": "prodigyplus", "learning_rate": 1.0, **_rectified("0.9 0.61"), "ema": False}, ""),
     ],
 )
 def test_a_rate_at_which_nothing_is_learned_is_refused(lab, settings, usual):

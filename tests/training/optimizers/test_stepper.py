@@ -21,6 +21,7 @@ from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 RATES = {"lion": 1e-3, "prodigy": 1.0, "prodigyplus": 1.0}
 NO_WARMUP = ("adacoor", "automagic")
@@ -383,6 +384,26 @@ def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
     assert Workspace(saved, denoiser, dataset).loss_scale.scale == work.loss_scale.scale
 
 
+def test_a_step_that_memory_runs_out_in_is_not_counted(lab, monkeypatch):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    start = _state(lab, denoiser, dataset, "adamw", FULL, precision="fp16")
+    whole = train(start, denoiser, dataset, 4)
+    norm = OptimizerStepper.norm
+
+    def norm_or_not(self):
+        if self._step == 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return norm(self)
+
+    monkeypatch.setattr(OptimizerStepper, "norm", norm_or_not)
+    with pytest.raises(Stopped) as stopped:
+        train(start, denoiser, dataset, 4)
+    monkeypatch.undo()
+    half = stopped.value.state
+    assert half.step == 2 and half.optimizer["grad_scaler/count"].item() == 2
+    assert equal(train(half, denoiser, dataset, 2), whole)
+
+
 def test_the_loss_scale_does_not_change_the_gradient(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     plain, fp16 = (
@@ -480,6 +501,34 @@ def test_schedule_free_validates_the_average_and_goes_on_from_where_it_was(lab):
     (library,) = again.stepper.optimizers
     library.eval()  # the library's own way from y to x
     assert all(torch.allclose(t, state.trained[name], atol=1e-6) for name, t in again.trained.items())
+
+
+@pytest.mark.parametrize("optimizer", AVERAGES)
+def test_an_exchange_that_breaks_off_is_no_state_or_gives_every_byte_back(lab, optimizer):
+    class Break(TorchDispatchMode):
+        def __init__(self, at):
+            super().__init__()
+            self.left = at
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.copy_.default:
+                self.left -= 1
+                if not self.left:
+                    raise KeyboardInterrupt
+            return func(*args, **(kwargs or {}))
+
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    state = train(_state(lab, denoiser, dataset, optimizer, PAIRS), denoiser, dataset, 2)
+    count, usable = len(state.trained), []
+    for at in range(1, 2 * count + 1):
+        work = Workspace(state, denoiser, dataset)
+        live = {name: t.detach().clone() for name, t in work.trained.items()}
+        with pytest.raises(KeyboardInterrupt), Break(at), work.stepper.evaluated():
+            pass
+        is_back = all(torch.equal(t, live[name]) for name, t in work.trained.items())
+        assert is_back or not work.is_usable
+        usable.append(work.is_usable)
+    assert usable == [True] * count + [False] * count
 
 
 def test_schedule_free_refuses_an_average(lab):

@@ -18,6 +18,8 @@ _EACH = 11  # of a tensor's numbers, the step size is found from every 11th
 _FACTORED_FROM = 32  # a matrix with a side of that has its second moment in rows and columns
 _GROWTH = 2**0.25  # of the step size in a step
 _LEAST_RATE = 1e-3
+_BETAS = (0.9, 0.99)
+_LEAST_LENGTH = 4  # of an average, for RAdam to take a step
 _SMALLEST_MEAN = 1e-30
 
 
@@ -39,7 +41,7 @@ class ProdigyPlus(ByGroup):
         self,
         params: Any,
         lr: float = 1.0,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: tuple[float, float] = _BETAS,
         beta3: float | None = None,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -156,15 +158,24 @@ def _find_step_size(group: dict[str, Any], numerator: float, denominator: float)
         group["d"] = max(group["d"], found * group["d_coef"])
 
 
+def _longest(beta2: float) -> float:
+    """How many steps an average of RAdam's (1908.03265) reaches back in the end."""
+    return 2 / (1 - beta2) - 1
+
+
+def _is_never_rectified(beta2: float) -> bool:
+    return _longest(beta2) <= _LEAST_LENGTH
+
+
 def _bias_correction(beta2: float, k: int) -> tuple[float, float]:
     """RAdam's (1908.03265): the factor of the rate, 0 until the second moment is worth something, and the share of a
     step in the second moment.
     """
     rest = 1 - beta2**k
-    longest = 2 / (1 - beta2) - 1
+    longest = _longest(beta2)
     length = longest - 2 * k * beta2**k / rest
     share = (1 - beta2) / rest
-    if length <= 4:
+    if length <= _LEAST_LENGTH:
         return 0.0, share
     part = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
     return math.sqrt(part), share
@@ -186,7 +197,13 @@ def _remarks(settings: SettingsView) -> list[str]:
 
 
 def _cannot_learn(settings: SettingsView, rate: float, run: RunFacts | None) -> list[str]:
-    if rate >= _LEAST_RATE or "d0" in settings.parsed_options:
+    options = settings.parsed_options
+    if options.get("use_bias_correction") and _is_never_rectified(options.get("betas", _BETAS)[1]):
+        return [
+            "prodigyplus with use_bias_correction and a second beta of at most 0.6 takes no step at all, so nothing"
+            " would be learned: set betas to 0.9 0.99, or leave out use_bias_correction"
+        ]
+    if rate >= _LEAST_RATE or "d0" in options:
         return []
     return [
         f"prodigyplus multiplies the rate that it finds by the learning rate, and at {rate:g} it does not find one"
@@ -216,7 +233,7 @@ RECORD = OptimizerRecord(
         "use_bias_correction": FLAG,
         "schedulefree_c": number(0.0),
     },
-    option_defaults={"betas": (0.9, 0.99), "eps": 1e-8},
+    option_defaults={"betas": _BETAS, "eps": 1e-8},
     element_wise=False,
     joint_step=True,
     diverges_from=10.0,
