@@ -154,6 +154,14 @@ def test_a_quantised_base_trains_nearly_as_the_weights_as_loaded(base_weights, f
     assert _same(plain, _trained(patcher, family))
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "nvfp4", "int8_tensorwise"])
+@pytest.mark.parametrize("way", ["optimizer", "activations", "layers"])
+def test_offload_beside_quantised_layers_of_the_host_trains_to_the_same_bytes(kind, way):
+    patcher, _ = with_quantised_layers("flux", kind)
+    plain = _trained(patcher, "flux", checkpointing=True)
+    assert _same(plain, _trained(patcher, "flux", layers=way == "layers", offload=way, checkpointing=True))
+
+
 @pytest.mark.parametrize("family", ["sd1", "flux"])
 def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
     with torch.inference_mode():
