@@ -52,6 +52,7 @@ class Reading:
         measured = [self._encoded(*one, None, 0.0) for one in read if one[0].is_validation]
         overlap: list[str] = []
         dataset = combine.combine(trained)
+        not_measured = folder_report.not_measured(trained, dataset)
         if measured:
             validation = combine.combine(measured)
             dataset = combine.with_validation(dataset, validation)
@@ -60,11 +61,13 @@ class Reading:
         if more_images is not None:
             parts = [dataset, more_images]
             dataset = combine.combine(parts)
+            not_measured += folder_report.not_measured(parts, dataset)
         names = [host.folders.below_input(source.folder) for source in sources]
         folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
         lines = [*notes, *folders.lines(regularisation, share), *overlap]
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
+        lines += not_measured
         lines += folder_report.control_methods_used([method for method in methods if method is not None])
         lines.append(folder_report.memory(dataset))
         lines += [*folders.brackets(self.weighted_captions), *placed]

@@ -59,7 +59,7 @@ def output(
     if more_images is not None:
         parts = [dataset, more_images]
         dataset = combine.combine(parts)
-        lines += folder_report.together(parts, dataset)
+        lines += [*folder_report.together(parts, dataset), *folder_report.not_measured(parts, dataset)]
     report = "\n".join(lines)
     return io.NodeOutput(replace(dataset, report=report), report, ui={"text": [report]})
 

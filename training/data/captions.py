@@ -75,8 +75,13 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
             f"{path.name}: the caption is not {name} text ({error.reason} at byte {error.start}); save it as UTF-8 or"
             " name its encoding in filters (encoding: cp1252)"
         ) from error
-    lines = (" ".join(line.split()) for line in text.splitlines())
+    lines = (" ".join(line.split()) for line in split_lines(text))
     return tuple(line for line in lines if line)
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text. `str.splitlines` would also split at separators that text from the web has in its lines."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def first_file(paths: Sequence[Path]) -> Path | None:

@@ -74,18 +74,19 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     """
     first = datasets[0]
     if len(datasets) == 1:
-        return first
+        return _without_trained(first)
     check_together(datasets)
     images = tuple(image for dataset in datasets for image in _with_own_settings(dataset, dataset.images))
-    held_out = _not_trained(_in_turn([_with_own_settings(dataset, dataset.held_out) for dataset in datasets]), images)
     regularised = next((dataset for dataset in datasets if dataset.regularisation is not None), first)
+    held_out = _in_turn([_with_own_settings(dataset, dataset.held_out) for dataset in datasets])
+    held_out = _not_trained(held_out, [*images, *_regularisation_images(regularised)])
     return replace(
         _joined(first, datasets),
         images=images,
         digest=sha256_of_spaced_json(
             ["several datasets", [[dataset.digest, dataset.resolution] for dataset in datasets]]
         ),
-        held_out=held_out,
+        held_out=tuple(held_out),
         regularisation=regularised.regularisation,
         regularisation_share=regularised.regularisation_share,
         batch_size=0,
@@ -101,7 +102,8 @@ def with_validation(dataset: Dataset, validation: Dataset, every: str = "", with
     error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
     """
     check_together([dataset, validation])
-    held_out = _not_trained(_with_own_settings(validation, validation.images), dataset.images)
+    trained = [*dataset.images, *_regularisation_images(dataset)]
+    held_out = tuple(_not_trained(_with_own_settings(validation, validation.images), trained))
     if not held_out:
         every = every or f"Dataset: every image of validation folder {validation.folder!r}"
         without = without or "leave validation folder empty"
@@ -154,9 +156,23 @@ def _in_turn(groups: Sequence[Sequence[DatasetImage]]) -> list[DatasetImage]:
     return [image for row in rows for image in row if image is not None]
 
 
-def _not_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> tuple[DatasetImage, ...]:
+def _not_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> list[DatasetImage]:
     contents = {image.sha256 for image in trained if image.sha256}
-    return tuple(image for image in held_out if image.sha256 not in contents)
+    return [image for image in held_out if image.sha256 not in contents]
+
+
+def _regularisation_images(dataset: Dataset) -> Sequence[DatasetImage]:
+    if dataset.regularisation is None:
+        return ()
+    return dataset.regularisation.images
+
+
+def _without_trained(dataset: Dataset) -> Dataset:
+    """The dataset without held-out images that are regularisation images too."""
+    held_out = tuple(_not_trained(dataset.held_out, _regularisation_images(dataset)))
+    if held_out == dataset.held_out:
+        return dataset
+    return replace(dataset, held_out=held_out)
 
 
 def unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:

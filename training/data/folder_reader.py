@@ -543,7 +543,7 @@ class _FolderReader:
         return caption or WrittenCaption()
 
     def _reason_to_skip(self, written: WrittenCaption) -> str | None:
-        tags = list(written.tags) or split_tags(" ".join(written.lines))
+        tags = list(written.tags) or [tag for line in written.lines for tag in split_tags(line)]
         reason = self.filters.reason_to_skip(tags, written.score)
         if reason is None and written.multiply == 0:
             return "with multiply 0"

@@ -131,10 +131,18 @@ def together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
     repeated = repeated_names(parts)
     if repeated:
         lines.append(f"{len(repeated)} images are in several of them and count in each: {first_names(repeated)}")
-    missing = unmeasured(parts, whole)
-    if missing:
-        lines.append(f"{missing} held-out images are not measured, because another dataset trains on them")
     return lines
+
+
+def not_measured(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
+    """How many held-out images of the parts the whole trains on."""
+    count = unmeasured(parts, whole)
+    if not count:
+        return []
+    return [
+        f"{count} held-out images are not measured, because they are trained on too, in another dataset or as"
+        " regularization images"
+    ]
 
 
 def overlap(validation: Dataset, whole: Dataset) -> list[str]:

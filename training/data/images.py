@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
 OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".psd", ".svg")  # named in the report
+ENDINGS = (*SUFFIXES, *map(str.upper, SUFFIXES))  # as files have them: cameras write capitals
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
@@ -33,7 +34,7 @@ def is_image(name: str) -> bool:
     if not name.lower().endswith(SUFFIXES):  # the quick answer for most other files
         return False
     stem, suffix = os.path.splitext(name)
-    return suffix != "" and not stem.endswith(MASK_ENDING)
+    return suffix != "" and not stem.lower().endswith(MASK_ENDING)
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -48,7 +49,7 @@ def find_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
     for path, _ in files_below(folder, wanted):
         parts = path.parts[begin:]
         hidden = any(part.startswith(".") for part in parts)
-        if not hidden and MASK_FOLDER not in parts[:-1]:
+        if not hidden and MASK_FOLDER not in map(str.lower, parts[:-1]):
             by_name["/".join(parts)] = path
     return [path for _, path in sorted(by_name.items())]
 
@@ -75,18 +76,20 @@ def has_masks(folder: Path) -> bool:
 
 def mask_file(image: Path, folder: Path) -> Path | None:
     """The mask of an image: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
-    folder.
+    folder. "Masks" and capitals throughout are taken too.
     """
-    places = [f"{image.parent}{os.sep}{image.stem}{MASK_ENDING}"]
+    beside = f"{image.parent}{os.sep}{image.stem}"
+    places = [beside + MASK_ENDING, beside + MASK_ENDING.upper()]
     parents = [image.parent]
     if image.parent != folder:
         parents.append(image.parent.parent)
     for parent in parents:
-        masks = f"{parent}{os.sep}{MASK_FOLDER}"
-        if os.path.isdir(masks):
-            places.append(f"{masks}{os.sep}{image.stem}")
+        for name in (MASK_FOLDER, MASK_FOLDER.capitalize(), MASK_FOLDER.upper()):
+            masks = f"{parent}{os.sep}{name}"
+            if os.path.isdir(masks):
+                places.append(f"{masks}{os.sep}{image.stem}")
     for place in places:
-        for suffix in SUFFIXES:
+        for suffix in ENDINGS:
             if os.path.isfile(place + suffix):  # False for names too long, too
                 return Path(place + suffix)
     return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
 from . import clip_files, images
-from .captions import WrittenCaption
+from .captions import WrittenCaption, split_lines
 from .control_files import MOST_CONTROLS, Pairs
 from .layouts.layout import CaptionReader
 from .yaml_values import shorten
@@ -47,7 +47,7 @@ def read_jsonl(file: Path, key: str, find: FindFile) -> tuple[ListedPicture, ...
         raise ValueError(f"{file.name}: {error}") from error
     listed: dict[str, ListedPicture] = {}
     errors: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         if not line.strip():
             continue
         try:

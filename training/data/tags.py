@@ -17,6 +17,7 @@ import torch
 from .wildcards import NO_LISTS, WordLists, fill_lists, list_names
 
 _CHOICE = re.compile(r"\{([^{}]*)\}")
+_BRACES = re.compile(r"\{\{|\}\}|[{}]")
 _MAX_DEPTH, _MAX_TAG_LENGTH = 200, 100_000
 TRIGGER = "[trigger]"
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
@@ -205,10 +206,11 @@ def _choose(options: Sequence[str], rng: torch.Generator | None) -> str:
 def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | None = None) -> str:
     """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
 
-    `{{` and `}}` are braces. Choices may lie inside choices and in lines of lists, which lead to an end
-    (`WordLists.check`). Raises ValueError where they are nested more than 200 deep.
+    `{{` and `}}` are braces, but `}}` ends two choices where one lies in another. Choices may lie inside choices and in
+    lines of lists, which lead to an end (`WordLists.check`). Raises ValueError where they are nested more than 200
+    deep.
     """
-    text, count, rounds = text.replace("{{", _OPEN).replace("}}", _CLOSE), 1, 0
+    text, count, rounds = _with_plain_braces(text), 1, 0
     while count:
         text, count = _CHOICE.subn(lambda match: _choose(match[1].split("|"), rng), text)
         if lists and not count:
@@ -217,6 +219,23 @@ def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | No
         if count and rounds > _MAX_DEPTH:
             raise ValueError(f"the caption's choices lie in each other more than {_MAX_DEPTH} deep: {text[:60]!r}")
     return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
+
+
+def _with_plain_braces(text: str) -> str:
+    """The text with `{{` and `}}`, where they are braces, as characters that begin and end no choice."""
+    depth = 0
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal depth
+        braces = match[0]
+        if braces == "{{":
+            return _OPEN
+        if braces == "}}" and depth < 2:
+            return _CLOSE
+        depth = max(0, depth + braces.count("{") - braces.count("}"))
+        return braces
+
+    return _BRACES.sub(replaced, text)
 
 
 def has_choices(text: str) -> bool:
@@ -257,8 +276,13 @@ def _join(tags: list[str], rules: CaptionRules) -> str:
 
 
 def _with_trigger(text: str, trigger: str, prefix: str, suffix: str) -> str:
-    if trigger and TRIGGER in text:
-        text = text.replace(TRIGGER, trigger)
-    elif trigger:
-        text = f"{trigger} {text}"
-    return " ".join(part for part in (prefix, text, suffix) if part).strip()
+    whole = _in_a_row(prefix, text, suffix)
+    if not trigger:
+        return whole
+    if TRIGGER in whole:
+        return whole.replace(TRIGGER, trigger)
+    return _in_a_row(prefix, trigger, text, suffix)
+
+
+def _in_a_row(*texts: str) -> str:
+    return " ".join(text for text in texts if text).strip()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graft_nodes.training.data import combine, kohya_metadata
+from graft_nodes.training.data import combine, folder_report, kohya_metadata
 from graft_nodes.training.data.batches import draw_items, make_batches
 from graft_nodes.training.data.conditionings import Conditionings
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
@@ -128,12 +128,24 @@ def test_captions_that_vary_are_encoded_once_by_the_text_encoder_that_all_share(
     assert whole.conditionings.prepare(["b, a", "c, d"]) == 0 and len(asked) == 2
 
 
+def test_regularisation_images_are_not_measured():
+    others = replace(_dataset("r"), images=(_image("p", sha256="h1"), _image("q", sha256="q1")))
+    held_out = [_image("h", sha256="h1"), _image("g", sha256="g1")]
+    first = _dataset("x", held_out=held_out, regularisation=others, regularisation_share=0.5)
+    assert [image.name for image in combine.combine([first]).held_out] == ["g"]
+    assert [image.name for image in combine.combine([first, _dataset("y")]).held_out] == ["x/g"]
+    folder = replace(_dataset("v"), images=tuple(held_out))
+    assert [image.name for image in combine.with_validation(first, folder).held_out] == ["v/g"]
+
+
 def test_what_another_trains_on_is_not_measured():
     first = _dataset("x", held_out=[_image("h", sha256="y1"), _image("g", sha256="new")])
     second = _dataset("y", held_out=[_image("k"), _image("l")])
     whole = combine.combine([first, second])
     assert [image.name for image in whole.held_out] == ["y/k", "x/g", "y/l"]  # in turn, without x/h
     assert combine.unmeasured([first, second], whole) == 1 and combine.repeated_names([first, second]) == []
+    (line,) = folder_report.not_measured([first, second], whole)
+    assert line.startswith("1 held-out images are not measured")
     again = replace(second, images=first.images)
     assert combine.repeated_names([first, again]) == ["x0", "x1", "x2", "x3"]
 

@@ -528,6 +528,14 @@ def test_crops_and_what_they_tell(tmp_path):
     assert _made(tmp_path, **plain).images[0].framing.top == 96
 
 
+def test_a_tag_at_the_end_of_a_line_is_left_out(tmp_path):
+    for name, caption in (("a", "a cat, nsfw\na dog"), ("b", "a cat\na dog")):
+        _picture(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text(caption, encoding="utf-8")
+    found = _made(tmp_path, filters="wildcards: true\nblacklist_tags: [nsfw]", buckets=False)
+    assert [entry.name for entry in found.images] == ["b.png"]
+
+
 def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
     for i in range(6):
         _picture(tmp_path / f"{i}.png", (40, 50) if i == 5 else (64, 100), seed=i)

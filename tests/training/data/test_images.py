@@ -135,6 +135,15 @@ def test_a_bomb_is_refused(tmp_path, monkeypatch):
         images.open_image(tmp_path / "a.png")
 
 
+@pytest.mark.parametrize("name", ["masks/A.PNG", "Masks/A.png", "MASKS/A.PNG", "A.mask.PNG", "A.MASK.JPG"])
+def test_masks_in_capitals(tmp_path, name):
+    for file in ("A.PNG", name):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert images.find_images(tmp_path) == [tmp_path / "A.PNG"] and images.has_masks(tmp_path)
+    assert images.mask_file(tmp_path / "A.PNG", tmp_path).samefile(tmp_path / name)
+
+
 def test_masks_and_hidden_folders_are_no_pictures(tmp_path):
     for name in ("a.png", "a.mask.png", "masks/a.png", ".cache/b.png", "deep/c.JPG", "deep/masks/c.png", "d.txt"):
         path = tmp_path / name

@@ -61,6 +61,8 @@ def test_choices_and_escaped_braces():
     }
     assert fill_wildcards("{{a|b}} {c|d}", None) == "{a|b} c"
     assert {fill_wildcards("{a|{b|c} d}", generator(0, i, "")) for i in range(100)} == {"a", "b d", "c d"}
+    assert {fill_wildcards("{a|{b|c}}", generator(0, i, "")) for i in range(100)} == {"a", "b", "c"}
+    assert fill_wildcards("{a|{b|{c|d}}} {{e}} {f}}}", None) == "a {e} f}"
     assert fill_wildcards("a {b", None) == "a {b" and fill_wildcards("{a|}b", None) == "ab"
     assert has_choices("{a|b}") and not has_choices("{a}") and not has_choices("a|b")
 
@@ -155,6 +157,8 @@ def test_the_trigger_and_what_stands_around():
         and not Caption(("x",), rules=CaptionRules(suffix="{on|under} white")).varies
     )
     assert Caption(("",), rules=CaptionRules(trigger="zorp")).plain == "zorp"
+    around = CaptionRules(trigger="zorp", prefix="photo of [trigger],", suffix="in [trigger] style")
+    assert Caption(("a ring",), rules=around).plain == "photo of zorp, a ring in zorp style"
     assert Caption((), ("x", "y"), rules=CaptionRules(prefix="p,")).plain == "p, x, y"
     shuffled = Caption(("a, b",), rules=CaptionRules(shuffle=1.0, prefix="first", suffix="last"))
     assert set(_draws(shuffled, 60)) == {"first a, b last", "first b, a last"}

@@ -316,7 +316,7 @@ def _recognise(folder: Path) -> bool:
     for path, _ in files_below(folder):
         if path.suffix not in _SUFFIXES:
             continue
-        if path.stem in ("local", "global") or first_file([path.with_suffix(suffix) for suffix in images.SUFFIXES]):
+        if path.stem in ("local", "global") or first_file([path.with_suffix(suffix) for suffix in images.ENDINGS]):
             return True
     return False
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ....storage.bounded_read import MB, read_json
-from ..captions import WrittenCaption, most_lines
+from .. import images
+from ..captions import WrittenCaption, first_file, most_lines, split_lines
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -19,6 +20,7 @@ class MetadataCaptions(CaptionReader):
     """Reads the captions of `{"name": {"caption": "…", "tags": "…"}}` for the images of a folder.
 
     A name is an image's path, relative to the folder or whole, with or without its ending, or the file's name alone.
+    Of a path that names no picture here, as on another computer, the file's name counts.
     """
 
     def __init__(
@@ -46,7 +48,13 @@ class MetadataCaptions(CaptionReader):
         for key, record in records.items():
             place = key.replace("\\", "/")
             self._records[place] = record
-            self._by_name.setdefault(place.rpartition("/")[2], []).append(record)
+            if not self._is_path_of_a_picture(place):
+                self._by_name.setdefault(place.rpartition("/")[2], []).append(record)
+
+    def _is_path_of_a_picture(self, place: str) -> bool:
+        """Whether a name is the path of a picture that is there, and so of no other one."""
+        path = self.folder / place
+        return first_file([path, *(path.with_name(path.name + ending) for ending in images.ENDINGS)]) is not None
 
     def describes(self, image: Path) -> bool:
         """Whether a metadata file names an image."""
@@ -89,8 +97,8 @@ class MetadataCaptions(CaptionReader):
 
 def _lines(caption: str, tags: str) -> tuple[str, ...]:
     """The lines of a caption, each with the tags behind it; the tags alone without a caption."""
-    lines = [" ".join(line.split()) for line in caption.splitlines() if line.strip()]
-    tags = ", ".join(" ".join(line.split()) for line in tags.splitlines() if line.strip())
+    lines = [" ".join(line.split()) for line in split_lines(caption) if line.strip()]
+    tags = ", ".join(" ".join(line.split()) for line in split_lines(tags) if line.strip())
     if not lines:
         return tuple(text for text in (tags,) if text)
     if tags:

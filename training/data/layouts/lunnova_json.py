@@ -77,7 +77,7 @@ def _load_record(file: Path) -> dict[str, Any] | None:
 def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path:
     """The image that a JSON file describes: at `path`, relative to the folder, or of the same name beside the file."""
     if "path" not in record:
-        image = first_file([file.with_suffix(suffix) for suffix in images.SUFFIXES])
+        image = first_file([file.with_suffix(suffix) for suffix in images.ENDINGS])
         if image is None:
             raise ValueError("has no path, and no picture of its name lies beside it")
         return image

@@ -75,6 +75,18 @@ def test_what_is_no_caption_is_said(tmp_path):
     assert captions.read(tmp_path / "3.png") is None and captions.read(tmp_path / "4.png") is None
 
 
+@pytest.mark.parametrize("key", ["a/1.png", "a/1", "1.png"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_path_of_a_picture_that_is_there_is_of_no_other_one(tmp_path, key, whole):
+    for name in ("a/1.png", "b/1.png", "1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    named = str(tmp_path / key) if whole else key
+    captions = MetadataCaptions(tmp_path, [{named: {"caption": "a red car"}}], None)
+    found = [captions.read(tmp_path / name) for name in ("a/1.png", "b/1.png", "1.png")]
+    assert [text is not None for text in found] == [key.startswith("a"), False, not key.startswith("a")]
+
+
 def test_only_the_first_lines_are_kept(tmp_path):
     written = reader(tmp_path, {"1": {"caption": "a\nb\nc"}}, most_lines=1).read(tmp_path / "1.png")
     assert written.lines == ("a",) and written.more_lines

@@ -71,6 +71,12 @@ def test_the_example_of_the_post(tmp_path, captions):
     }
 
 
+def test_a_cameras_picture_in_capitals(tmp_path):
+    _picture(tmp_path, "IMG_1.JPG")
+    (tmp_path / "IMG_1.json").write_text('{"tags": ["red"]}', encoding="utf-8")
+    assert _captions(_read(tmp_path)) == {"IMG_1.JPG": "red"}
+
+
 def test_a_path_of_windows(tmp_path):
     _picture(tmp_path, "images/one.png")
     _record(tmp_path, "one.json", "images\\one.png", tags=["red"])
