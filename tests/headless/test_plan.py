@@ -50,7 +50,7 @@ def test_only_what_start_training_needs_runs():
 def test_a_workflow_without_training_has_no_plan():
     host = SimpleNamespace(nodes=SimpleNamespace(NODE_CLASS_MAPPINGS={}))
     with pytest.raises(WorkflowError, match="has no Start Training"):
-        plan.of_trainings(host, {"1": {"class_type": "Loader", "inputs": {}}}, 0)
+        plan.of_trainings(host, {"1": {"class_type": "Loader", "inputs": {}}, "2": {"inputs": {}}}, 0)
 
 
 def test_a_size_that_is_none_is_a_wrong_command_line(capsys):

@@ -60,6 +60,20 @@ def begun(host, demo, pictures, run, steps=8, **ema):
     return host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
 
 
+@pytest.mark.parametrize("total_steps", [0, 100])
+def test_the_start_says_an_interval_without_steps_that_are_known(host, demo, pictures, total_steps):
+    report = host.call(
+        "GraftTrainStart",
+        model=demo[0],
+        dataset=pictures,
+        adapter=AdapterSettings(rank=2),
+        optimizer=OptimizerSettings(total_steps=total_steps),
+        ema=EMASettings("constant", 0.99, interval=50),
+        run="open",
+    )[1]
+    assert ("EMA: constant, updated every 50 steps\n" in report) == (not total_steps)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -198,9 +198,9 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
         )
     places = [file.step for file in sources.files]
     steps = [step for step in places if step is not None]
-    if len(steps) < len(places) or len(set(steps)) < len(steps):
+    if len(steps) < len(places) or len(set(steps)) < len(steps) or min(steps) < 1:
         steps = list(range(1, len(places) + 1))
-    values = [0.0] * steps[-1]
+    values = [0.0] * max(steps)
     for step, share in zip(steps, shares, strict=True):
         values[step - 1] = share
     return (Curve(values, name="share of each file"),)

@@ -111,7 +111,7 @@ def _exclusions(settings: ObjectiveSettings) -> list[str]:
 
 def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
     errors = []
-    if settings.gamma <= 0:
+    if not settings.gamma > 0:  # nor NaN
         errors.append(f"min-SNR gamma is {settings.gamma}, expected above 0")
     for label, value in (
         ("noise offset", settings.offset_noise),

@@ -153,6 +153,8 @@ def _updates(ema: EMASettings, total_steps: int) -> str:
     if ema.interval == 1:
         return "updated every step"
     last = total_steps - total_steps % ema.interval
+    if not last:  # total steps are open, or there is no update
+        return f"updated every {ema.interval} steps"
     one, update = decay_at(ema, last, total_steps), decay_over(ema, last, total_steps)
     when = ""
     if ema.schedule not in ("constant", "target"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -61,16 +62,32 @@ def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, st
     tensors = group_tensors(state)
     # Named by content and shard size, so that the files of an older state with this name are not overwritten.
     stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"
-    make_folders(folder)
-    paths = shards.save(tensors, folder, stem, shard)
-    sync_folder(folder)
-    files = {path.name: sha256_of_file(path) for path in paths}
-    extra = {"run": state.run, "notes": dict(state.notes), "history": tail_of(state.history, []), "kind": "saved"}
-    write_record(folder, {**record_of(state, versions), **extra, "tensors": {"name": stem, "files": files}})
+    new_folders, before = make_folders(folder), set(folder.glob("tensors-*"))
+    try:
+        paths = shards.save(tensors, folder, stem, shard)
+        sync_folder(folder)
+        files = {path.name: sha256_of_file(path) for path in paths}
+        write_record(folder, {**_record_of(state, versions), "tensors": {"name": stem, "files": files}})
+    except BaseException:
+        for path in set(folder.glob("tensors-*")) - before:  # they belong to no state
+            path.unlink(missing_ok=True)
+        for new_folder in reversed(new_folders):
+            with contextlib.suppress(OSError):
+                new_folder.rmdir()
+        raise
     for path in folder.glob("tensors-*"):
         if path.name not in files:
             path.unlink(missing_ok=True)
     return folder
+
+
+def _record_of(state: TrainState, versions: Mapping[str, str]) -> dict[str, Any]:
+    """The entries of a saved state's state.json, except its files."""
+    record = {**record_of(state, versions), "run": state.run, "notes": dict(state.notes), "kind": "saved"}
+    record["history"] = tail_of(state.history, [])
+    if state.open_schedule:
+        record["open_schedule"] = True
+    return record
 
 
 def needs_clip(root: Path, name: str) -> bool:
@@ -188,6 +205,7 @@ def _before_first_step(
         run=record.get("run", name),
         notes=record.get("notes", {}),
         base=base,
+        open_schedule=record.get("open_schedule", False),
     )
 
 

@@ -25,6 +25,10 @@ def _number(value: Any) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**64)
 
 
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
 def _list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
@@ -116,7 +120,11 @@ _FORM: dict[str, Check] = {
     "kind": _text,
     "tensors": _tensors,
 }
-_OPTIONAL: dict[str, Check] = {"run": _text, "notes": _map_of(_text)}  # of a saved state
+_OPTIONAL: dict[str, Check] = {  # of a saved state
+    "run": _text,
+    "notes": _map_of(_text),
+    "open_schedule": _flag,
+}
 
 
 def problem(record: Mapping[str, Any]) -> str:

@@ -96,8 +96,11 @@ class Store:
         half-written left behind.
         """
         folder = self.result_folder(state.key)
-        if kind == "result" or _kind(folder) is None:
-            self._write(state, folder, "state.safetensors", kind)
+        if kind != "result" and _is_whole(folder):
+            return folder
+        if _kind(folder) == "result":
+            kind = "result"
+        self._write(state, folder, "state.safetensors", kind)
         return folder
 
     def promote(self, folder: Path) -> None:
@@ -541,6 +544,17 @@ def remove(folder: Path) -> None:
     """Remove a state, and its folder if nothing else is in it."""
     names = [name for name in names_in(folder) if name.startswith("state")]
     disk_quota.remove([folder / "state.json", *(folder / name for name in names)])
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a state is in a folder, and its tensors are those that it recorded."""
+    try:
+        stored = read_record(folder)["tensors"]
+        if "file" in stored:
+            check_file(folder / stored["file"], stored["sha256"])
+    except Damaged:
+        return False
+    return True
 
 
 def _kind(folder: Path) -> str | None:

@@ -78,7 +78,12 @@ class _Reader:
         size = _SIZE.fullmatch(entry)
         if entry and size is not None and self.after_size:
             last = self.sizes.pop()
-            self.sizes.append(Size(last.pattern, _rank(size) or last.rank, _alpha(size) or last.alpha))
+            rank, alpha = _rank(size), _alpha(size)
+            if rank is None:
+                rank = last.rank
+            if alpha is None:
+                alpha = last.alpha
+            self.sizes.append(Size(last.pattern, rank, alpha))
             return
         self.after_size = False
         if entry:

@@ -60,6 +60,13 @@ def test_files_are_ordered_by_recorded_step_never_by_date(write):
     assert got.curves[0].values[19] == pytest.approx(shares[0]) and len(got.curves[0].values) == 300
 
 
+def test_a_file_of_a_run_that_had_not_begun(write):
+    named = [write(f"{step}.safetensors", lora(step), ss_steps=str(step), graft_run="r") for step in (0, 100)]
+    (alone,) = merge.merged(sources.of_files(named[:1]), "uniform", 0.1, "").curves
+    (both,) = merge.merged(sources.of_files(named), "uniform", 0.1, "").curves
+    assert list(alone.values) == [1.0] and list(both.values) == [0.5, 0.5]
+
+
 def test_without_steps_the_order_given_holds_and_profiles_that_need_steps_are_refused(write):
     found = sources.of_files([write("b.safetensors", lora(1)), write("a.safetensors", lora(2, rank=3), ss_steps="4")])
     assert [file.name for file in found.files] == [

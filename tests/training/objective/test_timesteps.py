@@ -207,6 +207,7 @@ def test_what_draws_noise_levels_is_for_flow_models(prediction, name):
     ("settings", "message"),
     [
         ({"sigmoid_scale": 0.0}, "sigmoid scale is 0.0, expected above 0"),
+        ({"weighting": "min-snr", "gamma": math.nan}, "min-SNR gamma is nan, expected above 0"),
         ({"logit_std": -1.0}, "logit deviation is -1.0, expected above 0"),
         ({"logit_mean": math.inf}, "logit mean is inf"),
         ({"mode_scale": 2.0}, "mode scale is 2.0, expected from -1 to 1.75"),

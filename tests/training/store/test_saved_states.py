@@ -1,5 +1,6 @@
 """States under names: the same state back from shards, damage and misfits named, and nothing half-replaced."""
 
+import errno
 import json
 import os
 
@@ -8,8 +9,8 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.state import begin, equal
-from graft_nodes.training.store import saved_states
+from graft_nodes.training.state import begin, equal, with_planned_steps
+from graft_nodes.training.store import saved_states, store
 from graft_nodes.training.store.names import saved_names
 from graft_nodes.training.store.store import Damaged, NewerFormat
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -51,6 +52,41 @@ def test_a_state_comes_back_and_goes_on_as_if_it_had_never_left(run, tmp_path, s
     )
     assert equal(train(again, denoiser, dataset, 3), train(state, denoiser, dataset, 3))
     assert saved_names(tmp_path) == ["mine"]
+
+
+def test_a_schedule_that_ends_with_the_steps_asked_for_stays_one(lab, tmp_path):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    state = lab.state(denoiser, dataset, total_steps=0, schedule="cosine")
+    state = train(with_planned_steps(state, 3), denoiser, dataset, 3)
+    saved_states.save(state, tmp_path, "mine")
+    again = saved_states.load(tmp_path, "mine", state.start.model, dataset.digest)
+    assert with_planned_steps(again, 6).settings == with_planned_steps(state, 6).settings
+    closed = train(lab.state(denoiser, dataset, total_steps=3, schedule="cosine"), denoiser, dataset, 3)
+    saved_states.save(closed, tmp_path, "closed")
+    again = saved_states.load(tmp_path, "closed", closed.start.model, dataset.digest)
+    assert with_planned_steps(again, 6) is again
+
+
+def test_a_disk_that_is_full_at_the_last_file_leaves_what_was_there(run, tmp_path, monkeypatch):
+    state, denoiser, dataset = run
+    write = store.write_whole
+
+    def full(path, *given):
+        if path.endswith("state.json"):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return write(path, *given)
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(store, "write_whole", full)
+        saved_states.save(state, tmp_path, "mine")
+    assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "mine").exists()
+    saved_states.save(state, tmp_path, "mine")
+    before = sorted((tmp_path / "mine").iterdir())
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(store, "write_whole", full)
+        saved_states.save(train(state, denoiser, dataset, 1), tmp_path, "mine")
+    assert sorted((tmp_path / "mine").iterdir()) == before
+    assert equal(saved_states.load(tmp_path, "mine", "model", dataset.digest), state)
 
 
 def test_without_a_dataset_it_comes_back_too(run, tmp_path):

@@ -344,6 +344,18 @@ def test_every_snapshot_can_be_kept(bench):
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
 
 
+@pytest.mark.parametrize("kept", ["best", "every"])
+def test_a_damaged_state_is_written_again(bench, kept):
+    bench.run(8, keep=kept)
+    kinds = _kinds(bench)
+    whole = {path: path.read_bytes() for path in bench.store.folder.glob("*/state.safetensors")}
+    for path, content in whole.items():
+        path.write_bytes(content[:-4] + b"\1\2\3\4")
+    outcome = bench.run(8, keep=kept)
+    assert outcome.trained == 8 and _kinds(bench) == kinds
+    assert {path: path.read_bytes() for path in bench.store.folder.glob("*/state.safetensors")} == whole
+
+
 def test_what_runs_take_of_the_disk_is_counted(bench):
     bench.run(8, keep="every", validate_every=0)
     Store(bench.folder, "other", {}).save(bench.state)

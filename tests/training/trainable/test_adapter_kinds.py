@@ -265,6 +265,14 @@ def test_rank_and_alpha_by_pattern():
     assert torch.allclose(out.double(), _merged(net, lora)(_input().double()), atol=2e-5)
 
 
+def test_an_alpha_of_0_behind_a_comma_is_the_rank():
+    for text in ("*=rank 8, alpha 0", "*=rank 8 alpha 0"):
+        settings = AdapterSettings("lora", rank=16, alpha=4.0, targets="all", pattern=text)
+        assert {(site.rank, site.alpha) for site in adapter_targets(_odd(), settings).values()} == {(8, 8.0)}
+    with pytest.raises(ValueError, match="rank is 0"):
+        AdapterSettings("lora", rank=16, targets="all", pattern="*=alpha 4, rank 0").check()
+
+
 def test_a_size_for_nothing_is_said():
     with pytest.raises(ValueError, match=r"gives a size to other\*, which matches no chosen module such as line"):
         adapter_targets(_odd(), AdapterSettings(targets="all", pattern="other*=rank 4"))
