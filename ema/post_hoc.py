@@ -77,6 +77,16 @@ def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
     return (g_a + 1) * (g_b + 1) / (g_a + g_b + 1) * (early / late) ** exponent / late
 
 
+def _check(snapshots: Sequence[Profile]) -> None:
+    """Raise ValueError that names snapshots which are there twice or before the first step."""
+    errors = [
+        f"{snapshot} is there twice" for snapshot in sorted(set(snapshots), key=repr) if snapshots.count(snapshot) > 1
+    ]
+    errors += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
+    if errors:
+        raise ValueError("Snapshots: " + "; ".join(errors) + ".")
+
+
 class _System:
     """The normal equations for a list of snapshots, decomposed once because a range of widths solves it many times.
 
@@ -85,14 +95,7 @@ class _System:
     """
 
     def __init__(self, snapshots: Sequence[Profile], rounding: float) -> None:
-        errors = [
-            f"{snapshot} is there twice"
-            for snapshot in sorted(set(snapshots), key=repr)
-            if snapshots.count(snapshot) > 1
-        ]
-        errors += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
-        if errors:
-            raise ValueError("Snapshots: " + "; ".join(errors) + ".")
+        _check(snapshots)
         if not snapshots:
             raise TooFew("Snapshots: there is none to reconstruct an average from.")
         self.snapshots, self.rounding = snapshots, rounding
@@ -140,6 +143,7 @@ def reconstruction(
     last = max(snapshot.step for snapshot in snapshots)
     if step is None:
         step = last
+    _check(snapshots)
     if Profile(step, width) in snapshots:
         return Fit(tuple(float(snapshot == Profile(step, width)) for snapshot in snapshots), 0.0)
     if len(snapshots) < 2:

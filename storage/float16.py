@@ -11,6 +11,7 @@ from torch import Tensor
 SCALE_PREFIX = "graft_scale."  # followed by a tensor's name: where its scale is kept
 # Bounds for a tensor's largest value: beyond them float16 overflows or loses more than bf16 would.
 _LARGEST, _SMALLEST = 32768.0, 2.0**-7
+_LEAST_EXPONENT = -126  # of a normal float32, as the scale is
 
 
 def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -27,7 +28,7 @@ def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             halves[name] = tensor.to(torch.float16)
             continue
         # The largest value becomes 1024 to 2048; dividing by a power of two rounds nothing.
-        scale = 2.0 ** (math.floor(math.log2(largest)) - 10)
+        scale = 2.0 ** max(_LEAST_EXPONENT, math.floor(math.log2(largest)) - 10)
         halves[name] = (tensor.float() / scale).to(torch.float16)
         halves[SCALE_PREFIX + name] = torch.tensor(scale, dtype=torch.float32)
     return halves

@@ -51,7 +51,7 @@ class DoRA:
         return magnitude / (norm + torch.finfo(torch.float32).eps)
 
     def _axis(self, shape: Sequence[int]) -> int:
-        if self.magnitude.shape[0] == shape[0]:
+        if self.magnitude.shape[0] == self.magnitude.numel() == shape[0]:
             return 0
         return 1
 

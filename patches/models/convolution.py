@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,15 @@ _opaque = torch.library.custom_op(re.sub(r"\W", "_", __name__) + "::convolution"
 _opaque.register_fake(_convolution)
 
 
+def _operation(x: Tensor, compiled: bool) -> Callable[..., Tensor]:
+    """How to convolve x. Where a gradient is wanted torch.compile looks into it, as what it does not look into has
+    none.
+    """
+    if compiled and not (torch.is_grad_enabled() and x.requires_grad):
+        return _opaque
+    return _convolution
+
+
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
     """A convolution with another weight instead of the module's (no bias), using its stride, dilation and padding."""
     padding = module.padding
@@ -34,10 +43,10 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
         else:
             mode = module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
-    return (_opaque if compiled else _convolution)(x, weight, module.stride, padding, module.dilation, groups)
+    return _operation(x, compiled)(x, weight, module.stride, padding, module.dilation, groups)
 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
     """A convolution with kernel size 1."""
     ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
-    return (_opaque if compiled else _convolution)(x, weight, ones, zeros, ones, 1)
+    return _operation(x, compiled)(x, weight, ones, zeros, ones, 1)

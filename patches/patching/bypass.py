@@ -87,10 +87,11 @@ class Wrapped:
             del _COMPILED[self._key]
         if self.module.__dict__.get("forward") is not self._forward:
             return
-        if self._previous is None:
+        previous = _without_remains(self._previous)
+        if previous is None:
             del self.module.forward
         else:
-            self.module.forward = self._previous
+            self.module.forward = previous
 
 
 def _without_remains(forward: Any) -> Any:

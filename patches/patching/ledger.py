@@ -24,6 +24,7 @@ from ..models.layers import (
 )
 from .bypass import Bypass, Wrapped, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
+from .huge_pages import empty
 from .strength_schedule import Clock
 
 ATTRIBUTE = "_graft_ledger"  # set on a model while anything is attached; two imports of this package share it
@@ -200,8 +201,6 @@ class Ledger:
 
         All kept memory is one mapping. So if any of it is no longer needed, all of it is allocated anew.
         """
-        from .huge_pages import empty
-
         kept_weights = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
         if new and any(name not in bases or name in new for name in kept_weights):

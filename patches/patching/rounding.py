@@ -37,7 +37,10 @@ def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -
     exponent = torch.frexp(values)[1].clamp(min=round(math.log2(limits.smallest_normal)) + 1)
     step = torch.exp2((exponent - 1).float()) * limits.eps  # distance between neighbors at this magnitude
     noise = torch.rand(values.shape, generator=generator, device=values.device)
-    return (torch.floor(values / step + noise) * step).clamp(limits.min, limits.max).to(dtype)
+    steps = values / step
+    lower = torch.floor(steps)
+    steps = lower + (noise < steps - lower)
+    return (steps * step).clamp(limits.min, limits.max).to(dtype)
 
 
 @torch.no_grad()

@@ -227,5 +227,7 @@ def test_too_few_and_wrong_snapshots():
         reconstruction(every(50, 200), 0.07, 250)
     with pytest.raises(ValueError, match="twice"):
         fit([Profile(100, 0.05), Profile(100, 0.05)], Profile(100, 0.06))
+    with pytest.raises(ValueError, match="twice"):
+        reconstruction([Profile(100, 0.05), Profile(100, 0.05)], 0.05)
     with pytest.raises(ValueError, match="step 1"):
         fit([Profile(0, 0.05), Profile(100, 0.05)], Profile(100, 0.06))

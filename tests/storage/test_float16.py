@@ -18,6 +18,13 @@ def test_values_of_any_size_come_back_as_exactly_as_float16_can(largest):
     assert float((back["x"] - whole).abs().max()) <= largest * 2.0**-11
 
 
+@pytest.mark.parametrize("largest", [1e-45, 1e-42, 1e-38])
+def test_values_near_the_least_of_float32_come_back_as_numbers(largest):
+    whole = torch.tensor([largest, -largest, 0.0])
+    back = from_float16(to_float16({"x": whole}))["x"]
+    assert float((back - whole).abs().max()) <= max(2.0**-149, largest * 2.0**-11)
+
+
 def test_single_numbers_and_counts_are_kept_as_they_are():
     tensors = {"alpha": torch.tensor(1 / 3), "count": torch.tensor([1, 1 << 40]), "zero": torch.zeros(3)}
     kept = to_float16(tensors)

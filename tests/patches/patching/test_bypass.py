@@ -80,6 +80,30 @@ def test_gradients_pass_through():
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_gradients_pass_through_convolutions_in_the_form_for_torch_compile(kernel):
+    """As where a model under TorchCompileModel is trained."""
+    module, x = nn.Conv2d(7, 5, kernel, padding=kernel // 2).requires_grad_(False), random(2, 7, 4, 4)
+    patch, gradients = Patch(factors((5, 7, kernel, kernel)), 0.5), []
+    for compiled in (False, True):
+        wrapped = Wrapped(module, Bypass(module, [patch], compiled=compiled, compute=(torch.float32, x.device)))
+        given = x.clone().requires_grad_()
+        gradients += torch.autograd.grad(module(given).square().sum(), [given])
+        wrapped.remove()
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_magnitude_of_columns_on_a_weight_of_one_row():
+    module, magnitude = nn.Linear(5, 1).requires_grad_(False), random(1, 5).abs()
+    layer, x = DoRA(factors((1, 5), 2), magnitude), random(2, 5)
+    assert layer.mismatch((1, 5)) is None
+    changed = module.weight.double() + layer.inner.delta((1, 5), x.device).double()
+    changed = changed * magnitude / changed.abs()  # each column is one number
+    wrapped = Wrapped(module, Bypass(module, [Patch(layer, 1.0)]))
+    torch.testing.assert_close(module(x).double(), x.double() @ changed.T + module.bias, rtol=1e-4, atol=1e-5)
+    wrapped.remove()
+
+
 def test_it_knows_its_schedules():
     schedule = Schedule.between(0.5, 1.0)
     patches = [Patch(factors((5, 7)), 1.0), Patch(factors((5, 7)), 1.0, schedule=schedule)]

@@ -4,6 +4,7 @@ on it.
 
 import gc
 import itertools
+import sys
 import weakref
 
 import pytest
@@ -12,8 +13,9 @@ from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching import huge_pages, ledger
+from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
+from graft_nodes.patches.patching.huge_pages import empty
 from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
 from graft_nodes.patches.patching.plan import plan_weights
 from hypothesis import settings
@@ -161,6 +163,19 @@ def test_another_stack_takes_over_the_memory():
     assert torch.allclose(of(x).double(), expected(base, [one], x), atol=1e-4)
 
 
+def test_nothing_is_imported_when_a_stack_goes(monkeypatch):
+    """It may go while Python shuts down, when nothing can be imported any more."""
+    of = model()
+    before = Snapshot(of)
+    for bypass in (False, True):
+        attach(of, 1, [stack(of, NAMES, bypass=bypass)])
+        with monkeypatch.context() as patched:
+            patched.delitem(sys.modules, empty.__module__)
+            patched.setattr(sys, "meta_path", None)
+            detach(of, 1)
+        before.check(of)
+
+
 def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
     """One mapping is held by the last of its weights: a weight that stays must not keep the memory of those that have
     gone.
@@ -178,7 +193,7 @@ def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
         mappings.extend([weakref.ref(mapping)] if like else [])
         return made
 
-    monkeypatch.setattr(huge_pages, "empty", together)
+    monkeypatch.setattr(ledger, "empty", together)
     of = model()
     base = {name: of.get_parameter(name).clone() for name in NAMES}
     attach(of, "a", [stack(of, NAMES[:2])])
