@@ -69,16 +69,25 @@ def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, st
         files = {path.name: sha256_of_file(path) for path in paths}
         write_record(folder, {**_record_of(state, versions), "tensors": {"name": stem, "files": files}})
     except BaseException:
-        for path in set(folder.glob("tensors-*")) - before:  # they belong to no state
-            path.unlink(missing_ok=True)
-        for new_folder in reversed(new_folders):
-            with contextlib.suppress(OSError):
-                new_folder.rmdir()
+        if not _is_of(folder, stem):
+            for path in set(folder.glob("tensors-*")) - before:
+                path.unlink(missing_ok=True)
+            for new_folder in reversed(new_folders):
+                with contextlib.suppress(OSError):
+                    new_folder.rmdir()
         raise
     for path in folder.glob("tensors-*"):
         if path.name not in files:
             path.unlink(missing_ok=True)
     return folder
+
+
+def _is_of(folder: Path, stem: str) -> bool:
+    """Whether the state in a folder has these tensors."""
+    try:
+        return bool(read_record(folder)["tensors"].get("name") == stem)
+    except Damaged:
+        return False
 
 
 def _record_of(state: TrainState, versions: Mapping[str, str]) -> dict[str, Any]:
