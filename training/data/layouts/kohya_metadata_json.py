@@ -54,7 +54,9 @@ class MetadataCaptions(CaptionReader):
     def _is_path_of_a_picture(self, place: str) -> bool:
         """Whether a name is the path of a picture that is there, and so of no other one."""
         path = self.folder / place
-        return first_file([path, *(path.with_name(path.name + ending) for ending in images.ENDINGS)]) is not None
+        if images.is_image(path.name):
+            return first_file([path]) is not None
+        return first_file([Path(f"{path}{ending}") for ending in images.ENDINGS]) is not None
 
     def describes(self, image: Path) -> bool:
         """Whether a metadata file names an image."""

@@ -87,6 +87,12 @@ def test_a_path_of_a_picture_that_is_there_is_of_no_other_one(tmp_path, key, who
     assert [text is not None for text in found] == [key.startswith("a"), False, not key.startswith("a")]
 
 
+@pytest.mark.parametrize("key", ["/", "", ".", "..", "\0", "\0.png", "a" * 5000, "a" * 5000 + ".png", "\ud800.png"])
+def test_a_name_that_no_file_can_have_is_of_no_picture(tmp_path, key):
+    captions = MetadataCaptions(tmp_path, [{key: {"caption": "a"}}], None)
+    assert not captions.describes(tmp_path / "1.png")
+
+
 def test_only_the_first_lines_are_kept(tmp_path):
     written = reader(tmp_path, {"1": {"caption": "a\nb\nc"}}, most_lines=1).read(tmp_path / "1.png")
     assert written.lines == ("a",) and written.more_lines
