@@ -194,22 +194,31 @@ def test_a_hundred_thousand_points_stay_quick(editor):
         node,
     )
     editor.page.get_by_text("step 100000").first.wait_for()
-    drawn, width = editor.do(
+    redraws, width = editor.do(
         """async (id) => {
           const pen = CanvasRenderingContext2D.prototype
-          const [lineTo, chart] = [pen.lineTo, document.querySelector('.graft-training .graft-chart')]
-          let count = 0
-          pen.lineTo = function (...at) { if (this.canvas === chart) count++; return lineTo.apply(this, at) }
+          const {lineTo, clearRect} = pen
+          const chart = document.querySelector('.graft-training .graft-chart')
+          const redraws = [] // how many lines each has drawn
+          pen.clearRect = function (...at) {
+            if (this.canvas === chart) redraws.push(0)
+            return clearRect.apply(this, at)
+          }
+          pen.lineTo = function (...at) {
+            if (this.canvas === chart) redraws[redraws.length - 1]++
+            return lineTo.apply(this, at)
+          }
           const api = app.api ?? window.comfyAPI.api.api
           const detail = {node: String(id), run: 'r', step: 100001, until: 200000, loss: 0.5, rate: 1e-4}
           api.dispatchEvent(new CustomEvent('graft.step', {detail}))
           for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame)
-          pen.lineTo = lineTo
-          return [count, chart.clientWidth]
+          Object.assign(pen, {lineTo, clearRect})
+          return [redraws, chart.clientWidth]
         }""",
         node,
     )
-    assert 100 < drawn <= 2 * 4 * width + 50, "a redraw draws at most four points a column and curve, not one a step"
+    assert redraws, "a new step is drawn"
+    assert 100 < max(redraws) <= 2 * 4 * width + 50, "at most four points a column and curve, not one a step"
     assert not editor.errors
 
 
