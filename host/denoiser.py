@@ -49,9 +49,9 @@ class Denoiser:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
         self.pins_memory = _pins_memory()
-        self.patcher, self.model = patcher, patcher.model
+        self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
+        self.kept_weights: Any = None
         self.training_only: Any = None  # the LoRA that previews switch off
-        self.module: torch.nn.Module = patcher.model.diffusion_model
         self.device: torch.device = device or patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
         self.prediction = prediction_type(self.sampling)

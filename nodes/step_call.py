@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from comfy_api.latest import io
@@ -157,7 +158,19 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         training_only.attached(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
+        if state.start.adapter.quantised_base:
+            denoiser.kept_weights = _kept_weights(subject.model)
         yield denoiser
+
+
+def _kept_weights(model: Any) -> Any:
+    """Where the model's quantised weights are on disk; None where a part of the model cannot be hashed."""
+    from ..training.memory.quantised_base.kept import KeptWeights
+
+    identity = host.fingerprint.fingerprint(model)
+    if identity.unhashed:
+        return None
+    return KeptWeights(Path(host.folders.training_folder()) / "cache" / "quantised", identity.digest)
 
 
 def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:

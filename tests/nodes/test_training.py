@@ -20,6 +20,8 @@ from graft_nodes.training.trainable import install
 from graft_nodes.training.trainable.settings import AdapterSettings
 from PIL import Image
 
+from ..model_device import CPU, LOAD
+
 COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
 
 
@@ -492,6 +494,40 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
         expected = found[name]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), name
     assert not torch.allclose(*kept, atol=1e-3)
+
+
+@pytest.mark.skipif(LOAD != CPU, reason="a graphics card quantizes faster than it is read")
+def test_nf4_weights_are_read_from_disk_by_the_next_step_and_only_for_the_same_weights(host, pictures, run):
+    folder = os.path.join(host.output, "graft", "cache", "quantised")
+    shutil.rmtree(folder, ignore_errors=True)
+    adapter, optimizer = {"base_weights": "nf4"}, {"learning_rate": 1e-1}
+    prompt = _workflow(host, pictures, run, 2, 1, adapter=adapter, optimizer=optimizer)
+    found = _run(host, prompt, first=["10", 5], second=["11", 5], state=["11", 0], model=["10", 1], dataset=["2", 0])
+    said = f"base weights: nf4 read from {folder}, not quantized again"
+    assert said not in found["first"] and said in found["second"] and len(_files(folder)) == 1
+
+    def patched():
+        """A step with the model that the first step patched."""
+        begun = host.call(
+            "GraftTrainStart",
+            model=found["model"],
+            dataset=found["dataset"],
+            adapter=found["state"].start.adapter,
+            run=run,
+        )[0]
+        return host.call("TrainStep", state=begun, steps=1)[5]
+
+    report = patched()
+    assert "base weights: nf4 in " in report and said not in report
+    assert len(_files(folder)) == 2, "the patched weights are others"
+    shutil.rmtree(folder)
+    state = found["state"]
+    _clear(host, run)
+    assert _bytes(_run(host, prompt, state=["11", 0])["state"].trained) == _bytes(state.trained)
+
+
+def _files(folder):
+    return [name for _, _, names in os.walk(folder) for name in names]
 
 
 PROMPTS = "a blue circle right\n\n# a green square\n  a red square left  "

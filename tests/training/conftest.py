@@ -49,6 +49,7 @@ class Flow:
     prediction = "flow"
     device = torch.device("cpu")
     pins_memory = True
+    kept_weights = None
 
     def __init__(self, module=None):
         generator = torch.Generator().manual_seed(1)

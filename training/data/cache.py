@@ -244,7 +244,7 @@ class Cache:
                 write_safetensors(path, tensors, metadata, shared=True)
         except OSError as error:
             if not self._full:
-                self._note(f"cache: cannot be written, what was encoded is kept in memory only: {error.strerror}")
+                self._note(f"cache: cannot be written, what was made is kept in memory only: {error.strerror}")
             self._full = True
             return False
         self._used.add(str(path))

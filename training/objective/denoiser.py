@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Conditioning
+from ..memory.quantised_base.kept import KeptWeights
 
 Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {text encoder: (tokens, width)}}
 
@@ -27,6 +28,8 @@ class Denoiser(Protocol):
     """Where latents and noise are to be."""
     pins_memory: bool
     """Whether host memory may be pinned. Asked for when layers wait there."""
+    kept_weights: KeptWeights | None
+    """Where quantised weights are on disk; None where they are not kept. Asked for when the base is quantised."""
     text_encoder: nn.Module | None
     """The text encoder when it or words are trained; its trained names are `text_encoders.` and paths inside it."""
     text_encoder_device: torch.device

@@ -95,8 +95,9 @@ def train(
                 work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
                 work.loader.until = until
                 stack.enter_context(work.installed())
-            if work.offload_note and callbacks.note is not None:
-                callbacks.note(work.offload_note)
+            for note in work.notes:
+                if callbacks.note is not None:
+                    callbacks.note(note)
             try:
                 with _compiled(work, callbacks):
                     _train_until(work, until, callbacks)

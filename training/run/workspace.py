@@ -253,7 +253,7 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
-        self.offload_note = ""  # for the report
+        self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -341,7 +341,8 @@ class Workspace:
                 yield
         elif offload == "layers":
             with layers_on_host(module, self.denoiser.device, self.denoiser.pins_memory, self._waiting) as pins:
-                self.offload_note = pins.note
+                if pins.note:
+                    self.notes.append(pins.note)
                 yield
         else:
             yield
@@ -374,7 +375,10 @@ class Workspace:
             return
         weight_format = format_named(settings.base_weights)
         on_host = self.start_state.settings.optimizer.offload == "layers"
-        with quantised_base.quantised(denoiser.module, weight_format, denoiser.device, on_host) as self.quantised:
+        kept = denoiser.kept_weights
+        with quantised_base.quantised(denoiser.module, weight_format, denoiser.device, on_host, kept) as self.quantised:
+            if kept is not None:
+                self.notes += kept.notes
             yield
         self.quantised = None
 

@@ -199,7 +199,7 @@ def test_what_cannot_be_written_stays_in_memory(keep, tmp_path):
     store = SampleStore(cache)
     data = make_dataset(samples(), SampleSettings(validation=0.0), None, store)
     assert all(isinstance(image.latent, Tensor) and isinstance(image.extras, dict) for image in data.images)
-    assert store.report()[-1].startswith("cache: cannot be written, what was encoded is kept in memory only")
+    assert store.report()[-1].startswith("cache: cannot be written, what was made is kept in memory only")
 
 
 def test_the_report_counts_what_is_in_memory_and_what_is_read(keep, cache):

@@ -6,7 +6,7 @@ Adapters stay in full precision, as their hooks are beside the layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ....patches.models.layers import is_changed_by_host, why_not_plain
 from ..offload import SMALL, on_device, slot, weights_on
 from .format import Quantised, WeightFormat, linear
+from .kept import KeptWeights
 
 MULTIPLE = 8  # of both sizes of a weight: CUDA's int8 product needs it, and blocks of 64 numbers fit
 IN_CACHE = 1 << 18  # numbers that a CPU quantises at once
@@ -28,7 +29,7 @@ class QuantisedBase:
     `waiting`: the slots of the tensors that `layers` do not compute with now.
     """
 
-    def __init__(self, weight_format: WeightFormat, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, weight_format: WeightFormat, layers: Collection[nn.Linear]) -> None:
         self.weight_format, self.is_off = weight_format, False
         self.waiting = {slot(layer, "weight") for layer in layers}
         self._quantised = {slot(layer, name) for layer in layers for name in _BUFFERS}
@@ -49,16 +50,15 @@ class QuantisedBase:
 class QuantisedLayer:
     """The forward of a linear layer while its weight is quantised."""
 
-    def __init__(self, layer: nn.Linear, device: torch.device, base: QuantisedBase, on_host: bool) -> None:
+    def __init__(self, layer: nn.Linear, weight: Quantised, device: torch.device, base: QuantisedBase) -> None:
         self._layer, self._device, self._base = layer, device, base
         self._own_forward = layer.forward
-        weight = _quantised(base.weight_format, layer.weight.detach().to(device))
-        if on_host:
-            weight = Quantised(*map(_on_host, weight))
         for name, tensor in zip(_BUFFERS, weight, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
 
-    def _weight(self) -> Quantised:
+    @property
+    def weight(self) -> Quantised:
+        """The quantised weight."""
         return Quantised(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,19 +66,45 @@ class QuantisedLayer:
         if self._base.is_off:
             with weights_on([self._layer], self._device, self._base.waiting):
                 return cast(Tensor, self._own_forward(x))
-        return linear(x, self._base.weight_format, self._weight(), self._layer.bias)
+        return linear(x, self._base.weight_format, self.weight, self._layer.bias)
 
     def values(self) -> Tensor:
         """The weight that the layer computes with now, in float32."""
         if self._base.is_off:
             return self._layer.weight.detach().to(self._device).float()
-        return self._base.weight_format.values(self._weight())
+        return self._base.weight_format.values(self.weight)
 
     def remove(self) -> None:
         """The layer is as before."""
         del self._layer.forward, self._layer.quantised_layer
         for name in _BUFFERS:
             delattr(self._layer, name)
+
+
+@torch.no_grad()
+def _weights(
+    layers: Mapping[str, nn.Linear],
+    weight_format: WeightFormat,
+    device: torch.device,
+    on_host: bool,
+    kept: KeptWeights | None,
+) -> dict[str, Quantised]:
+    """The quantised weights of layers by path, from disk if they are kept there."""
+    if device.type != "cpu" or not weight_format.is_kept:
+        kept = None
+    if kept is not None and (found := kept.read(weight_format, layers)) is not None:
+        return found
+    weights = {path: _quantised_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
+    if kept is not None:
+        kept.write(weight_format, layers, weights)
+    return weights
+
+
+def _quantised_on(device: torch.device, layer: nn.Linear, weight_format: WeightFormat, on_host: bool) -> Quantised:
+    weight = _quantised(weight_format, layer.weight.detach().to(device))
+    if on_host:
+        return Quantised(*map(_on_host, weight))
+    return weight
 
 
 def _quantised(weight_format: WeightFormat, weight: Tensor) -> Quantised:
@@ -110,18 +136,18 @@ def why_not_quantised(layer: nn.Linear) -> str | None:
     return None
 
 
-def _linear_layers(module: nn.Module) -> list[nn.Linear]:
-    return [part for part in module.modules() if isinstance(part, nn.Linear)]
+def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    return {path: part for path, part in module.named_modules() if isinstance(part, nn.Linear)}
 
 
-def chosen_layers(module: nn.Module) -> list[nn.Linear]:
-    """The layers of a model whose weights can be quantised."""
-    return [layer for layer in _linear_layers(module) if why_not_quantised(layer) is None]
+def chosen_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """The layers of a model whose weights can be quantised, by path."""
+    return {path: layer for path, layer in _linear_layers(module).items() if why_not_quantised(layer) is None}
 
 
 def remark(module: nn.Module, name: str) -> str:
     """How many layers of a model are of a format and how many stay, as a sentence for a report."""
-    layers = _linear_layers(module)
+    layers = _linear_layers(module).values()
     reasons = Counter(reason for layer in layers if (reason := why_not_quantised(layer)) is not None)
     text = f"base weights: {name} in {len(layers) - reasons.total()} of {len(layers)} linear layers"
     if reasons:
@@ -132,24 +158,28 @@ def remark(module: nn.Module, name: str) -> str:
 
 @contextmanager
 def quantised(
-    module: nn.Module, format_type: type[WeightFormat], device: torch.device, on_host: bool = False
+    module: nn.Module,
+    format_type: type[WeightFormat],
+    device: torch.device,
+    on_host: bool = False,
+    kept: KeptWeights | None = None,
 ) -> Iterator[QuantisedBase]:
     """A context in which the frozen linear layers of `module` compute on `device` with weights of a format.
 
     Their own weights stay where they are: in host memory, if `device` is another one. All other tensors come over for
     the block. With `on_host` they stay too, and quantised weights wait in host memory: `layer_ring` brings both over.
-    Afterwards the module is as before.
+    What a CPU would take long to quantise is read from `kept`, or written there. Afterwards the module is as before.
     """
     layers = chosen_layers(module)
-    base = QuantisedBase(format_type(device), layers)
+    base = QuantisedBase(format_type(device), layers.values())
     with ExitStack() as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
-        with torch.no_grad():
-            for layer in layers:
-                made = QuantisedLayer(layer, device, base, on_host)
-                stack.callback(made.remove)
-                layer.forward, layer.quantised_layer = made.forward, made  # type: ignore[assignment, method-assign]
+        weights = _weights(layers, base.weight_format, device, on_host, kept)
+        for path, layer in layers.items():
+            changed = QuantisedLayer(layer, weights[path], device, base)
+            stack.callback(changed.remove)
+            layer.forward, layer.quantised_layer = changed.forward, changed  # type: ignore[assignment, method-assign]
         yield base
 
 

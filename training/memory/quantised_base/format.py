@@ -20,6 +20,7 @@ class WeightFormat(ABC):
     """A format of quantised weights (out, in); both sizes are multiples of 8."""
 
     name: str  # as Adapter Settings have it
+    is_kept = False  # on disk, where a CPU computes: reading weights is faster than quantising them
 
     def __init__(self, device: torch.device) -> None:
         self.device = device  # that layers compute on

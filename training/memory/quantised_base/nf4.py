@@ -33,6 +33,7 @@ class NF4(UnpackedFormat):
     """Weights as 4-bit codes, two in a byte (out, in / 2), and the largest magnitude (n, 1) of each block of 64."""
 
     name = "nf4"
+    is_kept = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

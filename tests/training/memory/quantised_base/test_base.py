@@ -58,7 +58,9 @@ def test_layers_that_cannot_be_are_left_and_counted():
     net.replaced = nn.Linear(8, 8)
     net.replaced.forward = net.replaced.forward
     net.attention = nn.MultiheadAttention(8, 1)
-    assert {why_not_quantised(layer) for layer in chosen_layers(net)} == {None} and len(chosen_layers(net)) == 6
+    assert {why_not_quantised(layer) for layer in chosen_layers(net).values()} == {None} and len(
+        chosen_layers(net)
+    ) == 6
     assert remark(net, "nf4") == (
         "base weights: nf4 in 6 of 14 linear layers; as loaded: 4 a size that is no multiple of 8, 2 patched,"
         " 1 quantized already, 1 read by another module"
