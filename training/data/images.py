@@ -26,6 +26,7 @@ MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
 MOST_PIXELS = 64_000_000  # that are read for a thumbnail
+MOST_SCALED = 64_000_000  # pixels that a picture is scaled to before it is cropped
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
 
 
@@ -237,8 +238,18 @@ def crop_image(image: Image.Image, framing: Framing) -> Image.Image:
     """The image scaled (Lanczos) and cropped as the framing says."""
     from PIL import Image
 
+    return _scaled_and_cropped(image, framing, Image.Resampling.LANCZOS)
+
+
+def _scaled_and_cropped(image: Image.Image, framing: Framing, resampling: Image.Resampling) -> Image.Image:
+    width, height = framing.scaled
+    left, top, right, bottom = framing.box
+    if width * height > MOST_SCALED:  # a long strip, of which the crop takes little: the same but for rounding
+        across, down = image.width / width, image.height / height
+        box = (left * across, top * down, min(right * across, image.width), min(bottom * down, image.height))
+        return image.resize(framing.target, resampling, box)
     if framing.scaled != image.size:
-        image = image.resize(framing.scaled, Image.Resampling.LANCZOS)
+        image = image.resize(framing.scaled, resampling)
     return image.crop(framing.box)
 
 
@@ -249,9 +260,8 @@ def latent_mask(mask: Image.Image, framing: Framing, size: tuple[int, int]) -> T
     import numpy as np
     from PIL import Image
 
-    if framing.scaled != mask.size:
-        mask = mask.resize(framing.scaled, Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(mask.crop(framing.box), dtype=np.float32) / 255.0)
+    mask = _scaled_and_cropped(mask, framing, Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(mask, dtype=np.float32) / 255.0)
     return torch.nn.functional.adaptive_avg_pool2d(pixels[None], size)
 
 

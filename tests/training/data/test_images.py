@@ -174,6 +174,35 @@ def test_a_frame_is_pillows_resize_and_crop(size, place):
     assert (np.asarray(mirrored) == expected[:, ::-1]).all()
 
 
+@pytest.mark.parametrize("size", [(4, 12_000), (12_000, 4)])
+def test_a_long_strip_is_never_scaled_whole(monkeypatch, size):
+    made = []
+
+    def resize(picture, target, *others):
+        made.append(target)
+        return Image.new(picture.mode, target)
+
+    monkeypatch.setattr(Image.Image, "resize", resize)
+    framing = frame(size, (512, 512))
+    assert images.crop_image(Image.new("RGB", size), framing).size == (512, 512)
+    assert images.latent_mask(Image.new("L", size), framing, (64, 64)).shape == (1, 64, 64)
+    assert made == [(512, 512), (512, 512)]
+
+
+@pytest.mark.parametrize("place", [(0.5, 0.5), (0.0, 0.0), (1.0, 1.0), (0.3, 0.8)])
+@pytest.mark.parametrize("size", [(4, 1201), (1201, 4), (7, 1000)])
+def test_a_strip_that_is_not_scaled_whole_looks_the_same(monkeypatch, size, place):
+    pixels = _noise(size) // 4 + 96  # so that Pillow clips nothing between its two passes, whose order is its own
+    picture, mask = Image.fromarray(pixels), Image.fromarray(pixels[:, :, 0])
+    framing = frame(size, (64, 48), place)
+    expected = np.asarray(images.crop_image(picture, framing)).astype(int)
+    expected_mask = images.latent_mask(mask, framing, (6, 8))
+    monkeypatch.setattr(images, "MOST_SCALED", 0)
+    found = np.asarray(images.crop_image(picture, framing)).astype(int)
+    assert np.abs(found - expected).max() <= 2
+    assert (images.latent_mask(mask, framing, (6, 8)) - expected_mask).abs().max() < 2 / 255
+
+
 def test_what_sdxl_is_told():
     found = frame((2000, 1000), (1024, 1024), (0.5, 0.0))
     assert found.scaled == (2048, 1024) and found.size_conditioning() == {
