@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -193,6 +194,21 @@ class Caption:
 def split_tags(text: str) -> list[str]:
     """The tags of a text: what stands between commas."""
     stripped = (part.strip() for part in text.split(","))
+    return [part for part in stripped if part]
+
+
+def split_template(text: str) -> list[str]:
+    """The tags of a text whose choices are not made yet: a comma inside of {a, b|c} begins no tag."""
+    if not has_choices(text):
+        return split_tags(text)
+    text = hidden = _with_plain_braces(text)
+    for _ in range(_MAX_DEPTH):
+        hidden, count = _CHOICE.subn(lambda match: "_" * len(match[0]), hidden)
+        if not count:
+            break
+    commas = [at for at, character in enumerate(hidden) if character == ","]
+    parts = (text[begin:end] for begin, end in pairwise([0, *commas, len(text)]))
+    stripped = (part.removeprefix(",").strip().replace(_OPEN, "{{").replace(_CLOSE, "}}") for part in parts)
     return [part for part in stripped if part]
 
 

@@ -6,7 +6,14 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from graft_nodes.training.data.tags import Caption, CaptionRules, fill_wildcards, has_choices, split_tags
+from graft_nodes.training.data.tags import (
+    Caption,
+    CaptionRules,
+    fill_wildcards,
+    has_choices,
+    split_tags,
+    split_template,
+)
 from graft_nodes.training.random_draws import generator
 
 TAGS = ("a", "b", "c", "d")
@@ -80,6 +87,16 @@ def test_one_line_of_many_is_drawn():
 def test_choices_come_before_the_tags_are_cut():
     found = set(_draws(Caption(("{a, b|c}, d",), rules=CaptionRules(wildcards=True, shuffle=1.0)), 300))
     assert found == {*(", ".join(order) for order in permutations("abd")), "c, d", "d, c"}
+
+
+def test_a_text_is_cut_into_tags_around_its_choices():
+    assert split_template("a {red, big|blue} cat, tail,, {b|{c, d|e}, f}") == [
+        "a {red, big|blue} cat",
+        "tail",
+        "{b|{c, d|e}, f}",
+    ]
+    assert split_template("{{a, b}}, {c, d|e}, :{, f") == ["{{a", "b}}", "{c, d|e}", ":{", "f"]
+    assert split_template("{a, b}, c") == split_tags("{a, b}, c")
 
 
 def test_words_are_replaced_and_left_out_inside_tags():

@@ -15,7 +15,7 @@ from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_beside, first_file, read_lines, read_text
 from ..filters import Filters
-from ..tags import split_tags
+from ..tags import split_template
 from ..yaml_values import (
     load_mapping,
     read_chance,
@@ -161,7 +161,7 @@ def _own_settings(caption: WrittenCaption) -> ImageSettings:
 
 
 def _as_settings(caption: WrittenCaption) -> ImageSettings:
-    return _with_caption(caption.tags or split_tags(" ".join(caption.lines)))
+    return _with_caption(caption.tags or split_template(" ".join(caption.lines)))
 
 
 def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
@@ -224,7 +224,7 @@ def _read_key(key: Any, value: Any) -> dict[str, Any]:
     if key == "caption":
         if not isinstance(value, str | int | float):
             raise ValueError(f"caption is {shorten(value)}, expected one text")
-        settings = _with_caption(split_tags(str(value)))
+        settings = _with_caption(split_template(str(value)))
         return {"prompt": settings.prompt, "tags": settings.tags, "has_caption": True}
     if key not in _KEYS:
         raise ValueError(unknown_key(str(key)[:80], {*_KEYS, "caption"}))

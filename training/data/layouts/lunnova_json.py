@@ -10,7 +10,7 @@ from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
 from ..filters import Filters
-from ..tags import split_tags
+from ..tags import split_template
 from ..yaml_values import shorten
 from .layout import CaptionReader, DatasetLayout
 
@@ -93,7 +93,7 @@ def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path:
 def _caption_of(record: dict[str, Any]) -> WrittenCaption:
     tags = record["tags"]
     if isinstance(tags, str):
-        tags = split_tags(tags)
+        tags = split_template(tags)
     stripped = (str(tag).strip() for tag in tags)
     return WrittenCaption(tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record))
 

@@ -57,6 +57,16 @@ def test_the_example_of_the_documentation(tmp_path, captions):
     assert first.count("holding buster sword") > 1.8 * first.count("clouds in background") > 0
 
 
+def test_a_caption_is_cut_around_its_choices(tmp_path):
+    _picture(tmp_path, "a.png", "caption: 'a {red, big|blue} cat, tail'", ".yaml")
+    _picture(tmp_path, "in/b.png", "a {red, big|blue} cat, tail")
+    (tmp_path / "in" / "local.yaml").write_text("tags: [here]", encoding="utf-8")
+    found = _entries(_read(tmp_path, filters="wildcards: true"))
+    for name, end in (("a.png", "tail"), ("in/b.png", "tail, here")):
+        drawn = {found[name].caption.draw(generator(0, i, "")) for i in range(50)}
+        assert drawn == {f"a red, big cat, {end}", f"a blue cat, {end}"}
+
+
 def test_settings_lie_over_each_other(tmp_path):
     _picture(tmp_path, "top.png", "main_prompt: top", ".yaml")
     _picture(tmp_path, "in/plain.png", "main_prompt: plain", ".yaml")

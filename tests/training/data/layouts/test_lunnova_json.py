@@ -10,6 +10,7 @@ from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_report import report
 from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.random_draws import generator
 from PIL import Image
 
 EXAMPLE = {
@@ -75,6 +76,13 @@ def test_a_cameras_picture_in_capitals(tmp_path):
     _picture(tmp_path, "IMG_1.JPG")
     (tmp_path / "IMG_1.json").write_text('{"tags": ["red"]}', encoding="utf-8")
     assert _captions(_read(tmp_path)) == {"IMG_1.JPG": "red"}
+
+
+def test_a_text_of_tags_is_cut_around_its_choices(tmp_path):
+    _picture(tmp_path, "images/1.png")
+    _record(tmp_path, "1.json", "images/1.png", tags="a {red, big|blue} cat, tail")
+    entry = _read(tmp_path, "wildcards: true").train[0]
+    assert {entry.caption.draw(generator(0, i, "")) for i in range(50)} == {"a red, big cat, tail", "a blue cat, tail"}
 
 
 def test_a_path_of_windows(tmp_path):
