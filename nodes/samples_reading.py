@@ -56,10 +56,13 @@ def output(
         left_out = len(validation.images) + len(validation.held_out) - len(dataset.held_out)
         if left_out:
             lines.append(f"{left_out} images of it are trained on too, so they are not measured")
+    parts = [dataset]
     if more_images is not None:
-        parts = [dataset, more_images]
-        dataset = combine.combine(parts)
-        lines += [*folder_report.together(parts, dataset), *folder_report.not_measured(parts, dataset)]
+        parts.append(more_images)
+    dataset = combine.combine(parts)
+    if more_images is not None:
+        lines += folder_report.together(parts, dataset)
+    lines += folder_report.not_measured(parts, dataset)
     report = "\n".join(lines)
     return io.NodeOutput(replace(dataset, report=report), report, ui={"text": [report]})
 

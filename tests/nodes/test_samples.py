@@ -256,3 +256,13 @@ def test_samples_train_with_folders_and_as_regularisation(host, parts):
         state = trained(host, parts, dataset, f"mixed samples {number}", steps=3)
         found.append(sha256_of_tensors(state.trained))
     assert len(set(found)) == 4
+
+
+def test_samples_that_are_regularization_images_are_not_measured(host, parts):
+    latents = parts[2]
+    whole, _ = samples(host, parts, validation=[0.4])
+    number = int(whole.held_out[0].name.split()[1]) - 1
+    regular, _ = samples(host, parts, latents=latents[number : number + 1], conditioning=parts[3][:1])
+    dataset, report = samples(host, parts, validation=[0.4], regularisation=[regular])
+    assert [image.name for image in dataset.held_out] == [image.name for image in whole.held_out[1:]]
+    assert "1 held-out images are not measured" in report

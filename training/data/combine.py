@@ -157,8 +157,16 @@ def _in_turn(groups: Sequence[Sequence[DatasetImage]]) -> list[DatasetImage]:
 
 
 def _not_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> list[DatasetImage]:
-    contents = {image.sha256 for image in trained if image.sha256}
-    return [image for image in held_out if image.sha256 not in contents]
+    seen = set(chain.from_iterable(map(_contents, trained)))
+    return [image for image in held_out if seen.isdisjoint(_contents(image))]
+
+
+def _contents(image: DatasetImage) -> set[str]:
+    """The content hashes of an image and of the worse picture of its pair."""
+    contents = {image.sha256}
+    if image.worse is not None:
+        contents.add(image.worse.sha256)
+    return contents - {""}
 
 
 def _regularisation_images(dataset: Dataset) -> Sequence[DatasetImage]:

@@ -74,11 +74,13 @@ class SampleConditioning:
 @dataclass(frozen=True, eq=False)
 class WorsePicture:
     """The picture of a preference pair that people like less, or the other picture of a slider's pair, cropped like the
-    better one: its latent (C, h, w), and that of it flipped if the pair may be flipped.
+    better one: its latent (C, h, w), and that of it flipped if the pair may be flipped. `sha256` is the content hash of
+    the worse one's file.
     """
 
     latent: Latent
     flipped_latent: Latent | None = None
+    sha256: str = ""
 
     def latent_as(self, flipped: bool) -> Tensor:
         """Its latent as it is, or flipped."""

@@ -258,7 +258,7 @@ class ImageEncoder:
         flipped = None
         if entry.flip:
             flipped = self._latent(entry, framing, True)
-        return WorsePicture(self._latent(entry, framing, False), flipped)
+        return WorsePicture(self._latent(entry, framing, False), flipped, entry.sha256)
 
     def _with_controls(
         self, crop: ImageCrop, entry: ImageEntry, framing: Framing, controls: ControlEncoder

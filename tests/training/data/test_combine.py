@@ -10,7 +10,7 @@ import torch
 from graft_nodes.training.data import combine, folder_report, kohya_metadata
 from graft_nodes.training.data.batches import draw_items, make_batches
 from graft_nodes.training.data.conditionings import Conditionings
-from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
+from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage, WorsePicture
 from graft_nodes.training.data.epoch_order import batch_sizes, batches_per_epoch, select_images
 from graft_nodes.training.data.tags import Caption, CaptionRules
 
@@ -148,6 +148,20 @@ def test_what_another_trains_on_is_not_measured():
     assert line.startswith("1 held-out images are not measured")
     again = replace(second, images=first.images)
     assert combine.repeated_names([first, again]) == ["x0", "x1", "x2", "x3"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out"), [("ab", "bc"), ("ab", "ca"), ("ab", "cb"), ("a", "ca"), ("ab", "b"), ("ab", "cd")]
+)
+def test_no_picture_of_a_trained_pair_is_measured(trained, held_out):
+    def image(contents):
+        worse = [WorsePicture(torch.zeros(1, 2, 2), sha256=content) for content in contents[1:]]
+        return _image(contents, sha256=contents[0], worse=worse[0] if worse else None)
+
+    first = replace(_dataset("x"), images=(image(trained),))
+    second = _dataset("y", held_out=[image(held_out), _image("other")])
+    expected = ["y/other"] if set(trained) & set(held_out) else [f"y/{held_out}", "y/other"]
+    assert [image.name for image in combine.combine([first, second]).held_out] == expected
 
 
 def test_a_validation_dataset_replaces_what_is_held_out():

@@ -10,7 +10,7 @@ from graft_nodes.training.data import encoding
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.caption_files import caption_path
-from graft_nodes.training.data.combine import combine
+from graft_nodes.training.data.combine import combine, with_validation
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import glance_at_folder, read_folder
@@ -161,6 +161,16 @@ def test_pairs_survive_being_put_together_and_count_as_memory(tmp_path):
     whole = combine(parts)
     assert [image.worse is not None for image in whole.images] == [True, True]
     assert memory(whole).startswith(f"{4 * 3 * 64 * 64 * 4 / 2**20:.1f} MB")
+
+
+def test_a_pair_with_a_trained_picture_is_not_measured(tmp_path):
+    write_picture(tmp_path / "x" / "a.win.png", seed=1)
+    write_picture(tmp_path / "x" / "a.lose.png", seed=2)
+    write_picture(tmp_path / "y" / "b.win.png", seed=2)
+    write_picture(tmp_path / "y" / "b.lose.png", seed=3)
+    trained, other = (_read(tmp_path / folder) for folder in ("x", "y"))
+    with pytest.raises(ValueError, match=r"every image of validation folder .* is trained on too"):
+        with_validation(trained, other)
 
 
 def test_wrong_pairs_are_problems_that_name_both_pictures(tmp_path):
