@@ -358,7 +358,12 @@ class _FolderReader:
         if self.filters.wildcards:
             self._word_lists.check(" ".join(caption.texts))
         _ = caption.plain  # a caption that cannot be expanded fails here, as this image's problem
+        folder_repeats = 1
+        if self.settings.subset is None:
+            folder_repeats = layout.repeats(path, self.folder)
         reason = self._reason_to_skip(image_caption)
+        if folder_repeats == 0:
+            reason = "with 0 repeats by folder name, as kohya's 0_name"
         if reason:
             self.counts.left_out[reason] += 1
             return []
@@ -368,9 +373,6 @@ class _FolderReader:
         controls = self._controls(path, size)
         worse = self._worse(path, size, sha256)
         self.counts.add_notes(image_caption.notes)
-        folder_repeats = 1
-        if self.settings.subset is None:
-            folder_repeats = layout.repeats(path, self.folder)
         entries: list[ImageEntry] = []
         for bucket, framings in self._framings(sha256, size):
             if self.filters.small == "skip" and framings[0].enlarged:

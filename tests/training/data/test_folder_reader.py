@@ -132,6 +132,18 @@ def test_repeats_multiply_with_kohyas_folders(tmp_path):
     assert kohya_repeats(tmp_path / "4_dogs" / "x.png", tmp_path / "4_dogs") == 4
 
 
+def test_a_folder_of_no_repeats_is_left_out(tmp_path):
+    for number, name in enumerate(("0_off/a.png", "0_off/in/b.png", "1_on/c.png", "0_off/2_on/d.png")):
+        _picture(tmp_path / "0_data" / name, seed=number)
+    listing = read_folder(tmp_path / "0_data", FolderSettings(validation=0.0, **SMALL))
+    assert {entry.name: entry.repeats for entry in listing.train} == {"1_on/c.png": 1, "0_off/2_on/d.png": 2}
+    assert "2 left out with 0 repeats by folder name, as kohya's 0_name" in listing.notes
+    alone = read_folder(tmp_path / "0_data" / "0_off" / "in", FolderSettings(validation=0.0, **SMALL))
+    assert len(alone.train) == 1
+    chosen = read_folder(tmp_path / "0_data" / "0_off", FolderSettings(validation=0.0, **SMALL))
+    assert {entry.name: entry.repeats for entry in chosen.train} == {"a.png": 1, "in/b.png": 1, "2_on/d.png": 2}
+
+
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-8"])
 def test_captions_with_a_mark_are_read(tmp_path, encoding):
     _picture(tmp_path / "a.png").with_suffix(".txt").write_bytes("\ufeffein Mädchen\r\nx".encode(encoding))

@@ -19,12 +19,15 @@ _REPEATS = re.compile(r"(\d+)_(?!\d+(?:[\W_]|$))")
 
 def kohya_repeats(image: Path, folder: Path) -> int:
     """kohya's repeat count: the number in front of the innermost folder named `N_name`, 1 without one. The dataset's
-    folder counts too. It is none where another number follows, as in a date.
+    folder counts too, but 0 leaves images out only below it. It is none where another number follows, as in a date.
     """
     match = _class_folder(image.parent, folder)
     if match is None:
         return 1
-    return max(1, int(match[1]))
+    repeats = int(match[1])
+    if match.string == folder.name:
+        return max(1, repeats)
+    return repeats
 
 
 def kohya_class_words(image: Path, folder: Path) -> str:
@@ -106,7 +109,9 @@ class DatasetLayout:
     unlisted_reason: str = ""  # why images that no index file lists are left out, if they are: "that no … describes"
     fallback_note: str = ""  # the report's words after the number of captions that came from `fallback`
     text_files: Callable[[Path, Path], list[Path]] = no_text_files  # with captions, best place first
-    repeats: Callable[[Path, Path], int] = kohya_repeats  # (image, dataset folder) -> how often it counts
+    repeats: Callable[[Path, Path], int] = (
+        kohya_repeats  # (image, dataset folder) -> how often it counts; 0 leaves it out
+    )
     mask_file: Callable[[Path, Path], Path | None] = images.mask_file  # (image, dataset folder) -> its loss mask
     settings_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # {file name or pattern: its keys}
     open_settings: Callable[[Path, Filters], ImageSettingsReader] | None = None  # reads the settings files
