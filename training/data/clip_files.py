@@ -54,8 +54,11 @@ def _frame_folder_around(path: Path, folder: Path) -> Path | None:
 
 
 def frame_files(folder: Path) -> list[Path]:
-    """The pictures of a frame folder in the order of the numbers in their names: 2.png before 10.png."""
-    return sorted((path for path in folder.iterdir() if images.is_image(path.name)), key=_by_number)
+    """The pictures of a frame folder in the order of the numbers in their names: 2.png before 10.png;
+    hidden files are none of them, as macOS's ._2.png.
+    """
+    pictures = (path for path in folder.iterdir() if images.is_image(path.name) and not path.name.startswith("."))
+    return sorted(pictures, key=_by_number)
 
 
 def _by_number(path: Path) -> tuple[list[str | int], str]:

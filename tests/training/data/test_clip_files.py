@@ -66,6 +66,13 @@ def test_vae_training_names_a_clip_that_it_does_not_take(tmp_path):
         pictures.read(read_folder(tmp_path, SETTINGS))
 
 
+def test_a_hidden_file_is_no_frame(tmp_path):
+    write_frames(tmp_path / "walk.frames", 3)
+    found = clip_files.frame_files(tmp_path / "walk.frames")
+    (tmp_path / "walk.frames" / f"._{found[0].name}").write_bytes(b"\0\5\x16\7")
+    assert clip_files.frame_files(tmp_path / "walk.frames") == found and len(found) == 3
+
+
 def test_clips_are_found_beside_pictures(tmp_path):
     _still(tmp_path / "b.png")
     _square(tmp_path / "a.mkv")
