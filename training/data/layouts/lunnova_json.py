@@ -10,6 +10,7 @@ from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
 from ..filters import Filters
+from ..preference_files import LOSE, WIN, caption_paths
 from ..tags import split_template
 from ..yaml_values import shorten
 from .layout import CaptionReader, DatasetLayout
@@ -26,6 +27,7 @@ class JsonIndex(CaptionReader):
     def __init__(self, folder: Path, every_nth: int, chosen: bool) -> None:
         self.folder = folder
         self._captions: dict[Path, WrittenCaption] = {}
+        self._better: set[Path] = set()  # pictures of preference pairs that have a file of the pair's name
         problems: list[str] = []
         for file in _json_files(folder)[::every_nth]:
             try:
@@ -33,7 +35,7 @@ class JsonIndex(CaptionReader):
             except ValueError as error:
                 problems.append(f"{file.relative_to(folder).as_posix()}: {error}")
         self.problems = tuple(problems)
-        self.listed_images = frozenset(self._captions)
+        self.listed_images = frozenset(self._captions) | self._better
 
     def read(self, image: Path) -> WrittenCaption | None:
         return self._captions.get(image)
@@ -42,6 +44,8 @@ class JsonIndex(CaptionReader):
         record = _load_record(file)
         if record is not None:
             image = _described_image(file, self.folder, record)
+            if image is None:
+                image = self._described_pair(file)
             if image in self._captions:
                 raise ValueError(
                     f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
@@ -50,6 +54,14 @@ class JsonIndex(CaptionReader):
             self._captions[image] = _caption_of(record)
         elif chosen:
             raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
+
+    def _described_pair(self, file: Path) -> Path:
+        """The picture's name that stands for a preference pair of the file's name."""
+        better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json")) for side in (WIN, LOSE))
+        if better is None or worse is None:
+            raise ValueError("has no path, and no picture of its name lies beside it")
+        self._better.add(better)
+        return caption_paths(better)[-1]
 
 
 def _is_json(name: str) -> bool:
@@ -74,13 +86,17 @@ def _load_record(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path:
-    """The image that a JSON file describes: at `path`, relative to the folder, or of the same name beside the file."""
+def _beside(file: Path) -> Path | None:
+    """The picture of a JSON file's name."""
+    return first_file([file.with_suffix(suffix) for suffix in images.ENDINGS])
+
+
+def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path | None:
+    """The image that a JSON file describes: at `path`, relative to the folder, or of the same name beside the file.
+    None without either.
+    """
     if "path" not in record:
-        image = first_file([file.with_suffix(suffix) for suffix in images.ENDINGS])
-        if image is None:
-            raise ValueError("has no path, and no picture of its name lies beside it")
-        return image
+        return _beside(file)
     relative = PurePosixPath(str(record["path"]).replace("\\", "/"))
     if relative.is_absolute() or ".." in relative.parts or ":" in str(relative):
         raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")

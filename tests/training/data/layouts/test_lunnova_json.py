@@ -78,6 +78,22 @@ def test_a_cameras_picture_in_capitals(tmp_path):
     assert _captions(_read(tmp_path)) == {"IMG_1.JPG": "red"}
 
 
+@pytest.mark.parametrize("captions", ["json", "auto"])
+def test_a_file_of_a_preference_pairs_name_describes_the_pair(tmp_path, captions):
+    for number, name in enumerate(("1.win.png", "1.lose.png", "2.win.JPG", "2.lose.JPG")):
+        _picture(tmp_path, name, number)
+    (tmp_path / "1.json").write_text('{"tags": ["of both"]}', encoding="utf-8")
+    (tmp_path / "2.json").write_text('{"tags": ["not this one"]}', encoding="utf-8")
+    (tmp_path / "2.win.json").write_text('{"tags": ["of the better"]}', encoding="utf-8")
+    (tmp_path / "3.json").write_text('{"tags": ["of none"]}', encoding="utf-8")
+    listing = _read(tmp_path, captions=captions)
+    assert _captions(listing) == {"1.win.png": "of both", "2.win.JPG": "of the better"}
+    assert listing.problems == ("3.json: has no path, and no picture of its name lies beside it",)
+    for path in tmp_path.glob("*.lose.*"):
+        path.unlink()
+    assert "1.json: has no path, and no picture of its name lies beside it" in _read(tmp_path).problems
+
+
 def test_a_text_of_tags_is_cut_around_its_choices(tmp_path):
     _picture(tmp_path, "images/1.png")
     _record(tmp_path, "1.json", "images/1.png", tags="a {red, big|blue} cat, tail")
