@@ -516,7 +516,7 @@ class _FolderReader:
                 self.counts.fallbacks += 1
                 image_caption = self._with_settings_files(path, fallback, False)
         if not image_caption.found:
-            image_caption = self._with_class_words(path, image_caption)
+            image_caption = self._class_words(path, caption) or image_caption
         return layout, image_caption
 
     def _read_caption(self, reader: CaptionReader, path: Path) -> WrittenCaption | None:
@@ -529,15 +529,16 @@ class _FolderReader:
                 return caption
         return None
 
-    def _with_class_words(self, path: Path, image_caption: WrittenCaption) -> WrittenCaption:
-        """The words of kohya's class folder as the caption that no file gives, if there are any."""
+    def _class_words(self, path: Path, caption: WrittenCaption | None) -> WrittenCaption | None:
+        """The words of kohya's class folder as the caption that no file gives, with the settings files on top."""
         words = kohya_class_words(path, self.folder)
         if self.settings.subset is not None:
             words = self.settings.subset.class_tokens
         if not words:
-            return image_caption
+            return None
         self.counts.class_words.add(path.relative_to(self.folder).as_posix())
-        return replace(image_caption, lines=(words,), found=True)
+        words_caption = replace(caption or WrittenCaption(), lines=(words,), found=True)
+        return self._with_settings_files(path, words_caption, True)
 
     def _with_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
         for layout, reader in self._settings_readers:

@@ -796,6 +796,12 @@ def test_class_words_keep_the_settings_of_files_and_the_rules_of_captions(tmp_pa
     filters = Filters(trigger="zorp", replacements=(("dog", "cat"),))
     (entry,) = read_folder(tmp_path, FolderSettings(validation=0.0, filters=filters, **SMALL)).train
     assert entry.caption.plain == "zorp sks cat" and entry.repeats == 6 and entry.captioned
+    (tmp_path / "3_sks dog" / "local.yaml").write_text("multiply: 2\ntags: [photo]", encoding="utf-8")
+    (entry,) = read_folder(tmp_path, FolderSettings(validation=0.0, filters=filters, **SMALL)).train
+    assert entry.caption.plain == "zorp sks cat, photo" and entry.repeats == 6 and entry.captioned
+    (tmp_path / "3_sks dog" / "local.yaml").write_text("main_prompt: a cat", encoding="utf-8")
+    listing = read_folder(tmp_path, FolderSettings(validation=0.0, **SMALL))
+    assert listing.train[0].caption.plain == "a cat" and "class folder" not in report(listing)
 
 
 def test_no_image_is_enlarged_without_upscale(tmp_path):
