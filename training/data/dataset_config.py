@@ -310,7 +310,7 @@ class _Config:
             if other in values:
                 raise ValueError(f"{other} does nothing beside {key}; name control pictures in its lines")
         file = self._below_input(key, values[key], "file")
-        listed = read_jsonl(file, PATH_KEYS[key], lambda name, path: self._below_input(name, path, "picture or clip"))
+        listed = read_jsonl(file, PATH_KEYS[key], lambda name, path: self._below_input(name, path, _LISTED))
         words = values.get("class_tokens", "")
         controls, size = control_folders_of(listed), _control_size(values)
         return folder_of(listed), ConfigSubset(words, "", "", controls, listed, str(file), size)
@@ -321,13 +321,17 @@ class _Config:
         if ":" in place or "\0" in place or not place:
             raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
         for start in (self.file.parent, self.root):
-            path = Path(os.path.realpath(start / PurePosixPath(place)))  # `Path.resolve` fails at a link to itself
+            named = start / PurePosixPath(place)
+            path = Path(os.path.realpath(named))  # `Path.resolve` fails at a link to itself
             if not path.is_relative_to(self.root):
                 raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
             if os.path.exists(path):
                 break
         if not _EXISTS[kind](path):
             raise FileNotFoundError(f"there is no {kind} {shorten(value)} ({name}); {_REMEDY}")
+        linked = Path(os.path.realpath(named.parent)) / named.name
+        if kind == _LISTED and named.suffix and not path.suffix and linked.is_relative_to(self.root):
+            return linked  # what it leads to has no ending, as the files of download caches
         return path
 
     def _control_folders(self, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -422,7 +426,8 @@ def _control_size(values: Mapping[str, Any]) -> ControlSize:
 
 
 _MUSUBIS_SOURCES = ("image_directory", "video_directory", *PATH_KEYS)
-_EXISTS = {"folder": os.path.isdir, "file": os.path.isfile, "picture or clip": os.path.exists}
+_LISTED = "picture or clip"
+_EXISTS = {"folder": os.path.isdir, "file": os.path.isfile, _LISTED: os.path.exists}
 _REMEDY = "copy or link it there, and give its path beside the file or below the input folder"
 _SETTINGS = {
     "enable_bucket": "buckets",

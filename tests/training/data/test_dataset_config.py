@@ -559,6 +559,23 @@ def test_musubis_jsonl_names_pictures_captions_and_control_pictures(root):
     assert set(paths_in(file, root)) == {root, root / "list.jsonl", root / "before", root / "other"}
 
 
+def test_a_listed_link_to_a_file_without_an_ending_has_its_own_name(root):
+    _draw(root, "set/a.png", "set/b.png")
+    (root / "blobs").mkdir()
+    for name in ("a", "b"):
+        (root / "set" / f"{name}.png").rename(root / "blobs" / name)
+    (root / "set" / "a.png").symlink_to(root / "blobs" / "a")
+    (root / "set" / "linked.png").symlink_to(root.parent / "outside")
+    (root.parent / "outside").write_bytes((root / "blobs" / "b").read_bytes())
+    _lines(root / "list.jsonl", {"image_path": "set/a.png", "caption": "a cat"})
+    (listed,), _ = _clip_sources(root, JSONL)
+    listing = read_folder(listed.folder, listed.settings)
+    assert [(entry.name, entry.caption.plain) for entry in listing.entries] == [("a.png", "a cat")]
+    _lines(root / "list.jsonl", {"image_path": "set/linked.png", "caption": "a cat"})
+    with pytest.raises(ValueError, match=r"'set/linked\.png' is outside ComfyUI's input folder"):
+        _clip_sources(root, JSONL)
+
+
 def test_listed_pictures_without_control_pictures_are_those_of_a_folder(root):
     """The same as the folder with caption files."""
     _draw(root, "set/a.png", "set/b.png")
