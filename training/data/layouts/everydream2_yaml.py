@@ -73,10 +73,12 @@ def _with_caption(parts: Sequence[str]) -> ImageSettings:
 
 
 class SettingsFiles:
-    """Reads the settings files of the folders below one, each once; `problems` go to the report."""
+    """Reads the settings files of the folders below one, each once; `problems` go to the report. With `wildcards` one
+    of a caption's lines is drawn.
+    """
 
-    def __init__(self, folder: Path, encoding: str = "utf-8") -> None:
-        self.folder, self.encoding = folder, encoding
+    def __init__(self, folder: Path, encoding: str = "utf-8", wildcards: bool = False) -> None:
+        self.folder, self.encoding, self.wildcards = folder, encoding, wildcards
         self.problems: list[str] = []
         self._folders: dict[Path, tuple[ImageSettings, ImageSettings]] = {}
 
@@ -98,6 +100,8 @@ class SettingsFiles:
         has_caption = caption.found or of_image.has_caption
         if not (of_image.has_caption or of_folder.prompt or of_folder.tags):
             return _with_settings(caption, of_folder.overridden_by(of_image), has_caption)
+        if caption.found and self.wildcards and len(caption.lines) > 1:
+            return _with_each_line(caption, of_folder, of_image)
         if caption.found:
             of_image = _as_settings(caption).overridden_by(of_image)
         merged = _written(of_folder.overridden_by(of_image), has_caption or bool(of_folder.prompt))
@@ -162,6 +166,16 @@ def _own_settings(caption: WrittenCaption) -> ImageSettings:
 
 def _as_settings(caption: WrittenCaption) -> ImageSettings:
     return _with_caption(caption.tags or split_template(" ".join(caption.lines)))
+
+
+def _with_each_line(caption: WrittenCaption, of_folder: ImageSettings, of_image: ImageSettings) -> WrittenCaption:
+    """A caption whose lines have each the settings' prompt and tags; weights only order the tags of a line."""
+    written: list[WrittenCaption] = []
+    for line in caption.lines:
+        of_line = _as_settings(replace(caption, lines=(line,))).overridden_by(of_image)
+        written.append(_written(of_folder.overridden_by(of_line), True))
+    lines = tuple(", ".join(one.tags) for one in written)
+    return replace(written[0], lines=lines, tags=(), weights=(), score=caption.score)
 
 
 def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
@@ -328,7 +342,7 @@ def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:
 
 
 def _open_settings(folder: Path, filters: Filters) -> SettingsFiles:
-    return SettingsFiles(folder, filters.encoding)
+    return SettingsFiles(folder, filters.encoding, filters.wildcards)
 
 
 _YAML_KEYS = ("caption", *_KEYS)

@@ -67,6 +67,19 @@ def test_a_caption_is_cut_around_its_choices(tmp_path):
         assert drawn == {f"a red, big cat, {end}", f"a blue cat, {end}"}
 
 
+def test_one_line_is_drawn_with_the_tags_of_the_folder(tmp_path):
+    _picture(tmp_path, "a.png", "a {red, big|blue} cat, tail\na dog")
+    (tmp_path / "global.yaml").write_text("tags: [photo]\nmultiply: 2", encoding="utf-8")
+    entry = _read(tmp_path, filters="wildcards: true").train[0]
+    cats = {f"a {kind} cat, tail, photo" for kind in ("red, big", "blue")}
+    assert {entry.caption.draw(generator(0, i, "")) for i in range(100)} == {*cats, "a dog, photo"}
+    assert entry.repeats == 2 and entry.captioned
+    shuffled = _read(tmp_path, filters="wildcards: true", shuffle_tags=True).train[0].caption
+    dogs = {text for text in (shuffled.draw(generator(0, i, "")) for i in range(100)) if "dog" in text}
+    assert dogs == {"a dog, photo"}  # the caption's first tag stays in front
+    assert _read(tmp_path).train[0].caption.plain == "a {red, big|blue} cat, tail a dog, photo"
+
+
 def test_settings_lie_over_each_other(tmp_path):
     _picture(tmp_path, "top.png", "main_prompt: top", ".yaml")
     _picture(tmp_path, "in/plain.png", "main_prompt: plain", ".yaml")
