@@ -37,7 +37,7 @@ class EMASettings:
             problems.append(f"decay schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
         if not 0.0 <= self.decay < 1.0:
             problems.append(f"decay is {self.decay}, expected at least 0 and below 1")
-        if self.inv_gamma <= 0 or self.power <= 0:
+        if not (self.inv_gamma > 0 and self.power > 0):
             problems.append(
                 f"warmup inverse gamma and warmup power are {self.inv_gamma} and {self.power}, expected above 0"
             )

@@ -22,6 +22,8 @@ from graft_nodes.ema.decay import (
         ({"decay": -0.1}, "decay is -0.1"),
         ({"inv_gamma": 0.0}, "are 0.0 and"),
         ({"power": 0.0}, "are 1.0 and 0.0"),
+        ({"inv_gamma": math.nan}, "are nan and"),
+        ({"power": math.nan}, "are 1.0 and nan, expected above 0"),
         ({"target": 0.0}, "start share at the end is 0.0"),
         ({"target": 1.0}, "start share at the end is 1.0"),
         ({"interval": 0}, "update every N steps is 0, expected 1 or more"),
