@@ -122,17 +122,21 @@ export function askAndUpload(holder, { folder, files, refused }, done) {
     const tell = (count) => (progress.textContent = t('{count} of {all} uploaded', { count, all: chosen.length }))
     shut(name, [...refused, ...(await upload(chosen, name, overwrite, stop.signal, tell))])
   }
+  let begun = false
   const begin = async () => {
+    if (begun) return
     const name = target.value.trim().replace(/^\/+|\/+$/g, '')
     if (!name) {
       say(t('Give the folder a name.'))
       target.focus()
       return
     }
+    begun = true
     let there
     try {
       there = await asked(`/graft/dataset/files?${new URLSearchParams({ folder: name })}`)
     } catch (error) {
+      begun = false
       say(wordsOf(error))
       return
     }

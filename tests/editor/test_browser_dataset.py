@@ -116,6 +116,20 @@ def test_a_dropped_folder_is_uploaded_looked_at_edited_and_there_again_after_a_r
     assert editor.do(CAPTION, a_png)["text"] == "words of a.txt", "nothing is written over"
 
 
+def test_upload_pressed_twice_uploads_once(editor, tmp_path):
+    editor.clear()
+    editor.add("GraftDataset", 100, 60)
+    panel = editor.page.locator(PANEL)
+    panel.get_by_text("drop a folder or pictures here").wait_for()
+    drop(editor, fill(tmp_path / f"4_twice {'nodes2' if editor.modern else 'classic'}", "a.png", "b.png"))
+    panel.get_by_role("button", name="Upload").wait_for()
+    uploads = []
+    editor.page.on("request", lambda request: uploads.append(request.url) if "/upload/image" in request.url else None)
+    panel.get_by_role("button", name="Upload").evaluate("(button) => { button.click(); button.click() }")
+    panel.get_by_role("tab", name="Images (2)").wait_for()
+    assert len(uploads) == 2
+
+
 def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
     editor.clear()
     editor.add("GraftDataset", 100, 60, folder="concept")
