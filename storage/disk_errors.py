@@ -20,6 +20,8 @@ NEXT_STEPS = {  # by the system's error number
     errno.EPERM: "this user may not write there; choose another output folder, or grant the right to",
 }
 
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
 
 @contextlib.contextmanager
 def disk_errors_at(path: str) -> Iterator[None]:
@@ -28,6 +30,16 @@ def disk_errors_at(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise with_next_step(error, path) from error
+
+
+@contextlib.contextmanager
+def unless_read_only() -> Iterator[None]:
+    """What the block would write or remove stays as it is where nothing can be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
 
 
 def with_next_step(error: OSError, path: str) -> OSError:

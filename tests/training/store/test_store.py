@@ -330,6 +330,23 @@ def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
     assert not [name for name in bench.files() if "partial" in name]
 
 
+@pytest.mark.parametrize("steps", [6, 10])
+def test_what_is_stored_on_a_disk_that_can_only_be_read_is_given(bench, monkeypatch, steps):
+    _measure(monkeypatch, [9.0, 5.0, 6.0, 4.0, 7.0, 8.0])
+    bench.run(10, keep="best")
+    bench.store.save(train(bench.state, bench.denoiser, bench.dataset, 2), "best")  # what a killed run left
+    kinds = [(2, "best"), (6, "best"), (10, "result")]
+
+    def read_only(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", read_only)
+        patch.setattr("graft_nodes.training.store.store.write_whole", read_only)
+        outcome = bench.run(steps)
+    assert outcome.trained == 0 and outcome.state.step == steps and _kinds(bench) == kinds
+
+
 def test_a_step_never_removes_the_best_of_the_step_before(bench, monkeypatch):
     _measure(monkeypatch, [9.0, 5.0, 6.0, 4.0, 7.0])
     first = bench.run(4, keep="best")
