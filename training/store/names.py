@@ -8,15 +8,18 @@ from pathlib import Path
 from ...storage.file_list import names_in
 
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
-PLAIN = "without slashes, colons or quotes, of at most 100 characters and 240 bytes (80 of Chinese or Japanese)"
+PLAIN = (
+    "without slashes, colons, quotes or broken characters, of at most 100 characters and 240 bytes (80 of Chinese or"
+    " Japanese)"
+)
 
 
 def is_plain_name(name: str) -> bool:
     """Whether a name is a plain folder name, as `PLAIN` says.
 
-    Systems allow 255 bytes, and the lock's name is longer.
+    Systems allow 255 bytes, and the lock's name is longer. A lone surrogate is a broken character: UTF-8 has none.
     """
-    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f]{1,100}", name) and len(name.encode("utf-8", "surrogatepass")) <= 240
+    fits = re.fullmatch(r"[^\\/:*?\"<>|\x00-\x1f\ud800-\udfff]{1,100}", name) and len(name.encode()) <= 240
     return bool(fits) and name.strip(" .") == name
 
 

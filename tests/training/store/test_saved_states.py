@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_the_same_state_that_is_there_already(run, tmp_path, 
     assert sorted(folder.iterdir()) == before and equal(saved_states.load(tmp_path, "mine", "model"), state)
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "../x", "日" * 90])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "../x", "日" * 90, "a\ud800"])
 def test_a_name_never_leaves_its_folder(run, tmp_path, name):
     for act in (
         lambda: saved_states.save(run[0], tmp_path / "states", name),

@@ -287,7 +287,7 @@ def test_a_bit_that_flips_anywhere_in_a_state_is_found_or_changes_nothing(bench,
     assert refused > len(places) / 2
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "日" * 90])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\\b", "C:x", " x", "x.", "a\0b", "日" * 90, "a\ud800"])
 def test_a_run_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(ValueError, match="plain folder name"):
         Store(tmp_path, name)
