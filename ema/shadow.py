@@ -121,10 +121,10 @@ class Shadow:
                     live.copy_(tensor)
             yield
         finally:
-            for name in exchanged:
+            for name in reversed(exchanged):  # a weight with two names was exchanged twice
                 tensor, live = self.tensors[name], weights[name].detach()
                 _exchange_(live, tensor, live.clone())
-            for name, saved in waiting.items():
+            for name, saved in reversed(waiting.items()):
                 weights[name].detach().copy_(saved)
             self._out = half_exchanged
 

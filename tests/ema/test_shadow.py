@@ -122,6 +122,15 @@ def test_bf16_weights_wait_elsewhere_and_the_average_keeps_every_bit():
     assert {name: t.data_ptr() for name, t in live.items()} == places
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_with_two_names_has_its_bytes_back(dtype):
+    weight = torch.full((3,), 1.0, dtype=dtype)
+    kept = Shadow({"a": torch.full((3,), 2.0), "b": torch.full((3,), 3.0)})
+    with kept.swapped({"a": weight, "b": weight}):
+        assert (weight == 3).all()
+    assert (weight == 1).all() and (kept.tensors["a"] == 2).all() and (kept.tensors["b"] == 3).all()
+
+
 def test_swapping_makes_no_second_copy_of_everything():
     live = {f"{n}": torch.randn(1000) for n in range(50)}
     kept = Shadow.of(live)
