@@ -144,7 +144,7 @@ def fuse(
     Every patch must be additive. A LoHa counts as up and down matrices if it has at most `max_rank` components.
     """
     ups, downs, scales, diff = [], [], [], None
-    out, columns, kernel = shape[0], torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
+    out, columns, kernel = _rows_of(shape), torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
     for patch in patches:
         layer: Any = patch.layer  # checked by attribute, not by class: the package may be imported twice
         factors = layer.factors(max_rank)
@@ -156,11 +156,21 @@ def fuse(
         else:
             if diff is None:
                 diff = torch.zeros(tuple(shape), device=device)
-            target = diff.narrow(*(patch.part or (0, 0, out)))
+            target = _part_of(diff, patch)
             target.add_(layer.delta(target.shape, device), alpha=patch.strength)
     if not ups:
         ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
     return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
+
+
+def _rows_of(shape: Sequence[int]) -> int:
+    """The rows of a weight of `shape`: a scalar is one."""
+    return shape[0] if len(shape) else 1
+
+
+def _part_of(weight: Tensor, patch: Patch) -> Tensor:
+    """The part of a weight that a patch is for, as a view."""
+    return weight if patch.part is None else weight.narrow(*patch.part)
 
 
 def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
@@ -188,7 +198,7 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
 def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
     """A weight with all patches applied in order, computed in float32 and rounded once to the weight's type.
 
-    `base` is a floating weight (out, ...) of any shape but a scalar. The result is written to `out` if given, which has
+    `base` is a floating weight (out, ...) of any shape. The result is written to `out` if given, which has
     the shape, type and device of `base` and may be `base` itself. Patches that do more than add (DoRA, OFT, set_weight
     …) get the result of the patches before them. A `seed` makes the rounding stochastic.
     """
@@ -205,7 +215,8 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
     if not additive(patches):
         return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, generator))
     fused = fuse(patches, base.shape, base.device)
-    rows, target = base.reshape(base.shape[0], -1), result.view(base.shape[0], -1)
+    out_rows = _rows_of(base.shape)
+    rows, target = base.reshape(out_rows, -1), result.view(out_rows, -1)
     if fused.diff is None and generator is None and multiplies(base.dtype, base.device):
         _add_product(rows, fused, target)
     else:
@@ -294,7 +305,7 @@ def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
             layer: Any = patch.layer
             if result is weight:
                 result = result.clone()
-            part = result.narrow(*(patch.part or (0, 0, result.shape[0])))
+            part = _part_of(result, patch)
             part.lerp_(layer.apply(part.clone()), patch.strength)
     return result
 

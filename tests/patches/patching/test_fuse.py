@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.diff import Diff
+from graft_nodes.patches.adapters.diff import Diff, Set
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.adapters.rank_mask import RankMask
@@ -65,6 +65,21 @@ def test_linear_weights(alpha, count):
     base = random(12, 20, seed=9)
     patches = [Patch(linear(seed=2 * n, alpha=alpha, rank=n + 2), 0.7 - 0.5 * n) for n in range(count)]
     assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_scalar_weight(dtype, seed):
+    base, add, put = (
+        torch.tensor(1.0, dtype=dtype),
+        Patch(Diff(torch.tensor(0.5)), 0.5),
+        Patch(Set(torch.tensor(3.0)), 0.5),
+    )
+    assert fuse([add], ()).diff == 0.25
+    for patches, expected in (([add, add], 1.5), ([put], 2.0), ([add, put, add], 2.375)):
+        made = patched(base, patches, seed=seed)
+        assert made.shape == () and made.dtype == dtype and made == expected
+    assert patched(base, [add], out=base) is base and base == 1.25
 
 
 def test_convolutions_flatten():
