@@ -56,7 +56,8 @@ class GLoRA:
 
     def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A mixture of what goes in, and a LoRA."""
-        a1, a2, b1, b2 = (factor.float() for factor in self._pairs(shape[1]))
+        # copies: gradients cannot pass through inference tensors
+        a1, a2, b1, b2 = (factor.to(torch.float32, copy=True) for factor in self._pairs(shape[1]))
         strength = strength * self._scale(a2)
         mix, layer = LowRankMix(strength * a1, a2), LoRA(b1, b2, None, self.bm)
         return ActivationForm(inputs=(mix,), layer=layer, strength=strength)

@@ -63,7 +63,8 @@ class InputOFT:
                 stages.append(RotationStage(blocks))
         outputs: tuple[Scale, ...] = ()
         if self.rescale is not None:
-            outputs = (Scale(self.rescale.flatten().float()),)
+            # a copy: gradients cannot pass through inference tensors
+            outputs = (Scale(self.rescale.flatten().to(torch.float32, copy=True)),)
         rotation = Rotation(tuple(stages), torch.tensor(strength))
         return ActivationForm(inputs=(rotation.transposed(),), outputs=outputs)
 

@@ -92,7 +92,8 @@ class OFT:
             stages = [RotationStage(rotation, 2**stage * half) for stage, rotation in enumerate(rotations)]
         gains = None
         if self.rescale is not None:
-            gains = self.rescale.flatten().float()
+            # a copy: gradients cannot pass through inference tensors
+            gains = self.rescale.flatten().to(torch.float32, copy=True)
         return ActivationForm(outputs=(Rotation(tuple(stages), torch.tensor(strength), gains),))
 
     def mismatch(self, shape: Sequence[int]) -> str | None:

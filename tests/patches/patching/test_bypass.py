@@ -6,7 +6,10 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
+from graft_nodes.patches.adapters.glora import GLoRA
+from graft_nodes.patches.adapters.input_oft import InputOFT
 from graft_nodes.patches.adapters.lora import LoRA
+from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.patching.bypass import Bypass, Wrapped, supports
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
@@ -77,6 +80,25 @@ def test_gradients_pass_through():
     with torch.inference_mode():
         module(random(2, 7))
     module(x).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: OFT(random(4, 2, 2), random(8)),
+        lambda: OFT(random(2, 4, 2, 2), random(8)),
+        lambda: InputOFT(torch.linalg.qr(random(1, 4, 2, 2))[0], random(8)),
+        lambda: GLoRA(random(8, 1), random(1, 8), random(8, 1), random(1, 8)),
+    ],
+    ids=["OFT", "BOFT", "OFT of the input", "GLoRA"],
+)
+def test_gradients_pass_through_layers_that_were_read_in_inference_mode(layer):
+    module, x = nn.Linear(8, 8).requires_grad_(False), random(2, 8).requires_grad_()
+    with torch.inference_mode():
+        patch = Patch(layer(), 1.0)
+    Wrapped(module, Bypass(module, [patch]))
+    module(x).square().sum().backward()
     assert x.grad is not None
 
 
