@@ -50,8 +50,9 @@ class EMASettings:
                 "snapshot every N steps and reset to average every N steps are"
                 f" {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
             )
-        if self.snapshots and (len(set(self.widths)) < 2 or len(set(self.widths)) < len(self.widths)):
-            problems.append(f"snapshots need two or more different snapshot widths, got {self.widths}")
+        different = {f"{width:g}" for width in self.widths}  # as snapshots' files are named
+        if self.snapshots and (len(different) < 2 or len(different) < len(self.widths)):
+            problems.append(f"snapshots need two or more different snapshot widths (to six digits), got {self.widths}")
         if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
             problems.append(
                 "snapshot every N steps and reset to average every N steps must be multiples of update every N steps,"

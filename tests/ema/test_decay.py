@@ -31,6 +31,7 @@ from graft_nodes.ema.decay import (
         ({"switch_every": -1}, "are 0 and -1, expected 0 (never) or more"),
         ({"snapshots": 1, "widths": (0.1,)}, "two or more different snapshot widths"),
         ({"snapshots": 1, "widths": (0.1, 0.2, 0.1)}, "two or more different snapshot widths"),
+        ({"snapshots": 1, "widths": (0.1, 0.1000001)}, "two or more different snapshot widths (to six digits)"),
         ({"interval": 2, "snapshots": 3}, "must be multiples of update every N steps, which is 2"),
         ({"interval": 2, "switch_every": 3}, "must be multiples of update every N steps, which is 2"),
         ({"device": "cuda"}, "store average on is 'cuda', expected same or host"),
