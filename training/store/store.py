@@ -96,10 +96,12 @@ class Store:
         half-written left behind.
         """
         folder = self.result_folder(state.key)
-        if kind != "result" and _is_whole(folder):
-            return folder
-        if _kind(folder) == "result":
-            kind = "result"
+        record = _readable_record(folder)
+        if record is not None:
+            if kind != "result" and _is_whole(folder, record):
+                return folder
+            if record["kind"] == "result":
+                kind = "result"
         self._write(state, folder, "state.safetensors", kind)
         return folder
 
@@ -142,6 +144,7 @@ class Store:
         """Keep a state on the way to the state with key `target`, in place of an earlier snapshot of the same way."""
         folder = self.result_folder(target) / "partial"
         tensors = f"state-{state.step:08d}.safetensors"
+        refuse_newer(folder)
         self._write(state, folder, tensors, "partial")
         for old in folder.glob("state-*.safetensors"):  # the JSON already names the new one
             if old.name != tensors:
@@ -210,7 +213,6 @@ class Store:
             self.removed.append(disk_quota.removal_report(removed, self.folder.parent, self.limit))
 
     def _write(self, state: TrainState, folder: Path, tensors: str, kind: str) -> None:
-        refuse_newer(folder)
         self._make_room(
             state, folder, sum(t.numel() * t.element_size() for group in GROUPS for t in getattr(state, group).values())
         )
@@ -546,10 +548,20 @@ def remove(folder: Path) -> None:
     disk_quota.remove([folder / "state.json", *(folder / name for name in names)])
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether a state is in a folder, and its tensors are those that it recorded."""
+def _readable_record(folder: Path) -> dict[str, Any] | None:
+    """What `read_record` gives, None without a readable state. Raises NewerFormat: that one must not be overwritten."""
     try:
-        stored = read_record(folder)["tensors"]
+        return read_record(folder)
+    except NewerFormat:
+        raise
+    except Damaged:
+        return None
+
+
+def _is_whole(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether the tensors in a folder are those that its state recorded."""
+    stored = record["tensors"]
+    try:
         if "file" in stored:
             check_file(folder / stored["file"], stored["sha256"])
     except Damaged:

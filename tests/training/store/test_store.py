@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from graft_nodes.storage.bounded_read import read_bounded
 from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import call as runs
@@ -359,6 +360,20 @@ def test_every_snapshot_can_be_kept(bench):
     assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
     bench.store = Store(bench.folder, "run", {"torch": "1"})
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+@pytest.mark.parametrize("kind", ["result", "best"])
+def test_what_is_saved_again_is_read_once(bench, monkeypatch, kind):
+    bench.store.save(bench.state)
+    reads = []
+
+    def counted(path, most):
+        reads.append(path.name)
+        return read_bounded(path, most)
+
+    monkeypatch.setattr("graft_nodes.training.store.store.read_bounded", counted)
+    folder = bench.store.save(bench.state, kind)
+    assert reads == ["state.json"] and read_record(folder)["kind"] == "result"
 
 
 @pytest.mark.parametrize("kept", ["best", "every"])
