@@ -140,6 +140,7 @@ export function askAndUpload(holder, { folder, files, refused }, done) {
       say(wordsOf(error))
       return
     }
+    if (!asking.isConnected) return // cancelled meanwhile
     const known = new Set(there.files.map((one) => one.toLowerCase()))
     const fresh = files.filter(({ path }) => !known.has(path.toLowerCase()))
     if (fresh.length === files.length) {

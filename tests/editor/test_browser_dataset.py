@@ -130,6 +130,22 @@ def test_upload_pressed_twice_uploads_once(editor, tmp_path):
     assert len(uploads) == 2
 
 
+def test_cancel_during_the_look_at_the_folder_uploads_nothing(editor, tmp_path):
+    editor.clear()
+    editor.add("GraftDataset", 100, 60)
+    panel = editor.page.locator(PANEL)
+    panel.get_by_text("drop a folder or pictures here").wait_for()
+    drop(editor, fill(tmp_path / f"5_cancel {'nodes2' if editor.modern else 'classic'}", "a.png"))
+    button = panel.get_by_role("button", name="Upload")
+    button.wait_for()
+    uploads = []
+    editor.page.on("request", lambda request: uploads.append(request.url) if "/upload/image" in request.url else None)
+    with editor.page.expect_response(lambda response: "/graft/dataset/files" in response.url):
+        button.evaluate("(button) => { button.click(); button.nextSibling.click() }")
+    editor.page.wait_for_timeout(300)
+    assert not uploads and not editor.errors
+
+
 def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
     editor.clear()
     editor.add("GraftDataset", 100, 60, folder="concept")

@@ -109,9 +109,7 @@ class DatasetLayout:
     unlisted_reason: str = ""  # why images that no index file lists are left out, if they are: "that no … describes"
     fallback_note: str = ""  # the report's words after the number of captions that came from `fallback`
     text_files: Callable[[Path, Path], list[Path]] = no_text_files  # with captions, best place first
-    repeats: Callable[[Path, Path], int] = (
-        kohya_repeats  # (image, dataset folder) -> how often it counts; 0 leaves it out
-    )
+    repeats: Callable[[Path, Path], int] = kohya_repeats  # (image, dataset folder) -> how often; 0 leaves it out
     mask_file: Callable[[Path, Path], Path | None] = images.mask_file  # (image, dataset folder) -> its loss mask
     settings_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # {file name or pattern: its keys}
     open_settings: Callable[[Path, Filters], ImageSettingsReader] | None = None  # reads the settings files
