@@ -10,7 +10,6 @@ from ....storage.file_list import files_below
 from .. import images
 from ..captions import WrittenCaption, first_file
 from ..filters import Filters
-from ..preference_files import LOSE, WIN, caption_paths
 from ..tags import split_template
 from ..yaml_values import shorten
 from .layout import CaptionReader, DatasetLayout
@@ -57,6 +56,8 @@ class JsonIndex(CaptionReader):
 
     def _described_pair(self, file: Path) -> Path:
         """The picture's name that stands for a preference pair of the file's name."""
+        from ..preference_files import LOSE, WIN, caption_paths
+
         better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json")) for side in (WIN, LOSE))
         if better is None or worse is None:
             raise ValueError("has no path, and no picture of its name lies beside it")
