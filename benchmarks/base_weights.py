@@ -89,7 +89,7 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
 
 
 def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
-    """Seconds for a billion numbers to quantise weights, to quantise and write them, and to read them."""
+    """Seconds for a billion numbers to be quantised, to be hashed, quantised and written, and to be hashed and read."""
     from graft_nodes.training.memory.quantised_base.base import quantised
     from graft_nodes.training.memory.quantised_base.kept import KeptWeights
     from graft_nodes.training.memory.quantised_base.registry import FORMATS
@@ -102,7 +102,7 @@ def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
 
     def tried(weight_format: Any, folder: Path | None) -> tuple[float, list[Tensor]]:
         began = clock()
-        kept = KeptWeights(folder, "random weights") if folder is not None else None
+        kept = KeptWeights(folder) if folder is not None else None
         with quantised(network, weight_format, torch.device("cpu"), False, kept):
             seconds = clock() - began
             return seconds / billions, list(network.buffers())

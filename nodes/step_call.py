@@ -137,6 +137,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
     Its `training_only` switches that LoRA off for previews; None without one.
     """
     from ..host import training_only
+    from ..training.data.cache import QUANTISED
+    from ..training.memory.quantised_base.kept import KeptWeights
 
     subject = state.subject
     if state.start.training_only and subject.training_only is None:
@@ -159,18 +161,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
     ):
         denoiser.training_only = switched
         if state.start.adapter.quantised_base:
-            denoiser.kept_weights = _kept_weights(subject.model)
+            denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTISED)
         yield denoiser
-
-
-def _kept_weights(model: Any) -> Any:
-    """Where the model's quantised weights are on disk; None where a part of the model cannot be hashed."""
-    from ..training.memory.quantised_base.kept import KeptWeights
-
-    identity = host.fingerprint.fingerprint(model)
-    if identity.unhashed:
-        return None
-    return KeptWeights(Path(host.folders.training_folder()) / "cache" / "quantised", identity.digest)
 
 
 def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:

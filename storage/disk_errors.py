@@ -20,8 +20,6 @@ NEXT_STEPS = {  # by the system's error number
     errno.EPERM: "this user may not write there; choose another output folder, or grant the right to",
 }
 
-READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-
 
 @contextlib.contextmanager
 def disk_errors_at(path: str) -> Iterator[None]:
@@ -34,11 +32,11 @@ def disk_errors_at(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unless_read_only() -> Iterator[None]:
-    """What the block would write or remove stays as it is where nothing can be written."""
+    """What the block would write or remove stays as it is on a disk that can only be read."""
     try:
         yield
     except OSError as error:
-        if error.errno not in READ_ONLY:
+        if error.errno != errno.EROFS:
             raise
 
 

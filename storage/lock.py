@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .atomic import make_folders
-from .disk_errors import READ_ONLY, disk_errors_at
+from .disk_errors import disk_errors_at
 
 PATIENCE = 2.0  # seconds to wait for a process that is just ending
 NO_LOCKS = "this drive has no locks: make sure that no second process works on the same run"
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _HELD = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 # error numbers of network drives without locks
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
@@ -39,7 +40,7 @@ def folder_lock(folder: Path) -> Iterator[str]:
         with disk_errors_at(str(path)):
             descriptor, warning = _open_locked(path, folder)
     except OSError as error:
-        if error.errno not in READ_ONLY:
+        if error.errno not in _READ_ONLY:
             raise
         yield ""
         return

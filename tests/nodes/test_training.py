@@ -503,7 +503,7 @@ def test_nf4_weights_are_read_from_disk_by_the_next_step_and_only_for_the_same_w
     adapter, optimizer = {"base_weights": "nf4"}, {"learning_rate": 1e-1}
     prompt = _workflow(host, pictures, run, 2, 1, adapter=adapter, optimizer=optimizer)
     found = _run(host, prompt, first=["10", 5], second=["11", 5], state=["11", 0], model=["10", 1], dataset=["2", 0])
-    said = f"base weights: nf4 read from {folder}, not quantized again"
+    said = f"base weights: read from {folder}, not quantized again"
     assert said not in found["first"] and said in found["second"] and len(_files(folder)) == 1
 
     def patched():

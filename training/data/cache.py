@@ -30,6 +30,7 @@ from .packs import PackedEntry, PackIndex, Shapes
 
 FORMAT = 1
 KINDS = ("latents", "texts", "pictures")  # those that are written in packs
+QUANTISED = "quantised"  # a cache below the dataset's, of quantised weights, with a limit of its own
 _INDEX = "index"
 _SUFFIX = ".safetensors"
 _ABANDONED = 3600.0  # seconds
@@ -257,7 +258,10 @@ class Cache:
         with _HOLDING:
             kept = self._used | {str(file.path) for file in _HELD}
         files: list[tuple[float, int, str]] = []
+        apart = os.path.join(self.folder, QUANTISED, "")
         for path, status in names_below(self.folder):
+            if path.startswith(apart):
+                continue
             if path.endswith(_SUFFIX):
                 files.append((status.st_mtime, status.st_size, path))
             elif time.time() - status.st_mtime > _ABANDONED:  # left by a crash; a recent one may be another process's

@@ -133,11 +133,11 @@ def test_repeats_multiply_with_kohyas_folders(tmp_path):
 
 
 def test_a_folder_of_no_repeats_is_left_out(tmp_path):
-    for number, name in enumerate(("0_off/a.png", "0_off/in/b.png", "1_on/c.png", "0_off/2_on/d.png")):
+    for number, name in enumerate(("0_off/a.png", "0_off/in/b.png", "1_on/c.png", "0_off/2_on/d.png", "0_data/e.png")):
         _picture(tmp_path / "0_data" / name, seed=number)
     listing = read_folder(tmp_path / "0_data", FolderSettings(validation=0.0, **SMALL))
     assert {entry.name: entry.repeats for entry in listing.train} == {"1_on/c.png": 1, "0_off/2_on/d.png": 2}
-    assert "2 left out with 0 repeats by folder name, as kohya's 0_name" in listing.notes
+    assert "3 left out with 0 repeats by folder name, as kohya's 0_name" in listing.notes
     alone = read_folder(tmp_path / "0_data" / "0_off" / "in", FolderSettings(validation=0.0, **SMALL))
     assert len(alone.train) == 1
     chosen = read_folder(tmp_path / "0_data" / "0_off", FolderSettings(validation=0.0, **SMALL))

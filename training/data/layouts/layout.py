@@ -21,11 +21,12 @@ def kohya_repeats(image: Path, folder: Path) -> int:
     """kohya's repeat count: the number in front of the innermost folder named `N_name`, 1 without one. The dataset's
     folder counts too, but 0 leaves images out only below it. It is none where another number follows, as in a date.
     """
-    match = _class_folder(image.parent, folder)
-    if match is None:
+    found = _class_folder(image.parent, folder)
+    if found is None:
         return 1
+    class_folder, match = found
     repeats = int(match[1])
-    if match.string == folder.name:
+    if class_folder == folder:
         return max(1, repeats)
     return repeats
 
@@ -34,19 +35,20 @@ def kohya_class_words(image: Path, folder: Path) -> str:
     """The words of that folder's name, `sks dog` of `10_sks dog`: kohya's caption of images that no file describes.
     "" without such a folder.
     """
-    match = _class_folder(image.parent, folder)
-    if match is None:
+    found = _class_folder(image.parent, folder)
+    if found is None:
         return ""
+    _, match = found
     return match.string[match.end() :].strip()
 
 
 @lru_cache(maxsize=256)
-def _class_folder(innermost: Path, folder: Path) -> re.Match[str] | None:
-    """The name of the innermost folder that is named `N_name`, matched up to where the name begins."""
+def _class_folder(innermost: Path, folder: Path) -> tuple[Path, re.Match[str]] | None:
+    """The innermost folder that is named `N_name`, and its name matched up to where `name` begins."""
     for parent in (innermost, *innermost.parents):
         match = _REPEATS.match(parent.name)
         if match:
-            return match
+            return parent, match
         if parent == folder:
             break
     return None

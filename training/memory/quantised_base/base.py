@@ -90,13 +90,13 @@ def _weights(
     kept: KeptWeights | None,
 ) -> dict[str, Quantised]:
     """The quantised weights of layers by path, from disk if they are kept there."""
-    if device.type != "cpu" or not weight_format.is_kept:
-        kept = None
-    if kept is not None and (found := kept.read(weight_format, layers)) is not None:
-        return found
-    weights = {path: _quantised_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
-    if kept is not None:
-        kept.write(weight_format, layers, weights)
+    if kept is None or device.type != "cpu" or not weight_format.is_kept:
+        return {path: _quantised_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
+    key = kept.key(weight_format, layers)
+    weights = kept.read(key, layers)
+    if weights is None:
+        weights = {path: _quantised(weight_format, layer.weight.detach()) for path, layer in layers.items()}
+        kept.write(key, weights)
     return weights
 
 

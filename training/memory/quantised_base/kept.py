@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from ....storage.digest import sha256_of_tensors
 from ...data.cache import Cache, key_of
 from .format import Quantised, WeightFormat
 
@@ -15,15 +16,14 @@ _KIND = "weights"
 
 
 class KeptWeights:
-    """The quantised weights of a model, in a folder whose least recently used files go when it is too large.
+    """A folder of quantised weights, each file under the hash of what was quantised. The least recently used go when it
+    is too large.
 
-    `identity` is a hash of the model's weights and of everything that changes them. `notes`, for the report, say what
-    was read, which file was damaged, and when nothing could be written.
+    `notes`, for the report, say what was read, which file was damaged, and when nothing could be written.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self._cache = Cache(folder, LIMIT_GB)
-        self._identity = identity
         self._read_notes: list[str] = []
 
     @property
@@ -31,26 +31,24 @@ class KeptWeights:
         """Sentences for the report."""
         return [*self._read_notes, *self._cache.notes]
 
-    def read(self, weight_format: WeightFormat, layers: Mapping[str, nn.Linear]) -> dict[str, Quantised] | None:
-        """The quantised weights of layers by path; None when they are not there or damaged."""
-        found = self._cache.read(_KIND, self._key(weight_format, layers))
+    def key(self, weight_format: WeightFormat, layers: Mapping[str, nn.Linear]) -> str:
+        """The key of the layers' weights as they are now, by path, quantised to a format."""
+        weights = {path: layer.weight for path, layer in layers.items()}
+        return key_of("quantised weights", weight_format.name, sha256_of_tensors(weights))
+
+    def read(self, key: str, paths: Iterable[str]) -> dict[str, Quantised] | None:
+        """The quantised weights by path that were written under a key; None when they are not there or damaged."""
+        found = self._cache.read(_KIND, key)
         if found is None:
             return None
         tensors, _ = found
-        self._read_notes = [f"base weights: {weight_format.name} read from {self._cache.folder}, not quantized again"]
-        return {path: Quantised(*(tensors[name] for name in _names(path))) for path in layers}
+        self._read_notes = [f"base weights: read from {self._cache.folder}, not quantized again"]
+        return {path: Quantised(*(tensors[name] for name in _names(path))) for path in paths}
 
-    def write(
-        self, weight_format: WeightFormat, layers: Mapping[str, nn.Linear], quantised: Mapping[str, Quantised]
-    ) -> None:
-        """Keep the quantised weights of layers by path, and make room for them."""
-        tensors = dict(_named(quantised))
-        if self._cache.write(_KIND, self._key(weight_format, layers), tensors):
+    def write(self, key: str, quantised: Mapping[str, Quantised]) -> None:
+        """Keep quantised weights by path under a key, and make room for them."""
+        if self._cache.write(_KIND, key, dict(_named(quantised))):
             self._cache.trim()
-
-    def _key(self, weight_format: WeightFormat, layers: Mapping[str, nn.Linear]) -> str:
-        weights = [[path, str(layer.weight.dtype), *layer.weight.shape] for path, layer in layers.items()]
-        return key_of("quantised weights", weight_format.name, self._identity, weights)
 
 
 def _names(path: str) -> tuple[str, str]:

@@ -14,8 +14,8 @@ from torch import nn
 CPU = torch.device("cpu")
 
 
-def model(dtype=torch.float32):
-    torch.manual_seed(1)
+def model(dtype=torch.float32, seed=1):
+    torch.manual_seed(seed)
     layers = nn.ModuleDict({"q": nn.Linear(64, 128, dtype=dtype), "k": nn.Linear(64, 128, dtype=dtype)})
     return layers.requires_grad_(False)
 
@@ -30,9 +30,9 @@ def counted(monkeypatch):
     return found
 
 
-def weights(network, folder, identity="a model", kind=NF4):
+def weights(network, folder, kind=NF4):
     """The quantised weights of a network, and the notes for the report."""
-    on_disk = folder and KeptWeights(folder, identity)
+    on_disk = folder and KeptWeights(folder)
     with quantised(network, kind, CPU, False, on_disk):
         return {name: buffer.clone() for name, buffer in network.named_buffers()}, on_disk and list(on_disk.notes)
 
@@ -47,15 +47,15 @@ def test_the_second_time_they_are_read_and_are_the_same(tmp_path, counted):
     count = len(counted)
     read, read_notes = weights(model(), tmp_path)
     assert same(made, written) and same(made, read) and len(made) == 4 and len(counted) == count and notes == []
-    assert read_notes == [f"base weights: nf4 read from {tmp_path}, not quantized again"]
+    assert read_notes == [f"base weights: read from {tmp_path}, not quantized again"]
 
 
 CHANGES = {
-    "other weights": {"identity": "another model"},
-    "another type": {"network": model(torch.bfloat16)},
-    "another layer": {"network": nn.ModuleDict({"q": nn.Linear(64, 128), "v": nn.Linear(64, 128)})},
-    "one layer fewer": {"network": nn.ModuleDict({"q": nn.Linear(64, 128)})},
-    "another shape": {"network": nn.ModuleDict({"q": nn.Linear(64, 128), "k": nn.Linear(128, 64)})},
+    "other weights": lambda: model(seed=2),
+    "another type": lambda: model(torch.bfloat16),
+    "another layer": lambda: nn.ModuleDict({"q": model()["q"], "v": model()["k"]}),
+    "one layer fewer": lambda: nn.ModuleDict({"q": model()["q"]}),
+    "layers in each other's place": lambda: nn.ModuleDict({"q": model()["k"], "k": model()["q"]}),
 }
 
 
@@ -63,10 +63,17 @@ CHANGES = {
 def test_what_is_another_model_s_is_not_read(tmp_path, counted, change):
     weights(model(), tmp_path)
     count = len(counted)
-    values = {"network": model(), **CHANGES[change]}
-    network = values.pop("network").requires_grad_(False)
-    found, notes = weights(network, tmp_path, **values)
+    network = CHANGES[change]()
+    found, notes = weights(network, tmp_path)
     assert len(counted) > count and same(found, weights(network, None)[0]) and notes == []
+
+
+def test_weights_that_changed_in_place_are_not_read(tmp_path):
+    network = model()
+    weights(network, tmp_path)
+    with torch.no_grad():
+        network["q"].weight[0, 0] += 1
+    assert same(weights(network, tmp_path)[0], weights(network, None)[0])
 
 
 def test_where_reading_takes_as_long_as_quantising_nothing_is_kept(tmp_path, counted):
@@ -100,11 +107,11 @@ def test_without_room_on_the_disk_training_goes_on_and_says_so(tmp_path, counted
 
 def test_models_that_were_not_used_for_longest_go_when_there_is_too_much(tmp_path, monkeypatch, counted):
     files = []
-    for number, identity in enumerate(("oldest", "old")):
-        weights(model(), tmp_path, identity)
+    for number in range(2):
+        weights(model(seed=number), tmp_path)
         [new] = set(tmp_path.rglob("*.safetensors")) - set(files)
         os.utime(new, (number, number))
         files.append(new)
     monkeypatch.setattr(kept, "LIMIT_GB", 2.5 * files[0].stat().st_size / 2**30)
-    weights(model(), tmp_path, "newest")
+    weights(model(seed=2), tmp_path)
     assert [file.exists() for file in files] == [False, True] and len(list(tmp_path.rglob("*.safetensors"))) == 2
