@@ -69,7 +69,8 @@ table and with the recipe's settings for the card: two for each multiply-add. A 
 of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
 That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
-copied twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while the card computes: the longer of the two counts.
+copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes. The table has whichever
+takes longer.
 Loading, encoding and previews are not in it. Flux.1 was counted with few blocks of its full width and scaled up to its
 57; SDXL was counted whole.
 """
