@@ -4,7 +4,9 @@ some of them (EPS) it starts another program.
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING, BinaryIO
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")  # Pillow's names; JPEG includes MPO
+_WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112  # tags of TIFF and EXIF
+_ON_THEIR_SIDE = (5, 6, 7, 8)  # orientations that swap width and height
+_EXIF_ITEM = re.compile(rb"(infe(?:\x02.{3}.{2}|\x03.{3}.{4}).{2})Exif", re.DOTALL)  # of an AVIF file
 
 
 def open_picture(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
@@ -23,7 +28,77 @@ def open_picture(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
     from PIL import Image
 
     Image.init()  # registers the formats that this Pillow can read; AVIF may be missing
-    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    formats = [name for name in FORMATS if name in Image.OPEN]
+    try:
+        return Image.open(file, formats=formats)
+    except picture_errors():
+        without_exif = _avif_without_exif(file)
+        if without_exif is None:
+            raise
+    return Image.open(without_exif, formats=formats)
+
+
+def _avif_without_exif(file: str | os.PathLike[str] | BinaryIO) -> BinaryIO | None:
+    """An AVIF file whose EXIF has another name, so that the decoder does not refuse the whole picture for it. None for
+    a file of another kind or without EXIF.
+    """
+    if isinstance(file, (str, os.PathLike)):
+        with open(file, "rb") as opened:
+            return _avif_without_exif(opened)
+    file.seek(0)
+    head = file.read(12)
+    file.seek(0)
+    if head[4:] not in (b"ftypavif", b"ftypavis", b"ftypmif1"):
+        return None
+    content, found = _EXIF_ITEM.subn(rb"\1skip", file.read())
+    file.seek(0)
+    return io.BytesIO(content) if found else None
+
+
+def upright(picture: Image.Image) -> Image.Image:
+    """A copy of the picture with its pixels read, turned as its EXIF says.
+
+    What is wrong with the EXIF is no error: the pixels are whole without it, and viewers show them.
+    """
+    from PIL import Image
+
+    picture.load()
+    turn = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }.get(_orientation(picture))
+    if turn is None:
+        return picture.copy()
+    return picture.transpose(turn)
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    """(width, height) of `upright`, without reading the pixels."""
+    width, height = picture.size
+    tags = getattr(picture, "tag_v2", {})  # of a TIFF, whose size newer Pillows give as it is turned
+    is_turned = (width, height) != (tags.get(_WIDTH, width), tags.get(_HEIGHT, height))
+    if _orientation(picture) in _ON_THEIR_SIDE and not is_turned:
+        return height, width
+    return width, height
+
+
+def _orientation(picture: Image.Image) -> int:
+    """EXIF's orientation, from 1 to 8; 1 where there is none that can be read."""
+    from PIL import Image
+
+    try:
+        # A PNG's own `getexif` reads all pixels first.
+        found = Image.Image.getexif(picture).get(_ORIENTATION)
+    except picture_errors():
+        return 1
+    if isinstance(found, int) and 1 <= found <= 8:
+        return found
+    return 1
 
 
 def picture_errors() -> tuple[type[Exception], ...]:

@@ -2,14 +2,16 @@
 opened.
 """
 
+import io
 import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from graft_nodes.storage.pictures import FORMATS, open_picture
+from graft_nodes.storage.pictures import FORMATS, open_picture, upright, upright_size
 from graft_nodes.tests.storage import starting
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
@@ -63,4 +65,81 @@ def test_nothing_else_opens_pictures():
         for path in (ROOT / package).rglob("*.py"):
             if re.search(r"\bImage\.open\(", path.read_text(encoding="utf-8")):
                 found.append(path.relative_to(ROOT).as_posix())
+    assert found == ["storage/pictures.py"]
+
+
+_PIXELS = np.random.default_rng(0).integers(0, 255, (16, 24, 3), dtype=np.uint8)
+_ENTRY = b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
+BROKEN_EXIF = {
+    "cut": b"Exif\0\0\0\x08\0\x02\x01\x12\0\x03",
+    "noise": b"junk" * 20,
+    "header alone": b"Exif\0\0MM\0*\0\0",
+    "name alone": b"Exif\0\0",
+    "far offset": b"Exif\0\0II*\0\xff\xff\xff\xff",
+    "orientation in words": _ENTRY + b"\x01\x12\0\x02\0\0\0\4abc\0\0\0\0\0",
+    "orientation divided by 0": _ENTRY + b"\x01\x12\0\x0a\0\0\0\1\0\0\0\x1a\0\0\0\0" + bytes(8),
+    "orientation 77": _ENTRY + b"\x01\x12\0\x03\0\0\0\1\0\x4d\0\0\0\0\0\0",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize("exif", BROKEN_EXIF.values(), ids=BROKEN_EXIF)
+@pytest.mark.parametrize("name", ["PNG", "WEBP", "JPEG"])
+def test_broken_exif_leaves_the_pixels_whole(tmp_path, name, exif):
+    path = tmp_path / "a.picture"
+    Image.fromarray(_PIXELS).save(path, format=name, exif=exif, **({"lossless": True} if name == "WEBP" else {}))
+    with open_picture(path) as picture:
+        assert upright_size(picture) == (24, 16)
+        whole = np.asarray(upright(picture))
+    expected = _PIXELS
+    if name == "JPEG":
+        plain = io.BytesIO()
+        Image.fromarray(_PIXELS).save(plain, format=name)
+        expected = np.asarray(Image.open(plain))
+    assert (whole == expected).all()
+
+
+def test_exif_as_a_text_of_a_png_leaves_the_pixels_whole(tmp_path):
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("exif", str(b"Exif\0\0MM\0*\0\0\0\x08\0\0"))
+    texts.add_text("Raw profile type exif", "\nexif\n      8\nno hexadecimal digits\n")
+    Image.fromarray(_PIXELS).save(tmp_path / "a.png", pnginfo=texts)
+    with open_picture(tmp_path / "a.png") as picture:
+        assert upright_size(picture) == (24, 16) and (np.asarray(upright(picture)) == _PIXELS).all()
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+@pytest.mark.parametrize("as_file", [True, False])
+def test_broken_exif_of_an_avif_leaves_the_pixels_whole(tmp_path, as_file):
+    """The decoder itself refuses the whole file."""
+    mark = _ENTRY + b"\x01\x0e\0\2\0\0\0\x28\0\0\0\x1a\0\0\0\0" + b"Q" * 39 + b"\0"
+    path, plain = tmp_path / "a.avif", tmp_path / "plain.avif"
+    Image.fromarray(_PIXELS).save(path, exif=mark)
+    Image.fromarray(_PIXELS).save(plain)
+    content = path.read_bytes()
+    assert content.count(mark[6:]) == 1
+    path.write_bytes(content.replace(mark[6:], b"no EXIF".ljust(len(mark) - 6, b"\1")))
+    with open_picture(path if as_file else io.BytesIO(path.read_bytes())) as picture, Image.open(plain) as expected:
+        assert upright_size(picture) == (24, 16)
+        assert (np.asarray(upright(picture)) == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_tiff_on_its_side(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(_PIXELS).save(tmp_path / "a.png", format="TIFF", exif=exif)
+    with open_picture(tmp_path / "a.png") as picture:
+        size = upright_size(picture)
+        assert size == upright(picture).size == ((24, 16) if orientation == 1 else (16, 24))
+
+
+def test_every_picture_is_turned_by_one_function():
+    """Pillow's own function fails for a whole picture whose EXIF is broken."""
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"exif_transpose|\.getexif\(", path.read_text(encoding="utf-8"))
+    ]
     assert found == ["storage/pictures.py"]

@@ -27,7 +27,6 @@ SHEET_IMAGES = 36  # on a contact sheet
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
 MOST_PIXELS = 64_000_000  # that are read for a thumbnail
 MOST_SCALED = 64_000_000  # pixels that a picture is scaled to before it is cropped
-_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
 
 
 def is_image(name: str) -> bool:
@@ -137,14 +136,11 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
 
     Raises ValueError when it cannot be read to its end.
     """
-    from PIL import ImageOps
-
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import open_picture, upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
-            file.load()
-            image = ImageOps.exif_transpose(file)
+            image = upright(file)
         if image.mode.startswith("I"):
             image = _eight_bit(image)
         return over_white(image)
@@ -166,23 +162,17 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
     """((width, height) as `open_image` turns it, whether it has transparency) from the file's first bytes: its pixels
     are not read, so damage further down is not seen. Raises ValueError when it is no picture.
     """
-    from PIL import Image
-
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import open_picture, upright_size
 
     with pillow_errors(path), open_picture(path) as file:
-        width, height = file.size
-        # A PNG's own `getexif` reads all pixels first.
-        if Image.Image.getexif(file).get(_ORIENTATION) in _ON_ITS_SIDE:
-            width, height = height, width
-        return (width, height), _has_transparency(file)
+        return upright_size(file), _has_transparency(file)
 
 
 def thumbnail(path: Path, side: int) -> bytes:
     """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
-    from PIL import Image, ImageOps
+    from PIL import Image
 
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import open_picture, upright
 
     with pillow_errors(path), open_picture(path) as file:
         file.draft("RGB", (side, side))  # a JPEG is read at a fraction of its size
@@ -192,7 +182,7 @@ def thumbnail(path: Path, side: int) -> bytes:
         if file.mode.startswith("I"):
             image = _eight_bit(file)
         image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        return small_webp(ImageOps.exif_transpose(image), side)
+        return small_webp(upright(image), side)
 
 
 def small_webp(image: Image.Image, side: int) -> bytes:
@@ -213,14 +203,11 @@ def _has_transparency(image: Image.Image) -> bool:
 
 def open_mask(path: Path) -> Image.Image:
     """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
-    from PIL import ImageOps
-
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import open_picture, upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
-            file.load()
-            mask = ImageOps.exif_transpose(file)
+            mask = upright(file)
         if mask.mode.startswith("I"):
             mask = _eight_bit(mask)
         return mask.convert("L")

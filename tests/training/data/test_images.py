@@ -9,7 +9,7 @@ import pytest
 import torch
 from graft_nodes.training.data import images
 from graft_nodes.training.data.buckets import frame
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, PngImagePlugin, features
 
 
 def _noise(size=(16, 12), channels=3, seed=0):
@@ -282,3 +282,18 @@ def test_a_header_of_what_is_no_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MOST_PIXELS", 799)
     with pytest.raises(ValueError, match="40x20 is too large for a thumbnail"):
         images.thumbnail(tmp_path / "a.png", 8)
+
+
+@pytest.mark.parametrize("in_text", [True, False])
+def test_broken_exif_does_not_count_as_broken_pixels(tmp_path, in_text):
+    """As img2img of a web UI writes it (a text chunk), and as an eXIf chunk without a TIFF's header."""
+    pixels, path, texts = _noise(), tmp_path / "a.png", PngImagePlugin.PngInfo()
+    if in_text:
+        texts.add_text("exif", str(b"Exif\0\0MM\0*\0\0\0\x08\0\0"))
+        Image.fromarray(pixels).save(path, pnginfo=texts)
+    else:
+        Image.fromarray(pixels).save(path, exif=b"Exif\0\0\0\x08\0\x02\x01\x12\0\x03")
+    assert (_opened(path)[0] == pixels).all()
+    assert images.open_header(path) == ((16, 12), False)
+    assert (np.asarray(images.open_mask(path)) == np.asarray(Image.fromarray(pixels).convert("L"))).all()
+    assert Image.open(io.BytesIO(images.thumbnail(path, 16))).size == (16, 12)
