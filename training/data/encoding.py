@@ -349,7 +349,7 @@ class ImageEncoder:
             mask = self._open(entry)[1]
         else:
             with images.errors_name(entry.mask):
-                mask = images.open_mask(self.listing.folder / entry.mask)
+                mask = images.open_mask(self.listing.folder / entry.mask)[0]
         assert mask is not None
         if mask.size != entry.size:
             mask = mask.resize(entry.size)

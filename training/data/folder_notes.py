@@ -28,6 +28,7 @@ class Counts:
     more_lines: list[str] = field(default_factory=list)  # images whose captions have more lines than are used
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
     other_shapes: list[str] = field(default_factory=list)  # control pictures of another shape than their images
+    alpha_masks: list[str] = field(default_factory=list)  # mask files whose transparency is the mask
     too_short: list[str] = field(default_factory=list)  # clips, with their frames
     without_rate: list[str] = field(default_factory=list)  # clips whose frames have no times
 
@@ -54,6 +55,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     lines += _separators(entries)
     lines += _cut(entries)
     lines += _other_shapes(counts)
+    lines += _alpha_masks(counts)
     lines += _clips(folder, settings, counts, entries)
     lines += _not_read(folder)
     lines += _folder_repeats(folder, entries)
@@ -98,6 +100,16 @@ def _other_shapes(counts: Counts) -> list[str]:
         return []
     return [
         f"{len(names)} control pictures have another shape than their images, so they are not cropped with them:"
+        f" {first_names(names)}"
+    ]
+
+
+def _alpha_masks(counts: Counts) -> list[str]:
+    names = list(dict.fromkeys(counts.alpha_masks))
+    if not names:
+        return []
+    return [
+        f"{len(names)} mask files have one color, as black, and their shape in transparency, which is read as the mask:"
         f" {first_names(names)}"
     ]
 

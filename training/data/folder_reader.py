@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
 from .musubi_jsonl import ListedCaptions, listed_pairs
 from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MOST_FOLDER_REPEATS = 10_000
 _FACTS_IN_PACK = 1024  # pictures
@@ -369,7 +372,7 @@ class _FolderReader:
             return []
         sha256 = self._content_hash(path)
         size, has_alpha, parts = self._contents(path, name, sha256)
-        mask, mask_sha256 = self._mask(layout, path, has_alpha)
+        mask = self._mask(layout, path, has_alpha, size)
         controls = self._controls(path, size)
         worse = self._worse(path, size, sha256)
         self.counts.add_notes(image_caption.notes)
@@ -378,6 +381,7 @@ class _FolderReader:
             if self.filters.small == "skip" and framings[0].enlarged:
                 self.counts.too_small.append(name)
                 continue
+            mask.check(framings)
             whole = ImageEntry(
                 name,
                 sha256,
@@ -391,8 +395,8 @@ class _FolderReader:
                 dropout=image_caption.dropout,
                 batch_id=image_caption.batch_id,
                 loss_scale=_or_default(image_caption.loss_scale, 1.0),
-                mask=mask,
-                mask_sha256=mask_sha256,
+                mask=mask.name,
+                mask_sha256=mask.sha256,
                 folder_repeats=folder_repeats,
                 controls=controls,
                 worse=worse,
@@ -654,24 +658,67 @@ class _FolderReader:
             return [(0.5, 0.0)]
         return [(0.5, 0.5)]
 
-    def _mask(self, layout: DatasetLayout, path: Path, has_alpha: bool) -> tuple[str, str]:
-        """(`ImageEntry.mask`, its content hash)."""
+    def _mask(self, layout: DatasetLayout, path: Path, has_alpha: bool, size: tuple[int, int]) -> _Mask:
+        """The mask of a picture of that size. Raises ValueError when it cannot be used."""
         file = None
         has_own_place = layout.mask_file is not images.mask_file
         if self.filters.masks in ("files", "both") and (has_own_place or self._has_masks):
             file = layout.mask_file(path, self.folder)
         if file is None:
             if has_alpha and self.filters.masks in ("alpha", "both"):
-                return "alpha", "alpha"
-            return "", ""
+                return _Mask("alpha", "alpha", "its transparency", images.open_image(path)[1])
+            return _Mask()
         try:
-            self._check_mask(file)
+            pixels, is_alpha = images.open_mask(file)
         except ValueError as error:
             raise ValueError(f"its mask {file.name} cannot be used: {error}") from error
-        return file.relative_to(self.folder).as_posix(), self._content_hash(file)
+        if not control_methods.has_same_shape(pixels.size, size):
+            raise ValueError(_other_shape(file, pixels.size, size))
+        name = file.relative_to(self.folder).as_posix()
+        if is_alpha:
+            self.counts.alpha_masks.append(name)
+        return _Mask(name, self._content_hash(file), f"its mask {file.name}", pixels)
 
-    def _check_mask(self, file: Path) -> None:
-        images.open_mask(file)
+
+@dataclass(frozen=True)
+class _Mask:
+    """The mask of one picture: `ImageEntry.mask`, its content hash, what messages call it, and its pixels as L."""
+
+    name: str = ""
+    sha256: str = ""
+    called: str = ""
+    pixels: Image.Image | None = None
+
+    def check(self, framings: Sequence[Framing]) -> None:
+        """Raise ValueError where nothing of a picture would be trained: the mask is black in all of its crops."""
+        if self.pixels is None:
+            return
+        remedy = "white is what is trained: draw it there, or take the mask away to train on the whole picture"
+        if self.name == "alpha":
+            remedy = "what is opaque is trained: take the transparency away, or set masks to off for this dataset"
+        brightest = images.brightest(self.pixels)
+        if brightest < images.LEAST_WHITE:
+            raise ValueError(
+                f"{self.called} is black everywhere (its brightest pixel is {brightest} of 255), so nothing of the"
+                f" picture would be trained; {remedy}"
+            )
+        if all(images.brightest(self.pixels, framing) < images.LEAST_WHITE for framing in framings):
+            width, height = framings[0].target
+            raise ValueError(
+                f"{self.called} is black in all that the bucket {width}x{height} shows of the picture, so nothing would"
+                f" be trained; {remedy}"
+            )
+
+
+def _other_shape(mask: Path, mask_size: tuple[int, int], size: tuple[int, int]) -> str:
+    """What is wrong with a mask of another shape than its picture."""
+    said = (
+        f"its mask {mask.name} is {mask_size[0]}x{mask_size[1]} and the picture {size[0]}x{size[1]}: a mask needs the"
+        " shape of its picture; "
+    )
+    if control_methods.has_same_shape(mask_size, (size[1], size[0])):
+        return said + "turn the mask on its side, as the EXIF of the picture turns that, or save both without EXIF"
+    return said + "draw it on the picture, or take it away"
 
 
 class _HeaderReader(_FolderReader):
@@ -685,9 +732,6 @@ class _HeaderReader(_FolderReader):
 
     def _clip_info(self, path: Path, sha256: str) -> ClipInfo:
         return clips.look(path)
-
-    def _check_mask(self, file: Path) -> None:
-        images.open_header(file)
 
 
 def _or_default(value: float | None, default: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".p
 ENDINGS = (*SUFFIXES, *map(str.upper, SUFFIXES))  # as files have them: cameras write capitals
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
+_VARIES = 8  # of 255: a smaller difference in brightness is rounding of a lossy format
+LEAST_WHITE = 8  # of 255: a mask without a brighter pixel looks black, as one with the classes 0 and 1 does
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
 MOST_PIXELS = 64_000_000  # that are read for a thumbnail
 MOST_SCALED = 64_000_000  # pixels that a picture is scaled to before it is cropped
@@ -201,8 +204,12 @@ def _has_transparency(image: Image.Image) -> bool:
     return "A" in image.getbands()
 
 
-def open_mask(path: Path) -> Image.Image:
-    """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
+def open_mask(path: Path) -> tuple[Image.Image, bool]:
+    """(a mask file as L, turned as its EXIF says; whether it is the file's transparency). White is what counts.
+
+    The transparency is the mask where what is visible of the file has one color: a shape drawn on an empty layer.
+    Raises ValueError when it cannot be read.
+    """
     from ...storage.pictures import open_picture, upright
 
     with pillow_errors(path):
@@ -210,7 +217,34 @@ def open_mask(path: Path) -> Image.Image:
             mask = upright(file)
         if mask.mode.startswith("I"):
             mask = _eight_bit(mask)
-        return mask.convert("L")
+        if _has_transparency(mask):
+            mask = mask.convert("RGBA")
+            alpha = mask.getchannel("A")
+            if _has_one_color(mask, alpha):
+                return alpha, True
+            mask = mask.convert("RGB")
+        return mask.convert("L"), False
+
+
+def _has_one_color(mask: Image.Image, alpha: Image.Image) -> bool:
+    """Whether the visible part of a mask has one brightness while its transparency varies."""
+    least, most = alpha.getextrema()
+    if most - least < _VARIES:
+        return False
+    counts = mask.convert("L").histogram(alpha.point(lambda value: 255 if value else 0))
+    used = [value for value, count in enumerate(counts) if count]
+    return used[-1] - used[0] < _VARIES
+
+
+def brightest(mask: Image.Image, framing: Framing | None = None) -> int:
+    """The largest value, from 0 to 255, of a mask (L), or of what a crop shows of it."""
+    if framing is not None:
+        across, down = mask.width / framing.scaled[0], mask.height / framing.scaled[1]
+        left, top, right, bottom = framing.box
+        mask = mask.crop(
+            (int(left * across), int(top * down), math.ceil(right * across), math.ceil(bottom * down)),
+        )
+    return int(mask.getextrema()[1])
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

@@ -883,3 +883,67 @@ def test_a_glance_says_what_a_run_would_refuse(tmp_path):
     assert "no picture in folder" in glance.refusal and len(glance.listing.problems) == 10
     with pytest.raises(ValueError, match="has no pictures"):
         glance_at_folder(tmp_path / "none", FolderSettings(**SMALL), 100, 60.0)
+
+
+def _masked(root, mask, size=(64, 64), settings=(), **save):
+    """(problems, notes, entries) of a folder with one plain picture and one of that size with that mask."""
+    _picture(root / "0.png", seed=1)
+    _picture(root / "a.png", size, seed=2, **save)
+    Image.fromarray(mask).save(root / "a.mask.png")
+    listing = read_folder(root, FolderSettings(**{**SMALL, "validation": 0.0, **dict(settings)}))
+    seen = glance_at_folder(root, listing.settings, 10, 60.0).listing
+    assert seen.problems == listing.problems and seen.notes == listing.notes
+    return listing.problems, listing.notes, {entry.name: entry for entry in listing.entries}
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_black_mask_is_a_problem(tmp_path, value):
+    """One with the classes 0 and 1, as segmentation tools write it, is as good as black."""
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:20] = value
+    problems, _, entries = _masked(tmp_path, mask)
+    assert len(problems) == 1 and "a.mask.png is black everywhere" in problems[0] and list(entries) == ["0.png"]
+
+
+def test_a_mask_that_is_black_where_its_bucket_shows_the_picture_is_a_problem(tmp_path):
+    mask = np.zeros((64, 256), np.uint8)
+    mask[:, :16] = 255
+    problems, _, entries = _masked(tmp_path, mask, (256, 64), {"buckets": False})
+    assert len(problems) == 1 and "black in all that the bucket 64x64 shows" in problems[0]
+    assert list(entries) == ["0.png"]
+    mask[:, 100:101] = 255
+    assert _masked(tmp_path, mask, (256, 64), {"buckets": False})[0] == ()
+
+
+def test_transparency_that_hides_all_is_a_problem(tmp_path):
+    _picture(tmp_path / "0.png", seed=1)
+    Image.new("RGBA", (64, 64), (9, 9, 9, 0)).save(tmp_path / "clear.png")
+    Image.new("RGBA", (64, 64), (9, 9, 9, 90)).save(tmp_path / "pale.png")
+    filters = Filters.parse("masks: alpha")
+    listing = read_folder(tmp_path, FolderSettings(**SMALL, validation=0.0, filters=filters))
+    assert [problem.partition(":")[0] for problem in listing.problems] == ["clear.png"]
+    assert "its transparency is black everywhere" in listing.problems[0]
+
+
+def test_a_mask_of_another_shape_is_a_problem(tmp_path):
+    problems, _, entries = _masked(tmp_path, np.full((64, 32), 255, np.uint8))
+    assert "a.mask.png is 32x64 and the picture 64x64" in problems[0] and list(entries) == ["0.png"]
+    assert _masked(tmp_path, np.full((32, 32), 255, np.uint8))[0] == ()  # the same shape at another size
+
+
+def test_a_mask_of_a_picture_that_exif_turns_is_a_problem(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    problems, _, _ = _masked(tmp_path, np.full((48, 64), 255, np.uint8), (64, 48), exif=exif)
+    assert "a.mask.png is 64x48 and the picture 48x64" in problems[0] and "EXIF" in problems[0]
+    assert _masked(tmp_path, np.full((64, 48), 255, np.uint8), (64, 48), exif=exif)[0] == ()
+
+
+def test_masks_in_transparency_are_named_and_used(tmp_path):
+    mask = np.zeros((64, 64, 4), np.uint8)
+    mask[:32, :, 3] = 255
+    problems, notes, entries = _masked(tmp_path, mask)
+    assert problems == () and entries["a.png"].mask == "a.mask.png"
+    assert any("shape in transparency" in note and "a.mask.png" in note for note in notes)
+    made = {picture.name: picture.mask for picture in _made(tmp_path, validation=0.0).images}
+    assert torch.equal(made["a.png"], torch.tensor([1.0] * 4 + [0.0] * 4)[None, :, None].expand(1, 8, 8))

@@ -295,5 +295,35 @@ def test_broken_exif_does_not_count_as_broken_pixels(tmp_path, in_text):
         Image.fromarray(pixels).save(path, exif=b"Exif\0\0\0\x08\0\x02\x01\x12\0\x03")
     assert (_opened(path)[0] == pixels).all()
     assert images.open_header(path) == ((16, 12), False)
-    assert (np.asarray(images.open_mask(path)) == np.asarray(Image.fromarray(pixels).convert("L"))).all()
+    assert (np.asarray(images.open_mask(path)[0]) == np.asarray(Image.fromarray(pixels).convert("L"))).all()
     assert Image.open(io.BytesIO(images.thumbnail(path, 16))).size == (16, 12)
+
+
+_SHAPE = np.zeros((12, 16), np.uint8)
+_SHAPE[:6] = 255
+_SHAPE[6] = 100
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("color", [0, 255, 90])
+def test_a_mask_drawn_in_transparency_is_read(tmp_path, mode, color):
+    """A shape of one color on an empty layer, whatever the color of the pixels that nobody sees."""
+    shape = np.where(_SHAPE == 100, 0, _SHAPE) if mode == "P" else _SHAPE
+    if mode == "P":
+        image = Image.fromarray(np.where(shape, 0, 1).astype(np.uint8), "P")
+        image.putpalette([color] * 3 + [9, 200, 77])
+        image.save(tmp_path / "a.png", transparency=1)
+    else:
+        hidden = np.where(shape, color, 255 - color).astype(np.uint8)
+        layers = [hidden] * (3 if mode == "RGBA" else 1)
+        Image.fromarray(np.dstack([*layers, shape]), mode).save(tmp_path / "a.png")
+    mask, is_alpha = images.open_mask(tmp_path / "a.png")
+    assert is_alpha and mask.mode == "L" and (np.asarray(mask) == shape).all()
+
+
+def test_a_mask_whose_shape_is_in_its_color_is_read_by_it(tmp_path):
+    opaque, half = np.full_like(_SHAPE, 255), np.full_like(_SHAPE, 128)
+    for name, alpha in {"opaque": opaque, "half": half, "left": np.tile(np.r_[[0] * 2, [255] * 14], (12, 1))}.items():
+        Image.fromarray(np.dstack([_SHAPE, _SHAPE, _SHAPE, alpha.astype(np.uint8)])).save(tmp_path / f"{name}.png")
+        mask, is_alpha = images.open_mask(tmp_path / f"{name}.png")
+        assert not is_alpha and (np.asarray(mask) == _SHAPE).all(), name
