@@ -15,7 +15,8 @@ from pathlib import Path
 from ...storage.atomic import sync_folder, write_whole
 from ...storage.bounded_read import read_bounded
 from ...storage.digest import sha256
-from .captions import MAX_TEXT_BYTES, first_file, marked_encoding
+from .captions import MAX_TEXT_BYTES, marked_encoding, refuse_nul
+from .file_names import FolderNames
 from .filters import Filters
 from .layouts import registry
 from .preference_files import caption_paths
@@ -40,10 +41,10 @@ def caption_path(image: Path, folder: Path, source: str, encoding: str) -> Path:
     the caption is in a file of another kind.
     """
     layouts = registry.selected(source)
-    filters = Filters(encoding=encoding)
+    filters, names = Filters(encoding=encoding), FolderNames()
     for layout in layouts:
         for name in caption_paths(image):
-            path = first_file(layout.text_files(name, folder))
+            path = names.first(layout.text_files(name, folder))
             if path is not None:
                 return path
         if layout.text_files(image, folder):
@@ -112,12 +113,14 @@ def _version(content: bytes | None) -> str:
 
 def _decoded(path: Path, content: bytes, encoding: str) -> str:
     try:
-        return content.decode(marked_encoding(content, encoding))
+        text = content.decode(marked_encoding(content, encoding))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path.name}: the caption is not {encoding} text ({error.reason} at byte {error.start}); save it as UTF-8"
             " or name its encoding in filters (encoding: cp1252)"
         ) from error
+    refuse_nul(path.name, text, encoding)
+    return text
 
 
 def _encoded(path: Path, text: str, before: bytes, encoding: str) -> bytes:

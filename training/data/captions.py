@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,14 +39,16 @@ class WrittenCaption:
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long. In place of
-    UTF-8 it may be UTF-16 that begins with its mark, as Windows editors save it.
+    UTF-8 it may be UTF-16, as Windows editors save it, which begins with its mark or shows itself by its NULs.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_TEXT_BYTES:
             raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
         content = file.read()
-    return io.TextIOWrapper(io.BytesIO(content), encoding=marked_encoding(content, encoding)).read()
+    text = io.TextIOWrapper(io.BytesIO(content), encoding=marked_encoding(content, encoding)).read()
+    refuse_nul(path.name, text, encoding)
+    return text
 
 
 def marked_encoding(start: bytes, encoding: str) -> str:
@@ -58,7 +59,31 @@ def marked_encoding(start: bytes, encoding: str) -> str:
         return "utf-16"
     if start.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"  # without the mark that Windows editors put first
+    if b"\0" in start:
+        return _unmarked_utf_16(start) or encoding
     return encoding
+
+
+def _unmarked_utf_16(content: bytes) -> str | None:
+    """The byte order of UTF-16 without a mark: of most letters one byte is NUL. None where it is not such a text."""
+    orders = [("utf-16-le", content[1::2].count(0)), ("utf-16-be", content[0::2].count(0))]
+    for order, _ in sorted(orders, key=lambda counted: -counted[1]):
+        try:
+            text = content.decode(order)
+        except UnicodeDecodeError:
+            continue
+        if "\0" not in text:
+            return order
+    return None
+
+
+def refuse_nul(name: str, text: str, encoding: str) -> None:
+    """Raise ValueError for a text with NUL characters: it was written in another encoding, or is none."""
+    if "\0" in text:
+        raise ValueError(
+            f"{name}: it has NUL characters, so it is not {encoding} text; save it as UTF-8, or name its encoding in"
+            " filters (encoding: utf-16-le)"
+        )
 
 
 def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
@@ -82,22 +107,6 @@ def read_lines(path: Path, encoding: str = "utf-8") -> tuple[str, ...]:
 def split_lines(text: str) -> list[str]:
     """The lines of a text. `str.splitlines` would also split at separators that text from the web has in its lines."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-
-
-def first_file(paths: Sequence[Path]) -> Path | None:
-    """The first of the paths that is a file, None without one."""
-    return next((path for path in paths if os.path.isfile(path)), None)  # False for names too long, too
-
-
-def first_beside(image: Path, suffixes: Sequence[str]) -> Path | None:
-    """The first of the files that have an image's name with one of these suffixes in place of its own, None without
-    one. `Path.with_suffix` takes longer.
-    """
-    stem = str(image).removesuffix(image.suffix)
-    for suffix in suffixes:
-        if os.path.isfile(stem + suffix):
-            return Path(stem + suffix)
-    return None
 
 
 def read_caption_text(path: Path, encoding: str = "utf-8", most_lines: int | None = None) -> WrittenCaption:

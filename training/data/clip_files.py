@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from . import images
+from .file_names import is_of_system
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv")
 OTHER_SUFFIXES = (".avi", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".ogv", ".3gp")  # named in the report
@@ -57,7 +58,7 @@ def frame_files(folder: Path) -> list[Path]:
     """The pictures of a frame folder in the order of the numbers in their names: 2.png before 10.png;
     hidden files are none of them, as macOS's ._2.png.
     """
-    pictures = (path for path in folder.iterdir() if images.is_image(path.name) and not path.name.startswith("."))
+    pictures = (path for path in folder.iterdir() if images.is_image(path.name) and not is_of_system(path.name))
     return sorted(pictures, key=_by_number)
 
 

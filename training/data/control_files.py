@@ -2,7 +2,7 @@
 
 `name.control.png` beside `name.png`, or a file of its name in a folder `control` inside its folder or beside it; a
 second and a third one have a 2 and a 3 behind `control`. musubi-tuner's `name_0.png`, `name_1.png` in such a folder
-count too.
+count too, and OneTrainer's `name-condlabel.png`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .file_names import composed
+
 MOST_CONTROLS = 3  # of one image
-_ENDING = re.compile(r"(.+)\.control[_-]?([1-9]?)", re.IGNORECASE)
+_ENDING = re.compile(r"(.+)(?:\.control|-condlabel)[_-]?([1-9]?)", re.IGNORECASE)
 _FOLDER = re.compile(r"control[_-]?([1-9]?)", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.+)_(\d)")
 
@@ -21,13 +23,15 @@ _NUMBERED = re.compile(r"(.+)_(\d)")
 @dataclass
 class Pairs:
     """The images of a folder, the control pictures of those that have some, in order, the control pictures that no
-    image uses, and the worse pictures of preference pairs (`preference_files`).
+    image uses, the worse pictures of preference pairs (`preference_files`), and OneTrainer's conditioning pictures that
+    are left out.
     """
 
     images: list[Path]
     controls: dict[Path, tuple[Path, ...]] = field(default_factory=dict)
     unused: list[Path] = field(default_factory=list)
     worse: dict[Path, Path] = field(default_factory=dict)
+    conditions: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,17 +107,18 @@ class _Places:
         self._by_folder: dict[tuple[Path, str], list[Path]] = {}
         self._beside: dict[tuple[Path, str], list[Path]] = {}
         for image in images:
-            self.by_stem.setdefault(image.stem, []).append(image)
-            self._by_folder.setdefault((image.parent, image.stem), []).append(image)
-            self._beside.setdefault((image.parent.parent, image.stem), []).append(image)
+            self.by_stem.setdefault(composed(image.stem), []).append(image)
+            self._by_folder.setdefault((image.parent, composed(image.stem)), []).append(image)
+            self._beside.setdefault((image.parent.parent, composed(image.stem)), []).append(image)
 
     def of(self, folder: Path, stem: str) -> list[Path]:
         """The images of that name in a folder; if there are none, in the folders right below it."""
+        stem = composed(stem)
         return self._by_folder.get((folder, stem)) or self._beside.get((folder, stem), [])
 
     def beside(self, path: Path, stem: str) -> list[Path]:
         """The images of that name in the folder of a picture."""
-        return self._by_folder.get((path.parent, stem), [])
+        return self._by_folder.get((path.parent, composed(stem)), [])
 
 
 def _looks_like_control(path: Path, folder: Path) -> bool:
@@ -142,6 +147,7 @@ def _candidate(path: Path, places: _Places) -> _Candidate:
 
 def _owners_by_name(stem: str, images: dict[str, list[Path]]) -> tuple[list[Path], int]:
     """(the images of a control picture of that name, which of theirs it is, from 0)."""
+    stem = composed(stem)
     if stem in images:
         return images[stem], 0
     name, number = _without_number(stem)

@@ -21,6 +21,7 @@ from . import clip_parts
 from .buckets import LONGEST_SIDE
 from .control_files import MOST_CONTROLS
 from .control_methods import ControlSize
+from .file_names import FolderNames
 from .filters import Filters
 from .folder_settings import MOST_LENGTH, NO_CLIPS, ConfigSubset, FolderSettings, FolderSource
 from .musubi_jsonl import PATH_KEYS, control_folders_of, folder_of, read_jsonl
@@ -197,6 +198,7 @@ class _Config:
     root: Path  # ComfyUI's input folder
     base: FolderSource
     errors: list[str] = field(default_factory=list)
+    names: FolderNames = field(default_factory=FolderNames)
     notes: list[str] = field(default_factory=list)
     sources: list[FolderSource] = field(default_factory=list)
 
@@ -322,6 +324,8 @@ class _Config:
             raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")
         for start in (self.file.parent, self.root):
             named = start / PurePosixPath(place)
+            if not os.path.lexists(named):
+                named = self.names.first([named]) or named
             path = Path(os.path.realpath(named))  # `Path.resolve` fails at a link to itself
             if not path.is_relative_to(self.root):
                 raise ValueError(f"{name} {value!r} is outside ComfyUI's input folder: {_REMEDY}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .clip_files import is_frame_folder, is_video
+from .file_names import is_of_system
 from .images import MASK_FOLDER, is_image
 
 
@@ -75,7 +76,7 @@ def _look(path: str, most: int) -> _Seen:
             break
         if _is_read(entry):
             pictures += 1
-        elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and entry.name != MASK_FOLDER:
+        elif entry.is_dir(follow_symlinks=False) and _has_pictures(entry.name):
             folders.append(entry.name)
     seen = _Seen(changed, pictures, tuple(folders), entries)
     if entries <= most and now - changed > _SETTLED:
@@ -83,6 +84,10 @@ def _look(path: str, most: int) -> _Seen:
             _seen.clear()
         _seen[path] = seen
     return seen
+
+
+def _has_pictures(folder: str) -> bool:
+    return not is_of_system(folder) and folder.lower() != MASK_FOLDER
 
 
 def _is_read(entry: os.DirEntry[str]) -> bool:

@@ -29,6 +29,7 @@ class Counts:
     settings_notes: list[str] = field(default_factory=list)  # of the layouts' settings files
     other_shapes: list[str] = field(default_factory=list)  # control pictures of another shape than their images
     alpha_masks: list[str] = field(default_factory=list)  # mask files whose transparency is the mask
+    conditions: list[str] = field(default_factory=list)  # OneTrainer's conditioning pictures, which are left out
     too_short: list[str] = field(default_factory=list)  # clips, with their frames
     without_rate: list[str] = field(default_factory=list)  # clips whose frames have no times
 
@@ -56,6 +57,11 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     lines += _cut(entries)
     lines += _other_shapes(counts)
     lines += _alpha_masks(counts)
+    if counts.conditions:
+        lines.append(
+            f"{len(counts.conditions)} conditioning pictures of OneTrainer (-condlabel) are left out:"
+            f" {first_names(counts.conditions)}; choose in control pictures how the model takes them, to train with them"
+        )
     lines += _clips(folder, settings, counts, entries)
     lines += _not_read(folder)
     lines += _folder_repeats(folder, entries)
@@ -155,7 +161,18 @@ def _not_read(folder: Path) -> list[str]:
     """What lies in the folder and is not read: linked folders, and pictures of other formats."""
     links, others = images.ignored(folder, images.OTHER_SUFFIXES)
     videos = images.ignored(folder, clip_files.OTHER_SUFFIXES)[1]
+    others_own = images.others_pictures(folder)
     lines: list[str] = []
+    if others_own:
+        lines.append(
+            f"{len(others_own)} thumbnails and pictures in the system's folders are left out: {first_names(others_own)}"
+        )
+    numbered = images.numbered_masks(folder)
+    if numbered:
+        lines.append(
+            f"{len(numbered)} numbered masks are not read: {first_names(numbered)}; a picture has one mask, so draw them"
+            " together as name-masklabel.png"
+        )
     if links:
         lines.append(
             f"{len(links)} linked folders are not read: {first_names(links)}; copy them, or link the whole dataset"

@@ -21,6 +21,7 @@ from .captions import WrittenCaption, most_lines
 from .changed_files import content_hash, recall_hashes
 from .clips import ClipInfo, NoClipsError
 from .control_files import MOST_CONTROLS, Pairs, find_pairs, pairs_in_folders
+from .file_names import FolderNames
 from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
@@ -135,12 +136,17 @@ def training_pictures(folder: Path, settings: FolderSettings) -> Pairs:
     Raises ValueError when there are none, and for pairs without one of their pictures.
     """
     paths = pictures_in(folder, settings.takes_clips)
+    conditions: list[Path] = []
+    if settings.control_pictures in (control_methods.AUTO, control_methods.OFF):
+        # OneTrainer makes them for every model and shows them to those alone that take them.
+        conditions = [path for path in paths if images.is_condition(path)]
+        paths = [path for path in paths if not images.is_condition(path)]
     if settings.control_pictures == control_methods.OFF:
         pairs = Pairs(paths)
     else:
         pairs = find_pairs(paths, folder)
     preferences = find_preferences(pairs.images)
-    pairs.images, pairs.worse = preferences.images, preferences.worse
+    pairs.images, pairs.worse, pairs.conditions = preferences.images, preferences.worse, conditions
     return pairs
 
 
@@ -238,7 +244,7 @@ class _FolderReader:
             if layout.open_settings is not None:
                 self._settings_readers.append((layout, layout.open_settings(folder, self.filters)))
         self._buckets = settings.bucket_choices()
-        self._has_masks = images.has_masks(folder)
+        self._has_masks, self._names = images.has_masks(folder), FolderNames()
 
     def _read_as_subset(self, subset: ConfigSubset) -> None:
         """Take the captions from where a subset of kohya's dataset_config.toml says, if it does."""
@@ -284,9 +290,9 @@ class _FolderReader:
         if subset.control_folders and self.settings.control_pictures != control_methods.OFF:
             images_here = [path for path in self._pairs.images if path.parent == self.folder]
             others = [pictures_in(Path(folder)) for folder in subset.control_folders]
-            worse = self._pairs.worse
+            before = self._pairs
             self._pairs = pairs_in_folders(images_here, others)
-            self._pairs.worse = worse
+            self._pairs.worse, self._pairs.conditions = before.worse, before.conditions
 
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
@@ -299,6 +305,7 @@ class _FolderReader:
         uses.
         """
         pairs = self._pairs
+        self.counts.conditions += map(self._name, pairs.conditions)
         for path in pairs.unused:
             self._problems.append(
                 f"{self._name(path)}: no image uses this control picture: none has its name, or it has"
@@ -658,12 +665,18 @@ class _FolderReader:
             return [(0.5, 0.0)]
         return [(0.5, 0.5)]
 
+    def _mask_file(self, layout: DatasetLayout, path: Path) -> Path | None:
+        if layout.mask_file is not images.mask_file:
+            return layout.mask_file(path, self.folder)
+        if self._has_masks:
+            return images.mask_file(path, self.folder, self._names)
+        return None
+
     def _mask(self, layout: DatasetLayout, path: Path, has_alpha: bool, size: tuple[int, int]) -> _Mask:
         """The mask of a picture of that size. Raises ValueError when it cannot be used."""
         file = None
-        has_own_place = layout.mask_file is not images.mask_file
-        if self.filters.masks in ("files", "both") and (has_own_place or self._has_masks):
-            file = layout.mask_file(path, self.folder)
+        if self.filters.masks in ("files", "both"):
+            file = self._mask_file(layout, path)
         if file is None:
             if has_alpha and self.filters.masks in ("alpha", "both"):
                 return _Mask("alpha", "alpha", "its transparency", images.open_image(path)[1])

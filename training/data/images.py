@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,26 @@ from torch import Tensor
 
 from ...storage.file_list import files_below
 from .buckets import Framing
+from .file_names import FolderNames, is_of_system, without_thumbnails
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".avif", ".gif", ".bmp")
-OTHER_SUFFIXES = (".tif", ".tiff", ".heic", ".heif", ".jxl", ".jp2", ".tga", ".psd", ".svg")  # named in the report
-ENDINGS = (*SUFFIXES, *map(str.upper, SUFFIXES))  # as files have them: cameras write capitals
-MASK_FOLDER, MASK_ENDING = "masks", ".mask"
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp"),
+    *(".jfif", ".jpe", ".jif", ".jfi", ".mpo", ".apng", ".avifs", ".dib"),  # other names of the same formats
+)
+OTHER_SUFFIXES = (  # named in the report
+    *(".tif", ".tiff", ".heic", ".heif", ".heics", ".heifs", ".hif", ".jxl", ".tga", ".psd", ".psb", ".svg", ".svgz"),
+    *(".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".jpm", ".jxr", ".wdp", ".qoi", ".ico", ".icns", ".cur", ".dds"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".pfm", ".pam", ".pcx", ".sgi", ".ras", ".xbm", ".xpm", ".exr", ".hdr", ".eps"),
+    *(".ai", ".pdf", ".wmf", ".emf", ".xcf", ".kra", ".clip", ".ora", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf"),
+    *(".rw2", ".raf", ".pef", ".srw"),
+)
+MASK_FOLDER, MASK_ENDINGS = "masks", (".mask", "-masklabel")  # the second one is OneTrainer's
+_MASK = re.compile(r".*(?:\.mask|-masklabel([-_]?\d+)?)", re.IGNORECASE)
+_CONDITION = re.compile(r".+-condlabel(?:[-_]?\d+)?", re.IGNORECASE)  # OneTrainer's too
 SHEET_IMAGES = 36  # on a contact sheet
 _VARIES = 8  # of 255: a smaller difference in brightness is rounding of a lossy format
 LEAST_WHITE = 8  # of 255: a mask without a brighter pixel looks black, as one with the classes 0 and 1 does
@@ -37,7 +49,12 @@ def is_image(name: str) -> bool:
     if not name.lower().endswith(SUFFIXES):  # the quick answer for most other files
         return False
     stem, suffix = os.path.splitext(name)
-    return suffix != "" and not stem.lower().endswith(MASK_ENDING)
+    return suffix != "" and not _MASK.fullmatch(stem)
+
+
+def is_condition(path: Path) -> bool:
+    """Whether a picture is OneTrainer's conditioning picture `name-condlabel.png` by its name."""
+    return _CONDITION.fullmatch(path.stem) is not None
 
 
 def find_images(folder: Path) -> list[Path]:
@@ -51,10 +68,24 @@ def find_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
     begin = len(folder.parts)
     for path, _ in files_below(folder, wanted):
         parts = path.parts[begin:]
-        hidden = any(part.startswith(".") for part in parts)
-        if not hidden and MASK_FOLDER not in map(str.lower, parts[:-1]):
+        if not any(map(is_of_system, parts)) and MASK_FOLDER not in map(str.lower, parts[:-1]):
             by_name["/".join(parts)] = path
-    return [path for _, path in sorted(by_name.items())]
+    return without_thumbnails(path for _, path in sorted(by_name.items()))
+
+
+def others_pictures(folder: Path) -> list[str]:
+    """Pictures below a folder that are none of the dataset's: thumbnails, and those in folders of the system that are
+    not hidden. Relative paths in order.
+    """
+    found: list[str] = []
+    pictures = [path for path, _ in files_below(folder, is_image)]
+    kept = set(without_thumbnails(pictures))
+    for path in pictures:
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in parts)
+        if not hidden and (path not in kept or any(map(is_of_system, parts))):
+            found.append("/".join(parts))
+    return sorted(found)
 
 
 def ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -62,40 +93,42 @@ def ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[st
     links: list[str] = []
     others: list[str] = []
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_of_system(name)]
         place = Path(parent).relative_to(folder)
         links += [(place / name).as_posix() for name in folders if (Path(parent) / name).is_symlink()]
         others += [(place / name).as_posix() for name in files if name.lower().endswith(suffixes)]
     return sorted(links), sorted(others)
 
 
+def numbered_masks(folder: Path) -> list[str]:
+    """OneTrainer's masks `name-masklabel-2.png` below a folder, of which a picture has one only; relative paths."""
+    found: list[str] = []
+    for path, _ in files_below(folder, lambda name: name.lower().endswith(SUFFIXES)):
+        match = _MASK.fullmatch(path.stem)
+        if match is not None and match[1]:
+            found.append(path.relative_to(folder).as_posix())
+    return sorted(found)
+
+
 def has_masks(folder: Path) -> bool:
     """Whether `mask_file` can find something for the images below a folder."""
     for _, folders, files in os.walk(folder):
-        if MASK_FOLDER in map(str.lower, folders) or any(MASK_ENDING in name.lower() for name in files):
+        if MASK_FOLDER in map(str.lower, folders) or any(_MASK.fullmatch(os.path.splitext(name)[0]) for name in files):
             return True
     return False
 
 
-def mask_file(image: Path, folder: Path) -> Path | None:
-    """The mask of an image: `name.mask.png` beside it, or of its name in a `masks` folder beside it or beside its
-    folder. "Masks" and capitals throughout are taken too.
+def mask_file(image: Path, folder: Path, names: FolderNames | None = None) -> Path | None:
+    """The mask of an image: `name.mask.png` or OneTrainer's `name-masklabel.png` beside it, or of its name in a `masks`
+    folder beside it or beside its folder, in small letters or capitals. `names` knows what lies in the folders.
     """
     beside = f"{image.parent}{os.sep}{image.stem}"
-    places = [beside + MASK_ENDING, beside + MASK_ENDING.upper()]
-    parents = [image.parent]
+    places = [beside + ending for ending in MASK_ENDINGS]
+    places.append(f"{image.parent}{os.sep}{MASK_FOLDER}{os.sep}{image.stem}")
     if image.parent != folder:
-        parents.append(image.parent.parent)
-    for parent in parents:
-        for name in (MASK_FOLDER, MASK_FOLDER.capitalize(), MASK_FOLDER.upper()):
-            masks = f"{parent}{os.sep}{name}"
-            if os.path.isdir(masks):
-                places.append(f"{masks}{os.sep}{image.stem}")
-    for place in places:
-        for suffix in ENDINGS:
-            if os.path.isfile(place + suffix):  # False for names too long, too
-                return Path(place + suffix)
-    return None
+        places.append(f"{image.parent.parent}{os.sep}{MASK_FOLDER}{os.sep}{image.stem}")
+    names = names or FolderNames()
+    return names.first(place + suffix for place in places for suffix in SUFFIXES)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...storage.problem_list import problem_lines
+from .file_names import composed
 
 WIN, LOSE = "win", "lose"
 _ENDING = re.compile(rf"(.+)\.({WIN}|{LOSE})", re.IGNORECASE)
@@ -30,7 +31,7 @@ def find_preferences(paths: Sequence[Path]) -> PreferencePairs:
     for path in paths:
         match = _ENDING.fullmatch(path.stem)
         if match is not None:
-            of_name = sides.setdefault((path.parent, match[1]), {WIN: [], LOSE: []})
+            of_name = sides.setdefault((path.parent, composed(match[1])), {WIN: [], LOSE: []})
             of_name[match[2].lower()].append(path)
     if not any(of_name[WIN] and of_name[LOSE] for of_name in sides.values()):
         return PreferencePairs(list(paths))

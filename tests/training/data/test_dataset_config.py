@@ -711,3 +711,11 @@ def test_a_list_that_is_too_large_is_refused_by_name(tmp_path):
         file.truncate((256 << 20) + 1)
     with pytest.raises(ValueError, match=r"^pictures\.jsonl: it is larger than 256 MB"):
         read_jsonl(tmp_path / "pictures.jsonl", "image_path", lambda name, path: path)
+
+
+def test_a_listed_picture_in_another_spelling_than_the_disks(root):
+    _draw(root, "one/e\u0301.png")
+    _lines(root / "list.jsonl", {"image_path": "one/\u00e9.PNG", "caption": "accent"})
+    (source,), _ = _read(root, JSONL.replace("list.jsonl", "../list.jsonl"))
+    listing = read_folder(source.folder, source.settings)
+    assert {entry.name: entry.caption.plain for entry in listing.entries} == {"e\u0301.png": "accent"}

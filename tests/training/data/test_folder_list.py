@@ -17,6 +17,7 @@ def touch(root, *names):
 
 def test_counts_are_those_that_a_dataset_finds(tmp_path):
     touch(tmp_path, "cat/10_a/1.png", "cat/10_a/2.JPG", "cat/10_a/1.txt", "cat/3.webp", "cat/3.mask.png")
+    touch(tmp_path, "cat/@eaDir/3.png/t.jpg", "cat/__MACOSX/3.png", "cat/3-masklabel.png", "cat/Masks/3.png")
     touch(tmp_path, "cat/masks/3.png", "cat/.hidden/4.png", "loose.png", "texts/captions/1.txt", "deep/er/still/1.gif")
     (tmp_path / "nothing").mkdir()
     found = picture_folders(str(tmp_path))

@@ -947,3 +947,115 @@ def test_masks_in_transparency_are_named_and_used(tmp_path):
     assert any("shape in transparency" in note and "a.mask.png" in note for note in notes)
     made = {picture.name: picture.mask for picture in _made(tmp_path, validation=0.0).images}
     assert torch.equal(made["a.png"], torch.tensor([1.0] * 4 + [0.0] * 4)[None, :, None].expand(1, 8, 8))
+
+
+def _read(root, **settings):
+    return read_folder(root, FolderSettings(**{**SMALL, "validation": 0.0, **settings}))
+
+
+def _captions(listing):
+    return {entry.name: entry.caption.plain for entry in listing.entries}
+
+
+def test_onetrainers_masks_and_conditioning_pictures_are_none_of_the_images(tmp_path):
+    for number, ending in ((0, ".png"), (1, ".jpg")):
+        _picture(tmp_path / f"{number}{ending}", seed=number)
+        _picture(tmp_path / f"{number}-condlabel.png", seed=10 + number)
+        Image.new("L", (64, 64), 200).save(tmp_path / f"{number}-masklabel.png")
+    Image.new("L", (64, 64), 200).save(tmp_path / "0-MaskLabel-2.PNG")
+    for control_pictures in ("auto", "off"):
+        listing = _read(tmp_path, control_pictures=control_pictures)
+        masks = {entry.name: entry.mask for entry in listing.entries}
+        assert masks == {"0.png": "0-masklabel.png", "1.jpg": "1-masklabel.png"}
+        assert not any(entry.controls for entry in listing.entries)
+        assert any("0-condlabel.png, 1-condlabel.png; choose in control pictures" in note for note in listing.notes)
+        assert any("numbered masks are not read: 0-MaskLabel-2.PNG" in note for note in listing.notes)
+    listing = _read(tmp_path, control_pictures="reference latents")
+    controls = {entry.name: [control.name for control in entry.controls] for entry in listing.entries}
+    assert controls == {"0.png": ["0-condlabel.png"], "1.jpg": ["1-condlabel.png"]}
+    assert not any("condlabel" in note for note in listing.notes)
+
+
+def test_thumbnails_and_folders_of_the_system_are_left_out_and_named(tmp_path):
+    _picture(tmp_path / "1.png", seed=1)
+    _picture(tmp_path / "thumbnails" / "2.png", seed=2)  # not those of a picture beside it
+    others = ("@eaDir/1.png/SYNOPHOTO_THUMB_M.jpg", "__MACOSX/1.png", "#recycle/9.png", "Thumbs/1.jpg")
+    for number, name in enumerate((*others, ".thumbnails/1.png")):
+        _picture(tmp_path / name, seed=10 + number)
+    listing = _read(tmp_path)
+    assert set(_captions(listing)) == {"1.png", "thumbnails/2.png"}
+    (note,) = [note for note in listing.notes if "are left out" in note]
+    assert note.startswith("4 thumbnails and pictures in the system's folders") and all(name in note for name in others)
+
+
+NFC, NFD = "\u00e9t\u00e9", "e\u0301te\u0301"
+
+
+@pytest.mark.parametrize(
+    ("picture", "caption"),
+    [
+        ("2.PNG", "2.TXT"),
+        ("2.png", "2.Caption"),
+        (f"{NFD}.png", f"{NFC}.txt"),
+        (f"{NFC}.png", f"{NFD}.TXT"),
+        (f"deep/{NFC}.png", f"Captions/deep/{NFD}.txt"),
+        ("images/1.png", "CAPTIONS/1.TXT"),
+        ("Cat.png", "cat.txt"),
+    ],
+)
+def test_captions_are_found_under_another_spelling(tmp_path, picture, caption):
+    (tmp_path / caption).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / caption).write_text("a cat", encoding="utf-8")
+    _picture(tmp_path / picture)
+    assert _captions(_read(tmp_path)) == {picture: "a cat"}
+
+
+def test_everything_beside_a_picture_is_found_under_another_spelling(tmp_path):
+    _picture(tmp_path / f"{NFD}.PNG", seed=1)
+    _picture(tmp_path / "Control" / f"{NFC}.PNG", seed=2)
+    Image.new("L", (64, 64), 200).save(tmp_path / f"{NFC}.Mask.Png")
+    (tmp_path / f"{NFC}.YAML").write_text("main_prompt: a cat\nmultiply: 3\n")
+    (tmp_path / "Cond_Dropout.TXT").write_text("0.25")
+    (entry,) = _read(tmp_path, control_pictures="reference latents").entries
+    assert [control.name for control in entry.controls] == [f"Control/{NFC}.PNG"]
+    assert (entry.mask, entry.caption.plain, entry.repeats, entry.dropout) == (f"{NFC}.Mask.Png", "a cat", 3, 0.25)
+    other = tmp_path.with_name("pairs")
+    for number, name in enumerate((f"{NFC}.win.png", f"{NFD}.LOSE.png")):
+        _picture(other / name, seed=number)
+    (entry,) = _read(other).entries
+    assert (entry.name, entry.worse.name) == (f"{NFC}.win.png", f"{NFD}.LOSE.png")
+
+
+@pytest.mark.parametrize(
+    "ending", [".jpe", ".JPE", ".jif", ".jfi", ".jfif", ".mpo", ".apng", ".dib", ".tif", ".hif", ".cr2", ".j2k", ".qoi"]
+)
+def test_every_ending_of_a_picture_is_read_or_named(tmp_path, ending):
+    kinds = {".apng": "PNG", ".dib": "BMP"}
+    _picture(tmp_path / "0.png", seed=1)
+    _picture(tmp_path / f"1{ending}", format=kinds.get(ending.lower(), "JPEG"))
+    listing = _read(tmp_path)
+    named = any(f"1{ending}" in note for note in listing.notes)
+    assert (f"1{ending}" in _captions(listing)) != named
+    assert named == (ending in (".tif", ".hif", ".cr2", ".j2k", ".qoi"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "text", ["a red circle left", "\u4e00\u4e2a\u7ea2\u8272\u7684\u5706, red", "\u30c6\u30b9\u30c8\n"]
+)
+def test_utf_16_without_its_mark(tmp_path, encoding, text):
+    """Texts without any NUL byte have no such encoding: they are no UTF-8 either, and are named."""
+    _picture(tmp_path / "0.png").with_suffix(".txt").write_bytes(text.encode(encoding))
+    assert _captions(_read(tmp_path)) == {"0.png": text.strip()}
+
+
+@pytest.mark.parametrize(
+    ("content", "filters"), [(b"a\0\0\0b\0\0\0", ""), (b"a\0b", ""), (b"a\0b\0", "encoding: cp1252")]
+)
+def test_nul_characters_are_named(tmp_path, content, filters):
+    _picture(tmp_path / "1.png", seed=1)
+    _picture(tmp_path / "0.png").with_suffix(".txt").write_bytes(content)
+    listing = _read(tmp_path, filters=Filters.parse(filters))
+    assert listing.problems[0].startswith("0.png: 0.txt: it has NUL characters") and set(_captions(listing)) == {
+        "1.png"
+    }

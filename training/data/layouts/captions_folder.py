@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_file, read_caption_text
+from ..captions import WrittenCaption, read_caption_text
+from ..file_names import FolderNames
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -30,16 +31,18 @@ class CaptionsFolder(CaptionReader):
 
     def __init__(self, folder: Path, encoding: str) -> None:
         self.folder, self.encoding = folder, encoding
+        self._names = FolderNames()
 
     def read(self, image: Path) -> WrittenCaption | None:
-        path = first_file(text_files(image, self.folder))
+        path = self._names.first(text_files(image, self.folder))
         if path is None:
             return None
         return read_caption_text(path, self.encoding)
 
 
 def _recognise(folder: Path) -> bool:
-    return any(first_file(text_files(image, folder)) for image in images.find_images(folder))
+    names = FolderNames()
+    return any(names.first(text_files(image, folder)) for image in images.find_images(folder))
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ....storage.file_list import files_below
 from .. import images
-from ..captions import WrittenCaption, first_beside, first_file, read_lines, read_text
+from ..captions import WrittenCaption, read_lines, read_text
+from ..file_names import FolderNames
 from ..filters import Filters
 from ..tags import split_template
 from ..yaml_values import (
@@ -80,6 +81,7 @@ class SettingsFiles:
     def __init__(self, folder: Path, encoding: str = "utf-8", wildcards: bool = False) -> None:
         self.folder, self.encoding, self.wildcards = folder, encoding, wildcards
         self.problems: list[str] = []
+        self._names = FolderNames()
         self._folders: dict[Path, tuple[ImageSettings, ImageSettings]] = {}
 
     def apply(self, image: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
@@ -108,7 +110,7 @@ class SettingsFiles:
         return replace(merged, score=caption.score)
 
     def _of_image(self, image: Path) -> ImageSettings:
-        path = first_beside(image, _SUFFIXES)
+        path = self._names.beside(image, _SUFFIXES)
         if path is None:
             return ImageSettings()
         return _read_yaml(path, self.encoding)
@@ -129,8 +131,10 @@ class SettingsFiles:
         return self._folders[folder]
 
     def _folder_yaml(self, path: Path) -> ImageSettings:
-        if not path.is_file():
+        found = self._names.first([path])
+        if found is None:
             return ImageSettings()
+        path = found
         try:
             return replace(_read_yaml(path, self.encoding), has_caption=False)
         except ValueError as error:
@@ -141,8 +145,10 @@ class SettingsFiles:
             return ImageSettings()
 
     def _folder_text(self, path: Path, key: str) -> ImageSettings:
-        if not path.is_file():
+        found = self._names.first([path])
+        if found is None:
             return ImageSettings()
+        path = found
         try:
             return ImageSettings(**{key: _TEXT_FILES[key](" ".join(read_lines(path, self.encoding)))})
         except ValueError as error:
@@ -327,10 +333,11 @@ class YamlCaptions(kohya_txt.TextFiles):
 
 
 def _recognise(folder: Path) -> bool:
+    names = FolderNames()
     for path, _ in files_below(folder):
-        if path.suffix not in _SUFFIXES:
+        if path.suffix.lower() not in _SUFFIXES:
             continue
-        if path.stem in ("local", "global") or first_file([path.with_suffix(suffix) for suffix in images.ENDINGS]):
+        if path.stem.lower() in ("local", "global") or names.beside(path, images.SUFFIXES):
             return True
     return False
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from ....storage.bounded_read import MB, read_json
 from .. import images
-from ..captions import WrittenCaption, first_file, most_lines, split_lines
+from ..captions import WrittenCaption, most_lines, split_lines
+from ..file_names import FolderNames, composed
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -31,6 +32,7 @@ class MetadataCaptions(CaptionReader):
         problems: tuple[str, ...] = (),
     ) -> None:
         self.folder, self.most_lines, self.problems = folder, most_lines, problems
+        self._names = FolderNames()
         self._records: dict[str, dict[str, Any]] = {}
         self._by_name: dict[str, list[dict[str, Any]]] = {}
         for records in contents:
@@ -46,7 +48,7 @@ class MetadataCaptions(CaptionReader):
 
     def _add(self, records: dict[str, dict[str, Any]]) -> None:
         for key, record in records.items():
-            place = key.replace("\\", "/")
+            place = composed(key.replace("\\", "/"))
             self._records[place] = record
             if not self._is_path_of_a_picture(place):
                 self._by_name.setdefault(place.rpartition("/")[2], []).append(record)
@@ -55,8 +57,8 @@ class MetadataCaptions(CaptionReader):
         """Whether a name is the path of a picture that is there, and so of no other one."""
         path = self.folder / place
         if images.is_image(path.name):
-            return first_file([path]) is not None
-        return first_file([Path(f"{path}{ending}") for ending in images.ENDINGS]) is not None
+            return self._names.first([path]) is not None
+        return self._names.first(f"{path}{suffix}" for suffix in images.SUFFIXES) is not None
 
     def describes(self, image: Path) -> bool:
         """Whether a metadata file names an image."""
@@ -91,10 +93,10 @@ class MetadataCaptions(CaptionReader):
         """The record of an image's path; else those of its file name alone."""
         relative = image.relative_to(self.folder)
         for path in (relative, image):
-            for place in (path.as_posix(), path.with_suffix("").as_posix()):
+            for place in map(composed, (path.as_posix(), path.with_suffix("").as_posix())):
                 if place in self._records:
                     return [self._records[place]]
-        return self._by_name.get(image.name) or self._by_name.get(image.stem, [])
+        return self._by_name.get(composed(image.name)) or self._by_name.get(composed(image.stem), [])
 
 
 def _lines(caption: str, tags: str) -> tuple[str, ...]:

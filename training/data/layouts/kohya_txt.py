@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from .. import images
-from ..captions import WrittenCaption, first_beside, first_file, most_lines, read_caption_text
+from ..captions import WrittenCaption, most_lines, read_caption_text
+from ..file_names import FolderNames
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -22,16 +23,18 @@ class TextFiles(CaptionReader):
 
     def __init__(self, encoding: str, most_lines: int | None = None, suffixes: tuple[str, ...] = SUFFIXES) -> None:
         self.encoding, self.most_lines, self.suffixes = encoding, most_lines, suffixes
+        self._names = FolderNames()
 
     def read(self, image: Path) -> WrittenCaption | None:
-        path = first_beside(image, self.suffixes)
+        path = self._names.beside(image, self.suffixes)
         if path is None:
             return None
         return read_caption_text(path, self.encoding, self.most_lines)
 
 
 def _recognise(folder: Path) -> bool:
-    return any(first_file(text_files(image)) for image in images.find_images(folder))
+    names = FolderNames()
+    return any(names.beside(image, SUFFIXES) for image in images.find_images(folder))
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:

@@ -8,7 +8,8 @@ from typing import Any
 from ....storage.bounded_read import MB, read_json
 from ....storage.file_list import files_below
 from .. import images
-from ..captions import WrittenCaption, first_file
+from ..captions import WrittenCaption
+from ..file_names import FolderNames, is_of_system
 from ..filters import Filters
 from ..tags import split_template
 from ..yaml_values import shorten
@@ -25,6 +26,7 @@ class JsonIndex(CaptionReader):
 
     def __init__(self, folder: Path, every_nth: int, chosen: bool) -> None:
         self.folder = folder
+        self._names = FolderNames()
         self._captions: dict[Path, WrittenCaption] = {}
         self._better: set[Path] = set()  # pictures of preference pairs that have a file of the pair's name
         problems: list[str] = []
@@ -42,7 +44,7 @@ class JsonIndex(CaptionReader):
     def _read_file(self, file: Path, chosen: bool) -> None:
         record = _load_record(file)
         if record is not None:
-            image = _described_image(file, self.folder, record)
+            image = _described_image(file, self.folder, record, self._names)
             if image is None:
                 image = self._described_pair(file)
             if image in self._captions:
@@ -58,7 +60,7 @@ class JsonIndex(CaptionReader):
         """The picture's name that stands for a preference pair of the file's name."""
         from ..preference_files import LOSE, WIN, caption_paths
 
-        better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json")) for side in (WIN, LOSE))
+        better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json"), self._names) for side in (WIN, LOSE))
         if better is None or worse is None:
             raise ValueError("has no path, and no picture of its name lies beside it")
         self._better.add(better)
@@ -66,7 +68,7 @@ class JsonIndex(CaptionReader):
 
 
 def _is_json(name: str) -> bool:
-    return name.endswith(".json") and name != ".json"
+    return name.lower().endswith(".json") and not name.startswith(".")
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -74,7 +76,7 @@ def _json_files(folder: Path) -> list[Path]:
     by_name: dict[str, Path] = {}
     for path, _ in files_below(folder, _is_json):
         relative = path.relative_to(folder)
-        if not any(part.startswith(".") for part in relative.parts):
+        if not any(map(is_of_system, relative.parts)):
             by_name[relative.as_posix()] = path
     return [path for _, path in sorted(by_name.items())]
 
@@ -87,21 +89,21 @@ def _load_record(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _beside(file: Path) -> Path | None:
+def _beside(file: Path, names: FolderNames) -> Path | None:
     """The picture of a JSON file's name."""
-    return first_file([file.with_suffix(suffix) for suffix in images.ENDINGS])
+    return names.beside(file, images.SUFFIXES)
 
 
-def _described_image(file: Path, folder: Path, record: dict[str, Any]) -> Path | None:
+def _described_image(file: Path, folder: Path, record: dict[str, Any], names: FolderNames) -> Path | None:
     """The image that a JSON file describes: at `path`, relative to the folder, or of the same name beside the file.
     None without either.
     """
     if "path" not in record:
-        return _beside(file)
+        return _beside(file, names)
     relative = PurePosixPath(str(record["path"]).replace("\\", "/"))
     if relative.is_absolute() or ".." in relative.parts or ":" in str(relative):
         raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")
-    image = first_file([folder.joinpath(*relative.parts)])
+    image = names.first([folder.joinpath(*relative.parts)])
     if image is None:
         raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
     return image

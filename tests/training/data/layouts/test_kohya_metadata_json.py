@@ -103,3 +103,11 @@ def test_other_json_files_beside_images_may_be_anything(tmp_path):
     (tmp_path / "b.json").write_text("{", encoding="utf-8")
     (tmp_path / "meta.json").write_text(json.dumps({"1": {"caption": "a cat"}}), encoding="utf-8")
     assert LAYOUT.recognise(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["deep/\u00e9", "\u00e9.png", "e\u0301"])
+@pytest.mark.parametrize("name", ["\u00e9.png", "e\u0301.png"])
+def test_an_accent_is_one_character_or_two(tmp_path, key, name):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / name).write_bytes(b"")
+    assert reader(tmp_path, {key: {"caption": "a cat"}}).read(tmp_path / "deep" / name).lines == ("a cat",)

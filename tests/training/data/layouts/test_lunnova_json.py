@@ -192,3 +192,10 @@ def test_other_json_files_do_not_disturb_auto(tmp_path):
     (tmp_path / "config.json").write_text('{"resolution": 512}', encoding="utf-8")
     listing = _read(tmp_path, captions="auto")
     assert _captions(listing) == {"a.png": "words"} and not listing.problems
+
+
+def test_a_path_in_another_spelling_than_the_disks(tmp_path):
+    """A JSON from Windows (NFC, capitals do not count) beside pictures from a Mac's archive (NFD)."""
+    _picture(tmp_path, "images/e\u0301.PNG")
+    _record(tmp_path, "1.JSON", "images/\u00e9.png", tags=["accent"])
+    assert _captions(_read(tmp_path)) == {"images/e\u0301.PNG": "accent"}
