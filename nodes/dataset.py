@@ -415,7 +415,7 @@ class GraftDataset(io.ComfyNode):
         """Changes when a file in the folders changes. A folder name that comes through a link is known only to
         `execute`.
         """
-        digest = sha256(str(folder).encode())
+        digest = sha256(str(folder).encode("utf-8", "surrogatepass"))
         try:
             roots = _folders_of(folder or "", digest)
             if validation_folder:

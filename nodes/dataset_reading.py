@@ -16,6 +16,7 @@ from ..training.data import combine, encoding, folder_report, images, pictures
 from ..training.data.cache import Cache
 from ..training.data.control_encoding import ControlEncoder
 from ..training.data.control_methods import find_method, with_size
+from ..training.data.file_names import printable
 from ..training.data.folder_reader import read_folder
 
 
@@ -75,7 +76,7 @@ class Reading:
             lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
         if self.cache is not None:
             lines += self.cache.report()
-        report = "\n".join(lines)
+        report = printable("\n".join(lines))
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 

@@ -3,6 +3,7 @@ CLIP, damage said.
 """
 
 import os
+import sys
 import tracemalloc
 from types import SimpleNamespace
 
@@ -314,6 +315,20 @@ def test_a_dataset_that_changes_while_training_is_said_or_stops(host, tagged, mo
     host.fresh()
     found, report = _trained(host, _train(host, tagged, [4], "stopping", filters="changed: stop"), True)
     assert found == expected and "went on from the snapshot at step 2" in report and "2 trained now" in report
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="these systems have no such names")
+def test_a_name_that_is_not_utf_8_is_trained_and_in_the_schedule(host, tagged):
+    _forget(host, "bytes")
+    folder, name = os.fsencode(os.path.join(host.input, tagged)), b"\x83e\x83X.png"
+    os.rename(folder + b"/1.png", folder + b"/" + name)
+    try:
+        _, report = _trained(host, _train(host, tagged, [4], "bytes", filters="write_schedule: true"), True)
+        with open(os.path.join(host.output, "graft", "bytes", "schedule-00000001-00000004.txt"), "rb") as file:
+            assert "\\udc83e\\udc83X.png" in file.read().decode("utf-8")
+        report.encode()
+    finally:
+        os.rename(folder + b"/" + name, folder + b"/1.png")
 
 
 def test_the_schedule_is_written(host, tagged):

@@ -17,6 +17,7 @@ from ...storage.digest import sha256_of_file, sha256_of_spaced_json
 from ...storage.file_list import names_below
 from . import clip_files, images, wildcards
 from .cache import Cache, key_of
+from .file_names import printable
 from .layouts import registry
 from .packs import tensor_of, text_of
 
@@ -182,7 +183,7 @@ class FileWatcher:
         """The changes among the next files. Raises DatasetChangedError when a change must stop training."""
         changes = [change for change in self._changes() if change.key not in self._reported]
         self._reported.update(change.key for change in changes)
-        lines = [f"{change.name} {change.what}" for change in changes]
+        lines = [printable(f"{change.name} {change.what}") for change in changes]
         if any(change.stop for change in changes):
             raise DatasetChangedError(
                 f"The dataset changed while training: {'; '.join(lines)}. The state is kept. Put the files back and run"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -214,7 +215,7 @@ def _video_frames(path: Path) -> Generator[_Frame, None, None]:
                 if frame.time is not None:
                     times = [*times[:1], frame.time]
                 count += 1
-                yield _as_frame(frame, count - 1)
+                yield _as_frame(frame, count - 1, _pixel_shape(stream))
         if seconds and len(times) > 1:
             shown = (times[-1] - times[0]) * count / (count - 1)
             if shown < _LEAST_SHARE * seconds:
@@ -222,24 +223,33 @@ def _video_frames(path: Path) -> Generator[_Frame, None, None]:
                 raise ValueError(f"it ends early: {can_be_read}; convert it again")
 
 
-def _as_frame(frame: Any, number: int) -> _Frame:
-    """A frame as PyAV gives it, turned as the file says."""
+def _pixel_shape(stream: Any) -> Fraction:
+    """How wide the pixels of a video are, as parts of their height: 1 for squares, 64/45 on a PAL DVD for 16:9."""
+    shape = stream.sample_aspect_ratio
+    return Fraction(shape) if shape else Fraction(1)
+
+
+def _as_frame(frame: Any, number: int, pixel_shape: Fraction) -> _Frame:
+    """A frame as PyAV gives it, turned and as wide as the file says."""
+    width, height = round(frame.width * pixel_shape), frame.height
     _check_pixels(frame.width, frame.height)
+    _check_pixels(width, height)
     turns = round(frame.rotation / 90) % 4
-    size = (frame.width, frame.height)
+    size = (width, height)
     if turns % 2:
-        size = (frame.height, frame.width)
+        size = (height, width)
     if frame.pts is None or frame.time_base is None:
-        return _Frame(number, 0, size, lambda: _turned(frame, turns))
+        return _Frame(number, 0, size, lambda: _turned(frame, turns, size))
     tick = frame.pts * frame.time_base.numerator
-    return _Frame(tick, frame.time_base.denominator, size, lambda: _turned(frame, turns))
+    return _Frame(tick, frame.time_base.denominator, size, lambda: _turned(frame, turns, size))
 
 
-def _turned(frame: Any, turns: int) -> Image.Image:
+def _turned(frame: Any, turns: int, size: tuple[int, int]) -> Image.Image:
     import numpy as np
     from PIL import Image
 
-    return Image.fromarray(np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns)))
+    picture = Image.fromarray(np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), turns)))
+    return picture if picture.size == size else picture.resize(size, Image.Resampling.LANCZOS)
 
 
 def _check_pixels(width: int, height: int) -> None:

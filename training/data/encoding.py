@@ -22,6 +22,7 @@ from .clips import ClipReader
 from .conditionings import Conditionings
 from .control_encoding import ControlEncoder
 from .dataset import Conditioning, Dataset, DatasetImage, ImageCrop, WorsePicture, prompt_key
+from .file_names import printable
 from .kohya_metadata import folder_metadata
 from .listing import FolderListing, ImageEntry
 from .reading_ahead import check_may_encode
@@ -77,7 +78,7 @@ def encode(
         watched=watched,
         kohya_metadata=folder_metadata(listing, settings.get("clip_skip", 0)),
         resolution=listing.settings.resolution,
-        folder=listing.folder.name,
+        folder=printable(listing.folder.name),
         encoders=encoders,
         **settings,
     )
@@ -219,7 +220,7 @@ class ImageEncoder:
         if entry.caption.varies:
             template = entry.caption
         return DatasetImage(
-            entry.part_name,
+            printable(entry.part_name),
             entry.caption.plain,
             first.latent,
             first.flipped_latent,

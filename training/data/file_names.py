@@ -48,6 +48,16 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def printable(text: str) -> str:
+    """A text with the bytes of file names that are no UTF-8 as \\udc83 and so on: such names can't be written."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_text(name: str) -> bool:
+    """Whether it can be written as UTF-8: a file's name may be any bytes, and JSON may have half a character."""
+    return printable(name) == name
+
+
 class FolderNames:
     """Finds files whose names may be spelled otherwise. A folder is listed once, so one of these is for one reading."""
 

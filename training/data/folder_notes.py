@@ -60,7 +60,8 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
     if counts.conditions:
         lines.append(
             f"{len(counts.conditions)} conditioning pictures of OneTrainer (-condlabel) are left out:"
-            f" {first_names(counts.conditions)}; choose in control pictures how the model takes them, to train with them"
+            f" {first_names(counts.conditions)}; to train with them, choose in control pictures how the model takes"
+            " them"
         )
     lines += _clips(folder, settings, counts, entries)
     lines += _not_read(folder)
@@ -170,8 +171,8 @@ def _not_read(folder: Path) -> list[str]:
     numbered = images.numbered_masks(folder)
     if numbered:
         lines.append(
-            f"{len(numbered)} numbered masks are not read: {first_names(numbered)}; a picture has one mask, so draw them"
-            " together as name-masklabel.png"
+            f"{len(numbered)} numbered masks are not read: {first_names(numbered)}; a picture has one mask, so draw"
+            " them together as name-masklabel.png"
         )
     if links:
         lines.append(

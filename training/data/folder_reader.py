@@ -21,7 +21,7 @@ from .captions import WrittenCaption, most_lines
 from .changed_files import content_hash, recall_hashes
 from .clips import ClipInfo, NoClipsError
 from .control_files import MOST_CONTROLS, Pairs, find_pairs, pairs_in_folders
-from .file_names import FolderNames
+from .file_names import FolderNames, is_text, printable
 from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
@@ -367,6 +367,7 @@ class _FolderReader:
         caption = self._caption(image_caption)
         if self.filters.wildcards:
             self._word_lists.check(" ".join(caption.texts))
+        _refuse_broken_characters(caption)
         _ = caption.plain  # a caption that cannot be expanded fails here, as this image's problem
         folder_repeats = 1
         if self.settings.subset is None:
@@ -546,6 +547,11 @@ class _FolderReader:
         if self.settings.subset is not None:
             words = self.settings.subset.class_tokens
         if not words:
+            return None
+        if not is_text(words):
+            self.counts.add_notes(
+                [f"'{printable(words)}' of a folder's name is no caption, as it is not UTF-8: rename the folder"]
+            )
             return None
         self.counts.class_words.add(path.relative_to(self.folder).as_posix())
         words_caption = replace(caption or WrittenCaption(), lines=(words,), found=True)
@@ -745,6 +751,16 @@ class _HeaderReader(_FolderReader):
 
     def _clip_info(self, path: Path, sha256: str) -> ClipInfo:
         return clips.look(path)
+
+
+def _refuse_broken_characters(caption: Caption) -> None:
+    """Raise ValueError for a caption that no tokenizer reads."""
+    broken = next((text for text in caption.texts if not is_text(text)), None)
+    if broken is not None:
+        raise ValueError(
+            f"its caption '{printable(broken)}' has broken characters, as from the name of a file or folder that is"
+            " not UTF-8: rename that, or write the caption into a file"
+        )
 
 
 def _or_default(value: float | None, default: float) -> float:

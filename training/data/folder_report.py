@@ -15,6 +15,7 @@ from .buckets import name_of
 from .combine import repeated_names, unmeasured
 from .control_methods import ControlMethod
 from .dataset import Dataset
+from .file_names import printable
 from .folder_reader import FolderGlance
 from .folder_settings import FolderSource
 from .listing import FolderListing, ImageEntry, first_names, unique_images
@@ -331,7 +332,7 @@ def editor_data(listing: FolderListing, lines: str) -> dict[str, Any]:
         "buckets": bucket_counts(listing),
         "pictures": rows,
         "problems": [_problem_row(problem) for problem in listing.problems],
-        "notes": list(listing.notes),
+        "notes": list(map(printable, listing.notes)),
         "report": lines,
     }
 
@@ -368,7 +369,7 @@ def glance_data(glance: FolderGlance) -> dict[str, Any]:
         "found": glance.found,
         "seen": glance.seen,
         "refusal": glance.refusal,
-        "notes": remarks,
+        "notes": list(map(printable, remarks)),
         "encoding": listing.settings.filters.encoding,
     }
 
@@ -386,7 +387,7 @@ def _added_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _image_row(entry: ImageEntry, held_out: bool) -> dict[str, Any]:
     return {
-        "name": entry.name,
+        "name": printable(entry.name),
         "width": entry.size[0],
         "height": entry.size[1],
         "bucket": list(entry.bucket),
@@ -405,4 +406,4 @@ def _image_row(entry: ImageEntry, held_out: bool) -> dict[str, Any]:
 
 def _problem_row(problem: str) -> dict[str, str]:
     """A problem "file: what is wrong" in its two parts."""
-    return dict(zip(("name", "message"), problem.split(": ", 1), strict=False))
+    return dict(zip(("name", "message"), printable(problem).split(": ", 1), strict=False))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...storage import file_kinds
 from ...storage.file_list import files_below
 from .buckets import Framing
 from .file_names import FolderNames, is_of_system, without_thumbnails
@@ -142,8 +143,15 @@ def pillow_errors(path: Path) -> Iterator[None]:
         yield
     except UnidentifiedImageError as error:
         message = "not a picture that can be read"
-        if path.suffix.lower() == ".avif" and ".avif" not in Image.registered_extensions():
-            message = "this Pillow cannot read AVIF; install a newer one"
+        kind = file_kinds.kind_of(path)
+        if kind in file_kinds.READ:
+            message += f": it is a damaged {kind}"
+        elif kind:
+            message += f": it is {kind}, whatever its name says"
+        if kind in file_kinds.PICTURES:
+            message += "; save it as PNG"
+        if kind == "AVIF" and ".avif" not in Image.registered_extensions():
+            message = "it is AVIF, and this Pillow cannot read AVIF; install a newer one"
         raise ValueError(message) from error
     except picture_errors() as error:
         raise ValueError(str(error) or type(error).__name__) from error

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.digest import sha256_of_spaced_json
 from .dataset import Conditioning, Dataset, DatasetImage
 from .encoding import ImageEncoder, watched_files
+from .file_names import printable
 from .listing import FolderListing, ImageEntry
 
 
@@ -42,7 +43,7 @@ def read(listing: FolderListing) -> Dataset:
         workers=listing.settings.filters.workers or int(encoder.leaves_on_disk),
         watched=watched_files(listing),
         resolution=listing.settings.resolution,
-        folder=listing.folder.name,
+        folder=printable(listing.folder.name),
     )
 
 

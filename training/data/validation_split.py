@@ -37,7 +37,7 @@ def held_out(contents: Iterable[tuple[str, str]], share: float) -> set[str]:
 
     def order(content: tuple[str, str]) -> tuple[str, str]:
         name, content_hash = content
-        return sha256(content_hash.encode()).hexdigest(), name
+        return sha256(content_hash.encode("utf-8", "surrogatepass")).hexdigest(), name
 
     groups: dict[str, list[str]] = {}
     for name, content_hash in sorted(contents, key=order):

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...storage.atomic import make_folders, write_whole
 from ..data.changed_files import FileWatcher
 from ..data.dataset import Dataset
+from ..data.file_names import printable
 from ..state import TrainState
 from .batch_loader import BatchSchedule
 from .loop import Callbacks
@@ -30,7 +31,7 @@ def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) 
     elif dataset.write_schedule and folder is not None:
         path = folder / f"schedule-{state.step + 1:08d}-{state.step + steps:08d}.txt"
         make_folders(folder)
-        write_whole(str(path), (f"{line}\n".encode() for line in schedule.lines(state.step, steps)))
+        write_whole(str(path), (f"{printable(line)}\n".encode() for line in schedule.lines(state.step, steps)))
         notes.append(f"schedule of these steps: {path}")
     return notes
 

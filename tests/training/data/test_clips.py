@@ -2,12 +2,13 @@
 
 import struct
 import sys
+from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
 from graft_nodes.training.data import clips
-from graft_nodes.training.data.buckets import frame
+from graft_nodes.training.data.buckets import Framing, frame
 from PIL import Image
 
 from .making_clips import random_frames, write_clip, write_frames, write_gif
@@ -250,3 +251,20 @@ def test_without_pyav_the_file_and_the_remedy_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(clips.NoClipsError, match=r"a.mkv is a clip.*pip install av"):
         clips.scan(tmp_path / "a.mkv")
+
+
+@pytest.mark.parametrize("ending", [".mkv", ".mp4", ".mov"])
+@pytest.mark.parametrize(("shape", "size"), [((64, 45), (68, 32)), ((8, 9), (43, 32)), ((1, 1), (48, 32))])
+def test_pixels_that_are_no_squares_are_shown_in_their_shape(tmp_path, ending, shape, size):
+    """As ITU-R BT.601 video has them, a DVD for example: 720 pixels across are 1024 or 640 squares."""
+    path = tmp_path / f"a{ending}"
+    codec, pixels = ("png", "rgb24") if ending == ".mov" else ("libx264", "yuv420p")
+    frames = write_clip(path, 3, shape=Fraction(*shape), codec=codec, pixels=pixels)
+    info = clips.scan(path)
+    assert info.size == size == clips.look(path).size == clips.first_frame(path).size
+    whole = Framing(size, size, 0, 0, size)
+    found = clips.ClipReader(path, whole).read([2])[0]
+    assert found.shape == (size[1], size[0], 3)
+    if ending == ".mov":
+        expected = np.asarray(Image.fromarray(frames[2]).resize(size, Image.Resampling.LANCZOS))
+        assert (found == expected).all()

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from itertools import permutations
 
 import numpy as np
@@ -968,8 +969,9 @@ def test_onetrainers_masks_and_conditioning_pictures_are_none_of_the_images(tmp_
         masks = {entry.name: entry.mask for entry in listing.entries}
         assert masks == {"0.png": "0-masklabel.png", "1.jpg": "1-masklabel.png"}
         assert not any(entry.controls for entry in listing.entries)
-        assert any("0-condlabel.png, 1-condlabel.png; choose in control pictures" in note for note in listing.notes)
-        assert any("numbered masks are not read: 0-MaskLabel-2.PNG" in note for note in listing.notes)
+        notes = "\n".join(listing.notes)
+        assert "0-condlabel.png, 1-condlabel.png; to train with them, choose in control pictures" in notes
+        assert "numbered masks are not read: 0-MaskLabel-2.PNG" in notes
     listing = _read(tmp_path, control_pictures="reference latents")
     controls = {entry.name: [control.name for control in entry.controls] for entry in listing.entries}
     assert controls == {"0.png": ["0-condlabel.png"], "1.jpg": ["1-condlabel.png"]}
@@ -1059,3 +1061,38 @@ def test_nul_characters_are_named(tmp_path, content, filters):
     assert listing.problems[0].startswith("0.png: 0.txt: it has NUL characters") and set(_captions(listing)) == {
         "1.png"
     }
+
+
+def _bytes_name(folder, content, name, **save):
+    """A picture, or a folder with one, under a name that is not UTF-8."""
+    path = _picture(folder / "renamed.png", **save) if content is None else folder / content
+    os.rename(path, os.path.join(os.fsencode(folder), name))
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="these systems have no such names")
+def test_names_that_are_not_utf_8(tmp_path):
+    sjis = "\u30c6\u30b9\u30c8".encode("shift_jis")
+    _picture(tmp_path / "0.png", seed=1)
+    _bytes_name(tmp_path, None, sjis + b".png", seed=2)
+    _picture(tmp_path / "10_x" / "3.png", seed=3)
+    _bytes_name(tmp_path, "10_x", b"10_" + sjis)
+    for listing in (_read(tmp_path), glance_at_folder(tmp_path, FolderSettings(**SMALL), 10, 60.0).listing):
+        assert len(listing.entries) == 3 and not any(entry.caption.plain for entry in listing.entries)
+        assert any("of a folder's name is no caption, as it is not UTF-8" in note for note in listing.notes)
+        data = editor_data(listing, "")
+        json.dumps(data, ensure_ascii=False).encode()
+        assert {row["name"] for row in data["pictures"]} == {
+            *("0.png", "\\udc83e\\udc83X\\udc83g.png", "10_\\udc83e\\udc83X\\udc83g/3.png")
+        }
+    for image in _made(tmp_path).images:
+        image.name.encode()
+    listing = _read(tmp_path, captions="yaml")  # takes the names of files for captions
+    assert [problem.partition(": ")[2][:20] for problem in listing.problems] == ["its caption '\\udc83e"]
+
+
+def test_a_caption_with_half_a_character_is_named(tmp_path):
+    _picture(tmp_path / "0.png", seed=1)
+    _picture(tmp_path / "1.png", seed=2)
+    (tmp_path / "1.json").write_text('{"tags": ["a \\ud83d b"]}')
+    listing = _read(tmp_path)
+    assert listing.problems[0].startswith("1.png: its caption 'a \\ud83d b' has broken characters")

@@ -327,3 +327,31 @@ def test_a_mask_whose_shape_is_in_its_color_is_read_by_it(tmp_path):
         Image.fromarray(np.dstack([_SHAPE, _SHAPE, _SHAPE, alpha.astype(np.uint8)])).save(tmp_path / f"{name}.png")
         mask, is_alpha = images.open_mask(tmp_path / f"{name}.png")
         assert not is_alpha and (np.asarray(mask) == _SHAPE).all(), name
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "it is HEIC, whatever its name says; save it as PNG"),
+        (b"8BPS\0\1" + bytes(30), "it is PSD, whatever its name says; save it as PNG"),
+        (b"<svg/>", "it is SVG, whatever its name says; save it as PNG"),
+        (b"<!doctype html>", "it is a web page, whatever its name says"),
+        (b"\x89PNG\r\n\x1a\n", "it is a damaged PNG"),
+        (b"", "it is empty"),
+    ],
+)
+def test_what_is_no_picture_is_named_for_what_it_is(tmp_path, content, said):
+    (tmp_path / "a.jpg").write_bytes(content)
+    for read in (images.open_image, images.open_header, images.open_mask, lambda path: images.thumbnail(path, 8)):
+        with pytest.raises(ValueError) as caught:
+            read(tmp_path / "a.jpg")
+        assert said in str(caught.value)
+
+
+def test_avif_under_another_name_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf")
+    Image.init()
+    monkeypatch.delitem(Image.OPEN, "AVIF", raising=False)
+    monkeypatch.setattr(Image, "registered_extensions", dict)
+    with pytest.raises(ValueError, match="it is AVIF, and this Pillow cannot read AVIF"):
+        images.open_image(tmp_path / "a.jpg")
