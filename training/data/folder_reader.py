@@ -330,11 +330,21 @@ class _FolderReader:
             selected = [path for path in paths if path in listed]
             self.counts.left_out[unlisted_reason] += len(paths) - len(selected)
             return selected
-        if listed:
-            return paths
-        selected = paths[:: self.filters.consider_every_nth]
+        selected = self._every_nth(paths)
         self.counts.left_out["by consider_every_nth"] += len(paths) - len(selected)
         return selected
+
+    def _every_nth(self, paths: Sequence[Path]) -> list[Path]:
+        """Every nth image; of those that index files list, the images of every nth file."""
+        listed: set[Path] = set()
+        passed_over: set[Path] = set()
+        for _, reader in self._readers:
+            if reader.passed_over is not None:
+                listed |= reader.listed_images or set()
+                passed_over |= reader.passed_over
+        others = [path for path in paths if path not in listed]
+        kept = (listed - passed_over).union(others[:: self.filters.consider_every_nth])
+        return [path for path in paths if path in kept]
 
     def all_problems(self) -> list[str]:
         """Errors of files that were left out, as "file: what is wrong"."""

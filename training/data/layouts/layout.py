@@ -68,11 +68,13 @@ class CaptionReader:
     """Reads the captions of one layout below a folder. A layout's own reader overrides what it does differently.
 
     `problems` go to the report, as "file: what is wrong". `listed_images` are the images that the layout's index files
-    list, None for a layout without index files.
+    list, None for a layout without index files. `passed_over` are those of them that `consider_every_nth` leaves out,
+    None for a layout that leaves this to the order of the images.
     """
 
     problems: tuple[str, ...] = ()
     listed_images: frozenset[Path] | None = None
+    passed_over: frozenset[Path] | None = None
 
     def read(self, image: Path) -> WrittenCaption | None:
         """The caption of an image, None if this layout has none for it. Raises ValueError if it cannot be used."""

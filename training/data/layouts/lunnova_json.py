@@ -21,7 +21,8 @@ _MOST_BYTES = 64 * MB  # of a JSON file
 class JsonIndex(CaptionReader):
     """Reads every nth JSON file below the folder (`consider_every_nth`), in the order of their paths.
 
-    With `chosen`, JSON files that describe no image are problems; otherwise they may be anything.
+    With `chosen`, JSON files that describe no image are problems; otherwise they may be anything, and all are read, so
+    that the images of the files between are known as those that are passed over.
     """
 
     def __init__(self, folder: Path, every_nth: int, chosen: bool) -> None:
@@ -30,41 +31,53 @@ class JsonIndex(CaptionReader):
         self._captions: dict[Path, WrittenCaption] = {}
         self._better: set[Path] = set()  # pictures of preference pairs that have a file of the pair's name
         problems: list[str] = []
-        for file in _json_files(folder)[::every_nth]:
+        passed_over: set[Path] = set()
+        for number, file in enumerate(_json_files(folder)):
+            is_passed_over = number % every_nth != 0
+            if chosen and is_passed_over:
+                continue
             try:
-                self._read_file(file, chosen)
+                described = self._read_file(file, chosen)
+                if is_passed_over:
+                    passed_over |= described
             except ValueError as error:
                 problems.append(f"{file.relative_to(folder).as_posix()}: {error}")
         self.problems = tuple(problems)
         self.listed_images = frozenset(self._captions) | self._better
+        self.passed_over = frozenset(passed_over)
 
     def read(self, image: Path) -> WrittenCaption | None:
         return self._captions.get(image)
 
-    def _read_file(self, file: Path, chosen: bool) -> None:
+    def _read_file(self, file: Path, chosen: bool) -> set[Path]:
+        """The images that a file describes: one, none, or a pair's better one with the name of both."""
         record = _load_record(file)
         if record is not None:
             image = _described_image(file, self.folder, record, self._names)
+            described = {image}
             if image is None:
-                image = self._described_pair(file)
+                image, better = self._described_pair(file)
+                described = {image, better}
             if image in self._captions:
                 raise ValueError(
                     f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
                     " used"
                 )
             self._captions[image] = _caption_of(record)
-        elif chosen:
+            return described
+        if chosen:
             raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
+        return set()
 
-    def _described_pair(self, file: Path) -> Path:
-        """The picture's name that stands for a preference pair of the file's name."""
+    def _described_pair(self, file: Path) -> tuple[Path, Path]:
+        """(the name that stands for a preference pair of the file's name, its better picture)."""
         from ..preference_files import LOSE, WIN, caption_paths
 
         better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json"), self._names) for side in (WIN, LOSE))
         if better is None or worse is None:
             raise ValueError("has no path, and no picture of its name lies beside it")
         self._better.add(better)
-        return caption_paths(better)[-1]
+        return caption_paths(better)[-1], better
 
 
 def _is_json(name: str) -> bool:

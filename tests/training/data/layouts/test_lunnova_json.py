@@ -130,6 +130,37 @@ def test_every_nth_file_in_the_order_of_their_names(tmp_path):
     assert [entry.name[7] for entry in _read(tmp_path, "consider_every_nth: 3").train] == ["0", "3", "6"]
 
 
+@pytest.mark.parametrize("nth", [2, 3])
+def test_auto_leaves_out_images_and_no_captions(tmp_path, nth):
+    _many(tmp_path, [1] * 8)
+    found = {
+        captions: _captions(_read(tmp_path, f"consider_every_nth: {nth}", captions)) for captions in ("json", "auto")
+    }
+    assert found["auto"] == found["json"] and len(found["auto"]) == -(-8 // nth) and all(found["auto"].values())
+    listing = _read(tmp_path, f"consider_every_nth: {nth}", "auto")
+    assert f"{8 - len(found['auto'])} left out by consider_every_nth" in listing.notes
+
+
+def test_auto_takes_every_nth_of_the_images_without_json_too(tmp_path):
+    _many(tmp_path, [1] * 4)
+    for number in range(4):
+        _picture(tmp_path, f"others/{number}.png", 20 + number)
+        (tmp_path / "others" / f"{number}.txt").write_text("text", encoding="utf-8")
+    (tmp_path / "other.json").write_text("[1, 2]", encoding="utf-8")
+    found = _captions(_read(tmp_path, "consider_every_nth: 2", "auto"))
+    assert sorted(found) == ["images/0.png", "images/2.png", "others/0.png", "others/2.png"] and all(found.values())
+
+
+def test_auto_takes_every_nth_pair_with_its_caption(tmp_path):
+    for number in range(4):
+        _picture(tmp_path, f"{number}.win.png", number)
+        _picture(tmp_path, f"{number}.lose.png", 20 + number)
+        (tmp_path / f"{number}.json").write_text('{"tags": ["pair"]}', encoding="utf-8")
+    for captions in ("json", "auto"):
+        found = _captions(_read(tmp_path, "consider_every_nth: 2", captions))
+        assert found == {"0.win.png": "pair", "2.win.png": "pair"}, captions
+
+
 def test_shuffle_tag_p_is_of_the_draws(tmp_path):
     _many(tmp_path, [1])
     rules = _read(tmp_path, "shuffle_tag_p: 0.5").train[0].caption.rules
