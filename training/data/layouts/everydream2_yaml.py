@@ -37,7 +37,9 @@ Tags = tuple[tuple[str, float], ...]  # each with its weight
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """The settings in one file; None or empty where it has none. `has_caption` is whether it holds a caption."""
+    """The settings in one file; None or empty where it has none. `has_caption` is whether it holds a caption, `is_yaml`
+    whether it is a YAML file, which no other trainer writes.
+    """
 
     prompt: str = ""
     tags: Tags = ()
@@ -50,6 +52,7 @@ class ImageSettings:
     loss_scale: float | None = None
     max_caption_length: int | None = None
     notes: tuple[str, ...] = ()
+    is_yaml: bool = False
 
     def overridden_by(self, upper: ImageSettings) -> ImageSettings:
         """These settings with `upper` on top: its values win, its tags come first."""
@@ -62,6 +65,7 @@ class ImageSettings:
                 value = getattr(self, field.name)
             values[field.name] = value
         values["tags"] = tuple({**dict(upper.tags), **dict(self.tags), **dict(upper.tags)}.items())
+        values["is_yaml"] = self.is_yaml or upper.is_yaml
         values["has_caption"] = self.has_caption or upper.has_caption
         values["notes"] = tuple(dict.fromkeys(self.notes + upper.notes))
         return ImageSettings(**values)
@@ -101,7 +105,11 @@ class SettingsFiles:
         of_folder = of_folder.overridden_by(_own_settings(caption))
         has_caption = caption.found or of_image.has_caption
         if not (of_image.has_caption or of_folder.prompt or of_folder.tags):
-            return _with_settings(caption, of_folder.overridden_by(of_image), has_caption)
+            settings = of_folder.overridden_by(of_image)
+            if settings.shuffle_tags or settings.is_yaml:
+                # EveryDream2 shuffles what stands behind the first comma, and its keep_tags counts from there.
+                caption = replace(caption, prompt_tags=max(1, caption.prompt_tags))
+            return _with_settings(caption, settings, has_caption)
         if caption.found and self.wildcards and len(caption.lines) > 1:
             return _with_each_line(caption, of_folder, of_image)
         if caption.found:
@@ -181,7 +189,9 @@ def _with_each_line(caption: WrittenCaption, of_folder: ImageSettings, of_image:
         of_line = _as_settings(replace(caption, lines=(line,))).overridden_by(of_image)
         written.append(_written(of_folder.overridden_by(of_line), True))
     lines = tuple(", ".join(one.tags) for one in written)
-    return replace(written[0], lines=lines, tags=(), weights=(), score=caption.score)
+    # A prompt of a YAML file is the same for each line, and may have commas itself.
+    prompt_tags = len(split_template(written[0].tags[0])) if written[0].prompt_tags else 0
+    return replace(written[0], lines=lines, tags=(), weights=(), prompt_tags=prompt_tags, score=caption.score)
 
 
 def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
@@ -236,7 +246,7 @@ def _read_yaml(path: Path, encoding: str) -> ImageSettings:
             errors.append(str(error))
     if errors:
         raise ValueError(f"{path.name}: " + "; ".join(errors))
-    return ImageSettings(**values, notes=tuple(notes))
+    return ImageSettings(**values, notes=tuple(notes), is_yaml=True)
 
 
 def _read_key(key: Any, value: Any) -> dict[str, Any]:
@@ -326,10 +336,18 @@ _TEXT_FILES: Mapping[str, Callable[[str], Any]] = {  # name of a text file, and 
 
 
 class YamlCaptions(kohya_txt.TextFiles):
-    """Text files beside the images, on which `SettingsFiles` lays the YAML files; else the images' file names."""
+    """Text files beside the images, on which `SettingsFiles` lays the YAML files; else the images' file names. What
+    stands in front of the first comma is the main prompt.
+    """
+
+    def read(self, image: Path) -> WrittenCaption | None:
+        caption = super().read(image)
+        if caption is None:
+            return None
+        return replace(caption, prompt_tags=1)
 
     def fallback(self, image: Path) -> WrittenCaption:
-        return WrittenCaption(lines=(image.stem.split("_")[0],), found=True)
+        return WrittenCaption(lines=(image.stem.split("_")[0],), found=True, prompt_tags=1)
 
 
 def _recognise(folder: Path) -> bool:

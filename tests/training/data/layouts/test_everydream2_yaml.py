@@ -2,6 +2,8 @@
 is wrong in them.
 """
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from graft_nodes.training.data.filters import Filters
@@ -193,3 +195,64 @@ def test_yaml_cannot_run_anything(tmp_path):
     _picture(tmp_path, "a.png", "main_prompt: !!python/object/apply:os.getcwd []", ".yaml")
     with pytest.raises(ValueError, match="is not YAML"):
         _read(tmp_path)
+
+
+def _orders(caption):
+    return {tuple(caption.draw(generator(0, number, "")).split(", ")) for number in range(200)}
+
+
+_LOCAL = "shuffle_tags: true\n"
+
+
+@pytest.mark.parametrize(
+    ("captions", "files", "shuffle"),
+    [
+        ("auto", {"local.yaml": _LOCAL}, False),
+        ("txt", {"shuffle_tags.txt": ""}, False),
+        ("yaml", {"global.yaml": _LOCAL}, False),
+        ("yaml", {}, True),
+        ("yaml", {"multiply.txt": "2"}, True),
+        ("auto", {"local.yaml": "shuffle_tags: true\nmultiply: 2\n"}, True),
+        ("auto", {"a.yaml": _LOCAL}, False),
+        ("auto", {"local.yaml": "multiply: 2\n"}, True),
+        ("txt", {"global.yml": "flip_p: 0.5\n"}, True),
+    ],
+)
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_the_main_prompt_of_a_text_never_moves_and_keep_counts_the_tags_behind_it(
+    tmp_path, captions, files, shuffle, keep
+):
+    """`--keep_tags 2` of EveryDream2 keeps the main prompt and 2 additional tags: the tweaking guide."""
+    _picture(tmp_path, "a.png", "main, 1, 2, 3, 4")
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    caption = _read(tmp_path, captions, shuffle_tags=shuffle, keep_tags=keep).train[0].caption
+    fixed = ("main", "1", "2", "3", "4")[: 1 + keep]
+    expected = {fixed + rest for rest in permutations(("1", "2", "3", "4")[keep:])}
+    assert _orders(caption) == expected
+
+
+def test_the_main_prompt_of_a_file_name_never_moves(tmp_path):
+    _picture(tmp_path, "main, 1, 2_0.png")
+    caption = _read(tmp_path, "yaml", shuffle_tags=True).train[0].caption
+    assert _orders(caption) == {("main", "1", "2"), ("main", "2", "1")}
+
+
+def test_tags_of_yaml_without_a_main_prompt_all_move(tmp_path):
+    _picture(tmp_path, "a.png", "tags: [1, 2]\nshuffle_tags: true\n", ".yaml")
+    assert _orders(_read(tmp_path, "auto").train[0].caption) == {("1", "2"), ("2", "1")}
+
+
+def test_a_main_prompt_with_commas_stays_whole_before_each_line(tmp_path):
+    _picture(tmp_path, "a.png", "one, 1\ntwo, 2")
+    (tmp_path / "a.yaml").write_text("main_prompt: sks, sitting\ntags: [t]\nshuffle_tags: true\n", encoding="utf-8")
+    caption = _read(tmp_path, "auto", "wildcards: true").train[0].caption
+    found = _orders(caption)
+    assert {text[:2] for text in found} == {("sks", "sitting")}
+    assert {text[2:] for text in found} == {("t", "1"), ("1", "t"), ("t", "2"), ("2", "t")}
+
+
+def test_kohyas_shuffle_moves_the_first_tag(tmp_path):
+    """Where nothing is EveryDream2's, `keep first tags` counts from the first tag, as keep_tokens does."""
+    _picture(tmp_path, "a.png", "1, 2, 3")
+    assert len(_orders(_read(tmp_path, "auto", shuffle_tags=True).train[0].caption)) == 6
