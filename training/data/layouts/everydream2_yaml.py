@@ -106,7 +106,7 @@ class SettingsFiles:
         has_caption = caption.found or of_image.has_caption
         if not (of_image.has_caption or of_folder.prompt or of_folder.tags):
             settings = of_folder.overridden_by(of_image)
-            if settings.shuffle_tags or settings.is_yaml:
+            if caption.lines and (settings.shuffle_tags or settings.is_yaml):
                 # EveryDream2 shuffles what stands behind the first comma, and its keep_tags counts from there.
                 caption = replace(caption, prompt_tags=max(1, caption.prompt_tags))
             return _with_settings(caption, settings, has_caption)
