@@ -12,10 +12,17 @@ from .previews import guided, kept_generators, starting
 
 @torch.no_grad()
 def sample_pair(
-    models: Sequence[Any], boundary: float, positive: Any, negative: Any, latent: Any, seed: int
+    models: Sequence[Any],
+    boundary: float,
+    positive: Any,
+    negative: Any,
+    latent: Any,
+    seed: int,
+    steps: int = 0,
+    cfg: float | None = None,
 ) -> torch.Tensor:
-    """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, by 20 steps
-    of Euler over the noise levels of the first.
+    """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, by `steps`
+    (0: 20) steps of Euler over the noise levels of the first, with the guidance `cfg` (None: that of all previews).
 
     The step at the boundary itself is the high noise expert's. ComfyUI loads each MODEL when its turn comes. Guidance,
     noise and generators are those of `previews.sample`.
@@ -23,14 +30,14 @@ def sample_pair(
     import comfy.samplers
 
     high, low = models
-    start, noise, sigmas = starting(high, latent, seed)
+    start, noise, sigmas = starting(high, latent, seed, steps)
     border = int((sigmas[:-1].double() >= boundary).sum())
     latents = start
     with kept_generators(high):
         for patcher, levels in ((high, sigmas[: border + 1]), (low, sigmas[border:])):
             if len(levels) < 2:
                 continue
-            guider = guided(comfy.samplers.CFGGuider(patcher), positive, negative)
+            guider = guided(comfy.samplers.CFGGuider(patcher), positive, negative, cfg)
             sampler = comfy.samplers.sampler_object("euler")
             latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed).cpu()
             noise = torch.zeros_like(noise)

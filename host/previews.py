@@ -53,13 +53,15 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence
 
 
 @torch.no_grad()
-def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -> torch.Tensor:
-    """Sample latents (B, C, h, w) by 20 steps of Euler, with the weights that are on a loaded MODEL now.
+def sample(
+    patcher: Any, positive: Any, negative: Any, latent: Any, seed: int, steps: int = 0, cfg: float | None = None
+) -> torch.Tensor:
+    """Sample latents (B, C, h, w) by `steps` (0: 20) steps of Euler, with the weights that are on a loaded MODEL now.
 
     The MODEL is neither loaded nor changed.
 
-    With a negative the guidance is 7 (flow models: 4), without one there is none. The noise is KSampler's for that
-    seed. Global generators stay as they are.
+    With a negative the guidance is `cfg` (None: 7, of flow models 4), without one there is none. The noise is
+    KSampler's for that seed. Global generators stay as they are.
     """
     import comfy.samplers
 
@@ -93,14 +95,14 @@ def sample(patcher: Any, positive: Any, negative: Any, latent: Any, seed: int) -
                 **more,
             )
 
-    start, noise, sigmas = starting(patcher, latent, seed)
-    guider = guided(Loaded(patcher), positive, negative)
+    start, noise, sigmas = starting(patcher, latent, seed, steps)
+    guider = guided(Loaded(patcher), positive, negative, cfg)
     with kept_generators(patcher), captions_read_anew(patcher.model.diffusion_model):
         sampler = comfy.samplers.sampler_object("euler")
         return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
 
 
-def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def starting(patcher: Any, latent: Any, seed: int, steps: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
     import comfy.samplers
 
@@ -108,10 +110,10 @@ def starting(patcher: Any, latent: Any, seed: int) -> tuple[torch.Tensor, torch.
     start = latents.sampled(patcher, latent)
     noise = latents.noise_of(start, torch.Generator().manual_seed(seed))
     schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
-    return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, STEPS)
+    return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, steps or STEPS)
 
 
-def guided(guider: Any, positive: Any, negative: Any) -> Any:
+def guided(guider: Any, positive: Any, negative: Any, cfg: float | None = None) -> Any:
     """One of ComfyUI's CFGGuiders with the prompts and the guidance of previews."""
     patcher = guider.model_patcher
     sampling = patcher.get_model_object("model_sampling")
@@ -122,8 +124,19 @@ def guided(guider: Any, positive: Any, negative: Any) -> Any:
     }
     guider.model_options = with_timesteps(guider.model_options, sampling)
     guider.set_conds(positive, negative if negative is not None else positive)
-    guider.set_cfg(1.0 if negative is None else 4.0 if flow else 7.0)
+    if negative is None:
+        cfg = 1.0
+    elif cfg is None:
+        cfg = 4.0 if flow else 7.0
+    guider.set_cfg(cfg)
     return guider
+
+
+def with_guidance(conditioning: Any, guidance: float | None) -> Any:
+    """A CONDITIONING with the guidance that distilled models are told, as ComfyUI's Flux Guidance sets it."""
+    if guidance is None:
+        return conditioning
+    return [[context, {**options, "guidance": guidance}] for context, options in conditioning]
 
 
 def kept_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:

@@ -26,6 +26,7 @@ from .step_call import (
     encoded_prompts,
     outputs,
     planned,
+    preview_notes,
     preview_prompts,
     with_lora,
 )
@@ -103,7 +104,7 @@ class ExpertTraining:
         """
         if not self.prompts:
             subject = self.calls[0].state.subject
-            self.prompts = preview_prompts(self.sampled, encoded_prompts(subject, self.sampled))
+            self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
         for label in ("weights", "average"):
             if label == "average" and not states[0].average:
                 continue
@@ -117,7 +118,14 @@ class ExpertTraining:
         high, low = self.calls
         sampled = self.sampled
         latents = pair_previews.sample_pair(
-            models, boundary, prompt.conditioning, sampled.negative, sampled.latent, high.seed
+            models,
+            boundary,
+            prompt.conditioning,
+            prompt.negative,
+            sampled.latent,
+            high.seed if prompt.seed is None else prompt.seed,
+            prompt.steps,
+            prompt.cfg,
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
         high.kept_preview(decoded, prompt, step, label)
@@ -130,6 +138,8 @@ class ExpertTraining:
         pictures = self.calls[0].pictures
         if pictures:
             parts.append(f"{len(pictures)} previews of the pair, from {pictures[0]['filename']} on, in both folders")
+        if pictures:
+            parts += preview_notes(self.calls[0].state.subject, self.sampled)
         parts.append(
             "MODEL, LoRA and losses of this node are the high noise expert's; Split Expert Pair gives those of both"
         )

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.entry import LoraEntry
 from ..training.distributed import process_group
+
+if TYPE_CHECKING:
+    from ..training.run.preview_prompts import PromptLine
 
 log = logging.getLogger(__name__)
 
@@ -35,20 +38,26 @@ class Subject(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are texts."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
 
     positive: Any
     negative: Any
     latent: Any
-    prompts: Sequence[str]
+    prompts: Sequence[PromptLine]
 
 
 class PreviewPrompt(NamedTuple):
-    """A prompt of previews: its number (0 is the positive), its text where that is known, and its conditioning."""
+    """A prompt of previews: its number (0 is the positive), its text where that is known, what it and its negative are
+    encoded as, and what its flags set.
+    """
 
     number: int
     text: str
     conditioning: Any
+    negative: Any = None
+    seed: int | None = None
+    steps: int = 0
+    cfg: float | None = None
 
 
 def planned(
@@ -177,22 +186,56 @@ def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -
         )
 
 
-def encoded_prompts(subject: Any, sampled: Sampled) -> list[Any]:
+def encoded_prompts(subject: Any, sampled: Sampled) -> dict[str, Any]:
     """The texts among the prompts of previews, encoded with the CLIP as it came in."""
     skip = 0
     if subject.dataset is not None:
         skip = subject.dataset.clip_skip
-    return host.encoding.encode_prompts(subject.clip, sampled.prompts, skip)
+    texts = preview_texts(subject, sampled)
+    return dict(zip(texts, host.encoding.encode_prompts(subject.clip, texts, skip), strict=True))
 
 
-def preview_prompts(sampled: Sampled, encoded: Sequence[Any]) -> list[PreviewPrompt]:
-    """The prompts of previews: the positive, and the texts with what they were encoded as."""
+def preview_texts(subject: Any, sampled: Sampled) -> list[str]:
+    """The texts that previews need, each once: prompts and negative prompts."""
+    texts: dict[str, None] = {}
+    for line in preview_lines(subject, sampled):
+        texts[line.text] = None
+        if line.needed_negative is not None:
+            texts[line.needed_negative] = None
+    return list(texts)
+
+
+def preview_lines(subject: Any, sampled: Sampled) -> list[PromptLine]:
+    """The lines of prompts, with the trigger word of the dataset."""
+    from ..training.run.preview_prompts import with_trigger
+
+    return with_trigger(sampled.prompts, trigger_of(subject))
+
+
+def trigger_of(subject: Any) -> str:
+    """The trigger word of a subject's dataset; "" without one."""
+    return "" if subject.dataset is None else subject.dataset.trigger
+
+
+def preview_prompts(subject: Any, sampled: Sampled, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
+    """The prompts of previews: the positive, and the lines with what their texts were encoded as."""
     prompts = []
     if sampled.positive is not None:
-        prompts.append(PreviewPrompt(0, "", sampled.positive))
-    for number, (text, conditioning) in enumerate(zip(sampled.prompts, encoded, strict=True), start=1):
-        prompts.append(PreviewPrompt(number, text, conditioning))
+        prompts.append(PreviewPrompt(0, "", sampled.positive, sampled.negative))
+    for number, line in enumerate(preview_lines(subject, sampled), start=1):
+        negative = sampled.negative
+        if line.negative is not None or (negative is None and line.needed_negative is not None):
+            negative = encoded[line.needed_negative]
+        positive = host.previews.with_guidance(encoded[line.text], line.guidance)
+        prompts.append(PreviewPrompt(number, line.text, positive, negative, line.seed, line.steps, line.cfg))
     return prompts
+
+
+def preview_notes(subject: Any, sampled: Sampled) -> list[str]:
+    """What of the preview prompts is not followed, for the report."""
+    from ..training.run.preview_prompts import notes
+
+    return notes(sampled.prompts, trigger_of(subject))
 
 
 class StepCall:
@@ -209,7 +252,7 @@ class StepCall:
         key = target_key(state, steps)
         self.told = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
         self.state, self.sampled = state, sampled
-        self.encoded: list[Any] = []  # the prompts of previews, unless what is trained changes them
+        self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress(steps), Throughput(until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
@@ -229,7 +272,10 @@ class StepCall:
             callbacks = replace(self.watching(callbacks), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(state, steps, self.opened, subject.dataset, store, callbacks, keep, log.warning)
             self.told.result = outcome.state.key
-        return outcome.state, text.step(state, outcome, subject.unhashed, self.pictures)
+        report = text.step(state, outcome, subject.unhashed, self.pictures)
+        if self.previewing:
+            report = "\n".join([report, *preview_notes(subject, self.sampled)])
+        return outcome.state, report
 
     def store(self) -> Any:
         """Where the run's results are stored; None where they cannot be."""
@@ -307,8 +353,9 @@ class StepCall:
         """The prompts of previews, encoded with the text encoder as it is now."""
         encoded = self.encoded
         if denoiser.encode is not None:
-            encoded = denoiser.encode.encode_prompts(self.sampled.prompts)
-        return preview_prompts(self.sampled, encoded)
+            texts = preview_texts(self.state.subject, self.sampled)
+            encoded = dict(zip(texts, denoiser.encode.encode_prompts(texts), strict=True))
+        return preview_prompts(self.state.subject, self.sampled, encoded)
 
     def preview(self, denoiser: Any, step: int, average: bool, at_strength: Any) -> None:
         """Samples every prompt with the model's current weights, shows the images, and remembers their files.
@@ -342,8 +389,10 @@ class StepCall:
 
     def sampled_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
-        sampled = self.sampled
-        latents = host.previews.sample(patcher, prompt.conditioning, sampled.negative, sampled.latent, self.seed)
+        seed = self.seed if prompt.seed is None else prompt.seed
+        latents = host.previews.sample(
+            patcher, prompt.conditioning, prompt.negative, self.sampled.latent, seed, prompt.steps, prompt.cfg
+        )
         return host.previews.decode(self.state.subject.vae, latents, patcher)
 
     @property

@@ -603,7 +603,7 @@ def _workflow_id(hidden: Any) -> str | None:
     return None
 
 
-def _check_values(tensorboard: bool = False, prompts: str = "") -> list[str]:
+def _check_values(tensorboard: bool = False, prompts: str = "") -> list[Any]:
     """The preview prompts. Raises ValueError for what is wrong whatever is connected."""
     from ..training.run.preview_prompts import preview_prompts
 

@@ -611,6 +611,53 @@ def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures,
     assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
 
 
+def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes_of_them(
+    host, pictures, run, wall, monkeypatch
+):
+    kept = []
+    real = wall.previews.decode
+    monkeypatch.setattr(
+        wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
+    )
+    lines = (
+        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --w 512",
+        "a blue circle --l 3",
+        "a blue circle",
+    )
+    prompt = _previewed(host, pictures, run, 2, ema=False, start={"seed": 7}, prompts="\n".join(lines))
+    del prompt["10"]["inputs"]["positive"], prompt["10"]["inputs"]["negative"]
+    prompt["2"]["inputs"]["filters"] = "trigger: zorp"
+    capture = {"report": ["10", 5]}
+    texts = (("a zorp circle", "a red square", 42, 3, 2.5), ("a blue circle", "", 7, 20, 3.0), lines[2:])
+    for number, (positive, *rest) in enumerate(texts):
+        negative, seed, steps, cfg = rest or ("", 7, 20, 1.0)
+        prompt[f"5{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=positive)
+        prompt[f"6{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=negative)
+        prompt[f"7{number}"] = _inputs(
+            host,
+            "KSampler",
+            model=["10", 1],
+            positive=[f"5{number}", 0],
+            negative=[f"6{number}", 0],
+            latent_image=["32", 0],
+            seed=seed,
+            steps=steps,
+            cfg=cfg,
+            sampler_name="euler",
+            scheduler="simple",
+            denoise=1.0,
+        )
+        capture[str(number)] = [f"7{number}", 0]
+    found = _run(host, prompt, **capture)
+    assert len(kept) == 3
+    for number, latents in enumerate(kept):
+        expected = found[str(number)]["samples"]
+        assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), number
+    assert "preview prompt 1: --w 512 is not used" in found["report"]
+    shown = sorted(Path(host.output, "graft", run, "previews").iterdir())
+    assert {wall.previews.comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
+
+
 def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, pictures, run):
     prompt = _previewed(host, pictures, run, prompts=PROMPTS)
     del prompt["7"]["inputs"]["clip"]

@@ -229,6 +229,12 @@ class Dataset:
     slider: SliderSettings | None = None  # it trains a slider: `sliders` makes such datasets
     has_pictures: bool = True  # else its latents are empty, and a slider is trained from noise
 
+    @property
+    def trigger(self) -> str:
+        """The trigger word of its filters, "" without one."""
+        settings: Mapping[str, Any] = self.kohya_metadata.get("settings", {})
+        return str(settings.get("modelspec.trigger_phrase", ""))
+
     def __post_init__(self) -> None:
         if not self.images:
             raise ValueError("A dataset needs at least one image to train on.")

@@ -94,7 +94,9 @@ class Filters:
         "Tags before it neither move nor drop out, nor do those after a second one (kohya's keep_tokens_separator).",
     )
     trigger: str = _key(
-        "", read_text, "Replaces [trigger] in a caption, or stands in front of it (AI-Toolkit's trigger_word)."
+        "",
+        read_text,
+        "Replaces [trigger] in a caption, or stands in front of one without the word (AI-Toolkit's trigger_word).",
     )
     caption_prefix: str = _key("", read_text, "Stands in front of every caption; its tags move with the others.")
     caption_suffix: str = _key("", read_text, "Stands behind every caption; its tags move with the others.")

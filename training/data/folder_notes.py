@@ -12,7 +12,7 @@ from .folder_settings import FolderSettings, read_frames
 from .layouts import registry
 from .layouts.layout import looks_like_repeats
 from .listing import ImageEntry, first_names, unique_images
-from .tags import has_choices
+from .tags import TRIGGERS, has_choices
 
 _MOST_DUPLICATES = 5  # lines of one kind
 
@@ -54,6 +54,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
             f" scripts (wildcards: true in filters draws one of them): {first_names(counts.more_lines)}"
         )
     lines += _separators(entries)
+    lines += _unused_triggers(settings, entries)
     lines += _cut(entries)
     lines += _other_shapes(counts)
     lines += _alpha_masks(counts)
@@ -91,6 +92,15 @@ def _separators(entries: Sequence[ImageEntry]) -> list[str]:
         f"keep_separator is part of {len(names)} captions, as in kohya's scripts where no tags are shuffled or dropped:"
         f" {first_names(names)}"
     ]
+
+
+def _unused_triggers(settings: FolderSettings, entries: Sequence[ImageEntry]) -> list[str]:
+    if settings.filters.trigger:
+        return []
+    names = [entry.name for entry in entries if TRIGGERS[0] in entry.caption.plain]
+    if not names:
+        return []
+    return [f"{len(names)} captions have [trigger] as it is, as filters have no trigger: {first_names(names)}"]
 
 
 def _cut(entries: Sequence[ImageEntry]) -> list[str]:

@@ -20,7 +20,8 @@ from .wildcards import NO_LISTS, WordLists, fill_lists, list_names
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _BRACES = re.compile(r"\{\{|\}\}|[{}]")
 _MAX_DEPTH, _MAX_TAG_LENGTH = 200, 100_000
-TRIGGER = "[trigger]"
+TRIGGERS = ("[trigger]", "[name]")  # AI-Toolkit's, both
+_WITHOUT_SPACES = 0x2E80  # from here on there are the scripts of East Asia
 _OPEN, _CLOSE = "\0", "\1"  # stand for {{ and }} while the choices are made
 
 
@@ -35,8 +36,8 @@ class CaptionRules:
     chance that a tag is dropped. `left_out` tags are removed; `replacements` work inside each tag, in order.
     `max_length` counts characters, 0 is no limit. `lists` are the word lists that `__name__` stands for with
     `wildcards`. Tags before `keep_separator` in a text, and after a second one, never move or drop out; where none
-    do anyway, it is part of the text, as kohya's. `trigger` takes the place of `[trigger]`, or stands in front;
-    `prefix` and `suffix` stand around it all.
+    do anyway, it is part of the text, as kohya's. `trigger` takes the place of `[trigger]`, or stands in front of a
+    text without the word (AI-Toolkit's `trigger_word`); `prefix` and `suffix` stand around it all.
     """
 
     separator: str = ", "
@@ -295,9 +296,39 @@ def _with_trigger(text: str, trigger: str, prefix: str, suffix: str) -> str:
     whole = _in_a_row(prefix, text, suffix)
     if not trigger:
         return whole
-    if TRIGGER in whole:
-        return whole.replace(TRIGGER, trigger)
+    if has_trigger(whole):
+        return replace_trigger(whole, trigger)
+    if _has_word(whole, trigger):
+        return whole
     return _in_a_row(prefix, trigger, text, suffix)
+
+
+def has_trigger(text: str) -> bool:
+    """Whether a trigger word is to stand somewhere in a text."""
+    return any(name in text for name in TRIGGERS)
+
+
+def replace_trigger(text: str, trigger: str) -> str:
+    """The text with the trigger word where it is to stand."""
+    for name in TRIGGERS:
+        text = text.replace(name, trigger)
+    return text
+
+
+def _has_word(text: str, word: str) -> bool:
+    """Whether a text has a word, and not only as part of another one: "cat" is not in "concatenate"."""
+    at = text.find(word)
+    while at >= 0:
+        before, after = text[:at][-1:], text[at + len(word) :][:1]
+        if not (_are_of_one_word(before, word[0]) or _are_of_one_word(word[-1], after)):
+            return True
+        at = text.find(word, at + 1)
+    return False
+
+
+def _are_of_one_word(first: str, second: str) -> bool:
+    """Whether two neighboring characters belong to one word: letters or digits of a script with spaces."""
+    return all(one != "" and (one.isalnum() or one == "_") and ord(one) < _WITHOUT_SPACES for one in (first, second))
 
 
 def _in_a_row(*texts: str) -> str:

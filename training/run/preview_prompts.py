@@ -1,15 +1,50 @@
-"""The preview prompts of Train Step: a text with one prompt a line."""
+"""The preview prompts of Train Step: a text with one prompt a line, which may end in the flags of kohya's
+`sample_prompts`.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..data.tags import has_trigger, replace_trigger
+
 MOST = 16  # each is sampled at every preview, with the weights and again with their average
 LONGEST = 4000  # characters; previews carry their prompt in their files
+MOST_STEPS = 1000  # kohya's, too
+_FLAG = re.compile(r"(?:^|\s)--([A-Za-z]{1,3})(?=\s|$)")
 
 
-def preview_prompts(text: str) -> list[str]:
+@dataclass(frozen=True)
+class PromptLine:
+    """A prompt, and what its flags set; None and 0 are what previews use anyway.
+
+    `negative` is the negative prompt, `cfg` the guidance with it, `guidance` the one that distilled models (Flux) are
+    told. `unused` are the flags that previews do not follow, as they are written.
+    """
+
+    text: str
+    negative: str | None = None
+    seed: int | None = None
+    steps: int = 0
+    cfg: float | None = None
+    guidance: float | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def needed_negative(self) -> str | None:
+        """The negative prompt that its flags ask for: guidance alone works against the empty one, as kohya's."""
+        if self.negative is None and self.cfg is not None and self.cfg != 1.0:
+            return ""
+        return self.negative
+
+
+def preview_prompts(text: str) -> list[PromptLine]:
     """The prompts of a text: its lines, without blank ones and those that start with #.
 
-    Raises ValueError when there are too many, or when one is too long.
+    Raises ValueError when there are too many, when one is too long, or for a flag with a wrong value.
     """
     lines = [line.strip() for line in text.splitlines()]
     prompts = [line for line in lines if line and not line.startswith("#")]
@@ -18,10 +53,84 @@ def preview_prompts(text: str) -> list[str]:
             f"Train Step: more preview prompts has {len(prompts)} prompts, at most {MOST} are allowed: each is sampled"
             " at every preview. Delete some, or put a # in front of them."
         )
+    read: list[PromptLine] = []
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) > LONGEST:
             raise ValueError(
                 f"Train Step: more preview prompts: prompt {number} has {len(prompt)} characters, at most {LONGEST} are"
                 " allowed. Make it shorter."
             )
-    return prompts
+        try:
+            read.append(_read_line(prompt))
+        except ValueError as error:
+            raise ValueError(f"Train Step: more preview prompts: prompt {number}: {error}.") from None
+    return read
+
+
+def _read_line(line: str) -> PromptLine:
+    found = list(_FLAG.finditer(line))
+    if not found:
+        return PromptLine(line)
+    values: dict[str, Any] = {}
+    unused: list[str] = []
+    ends = [match.start() for match in found[1:]] + [len(line)]
+    for match, end in zip(found, ends, strict=True):
+        flag, value = match[1].lower(), line[match.end() : end].strip()
+        if flag not in _READERS:
+            unused.append(f"--{match[1]} {value}".strip())
+            continue
+        name, read = _READERS[flag]
+        try:
+            values[name] = read(value)
+        except ValueError as error:
+            raise ValueError(f"--{flag} is {value[:40]!r}, expected {error}") from None
+    return PromptLine(line[: found[0].start()].strip(), unused=tuple(unused), **values)
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def read(value: str) -> int:
+        if not re.fullmatch(r"\d{1,20}", value) or not low <= int(value) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(value)
+
+    return read
+
+
+def _number(value: str) -> float:
+    if not re.fullmatch(r"\d{1,4}(\.\d*)?|\.\d+", value):
+        raise ValueError("a number from 0 to 9999")
+    return float(value)
+
+
+_READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {  # kohya's flag: (field of PromptLine, its reader)
+    "n": ("negative", str),
+    "d": ("seed", _whole(0, 2**63 - 1)),
+    "s": ("steps", _whole(1, MOST_STEPS)),
+    "l": ("cfg", _number),
+    "g": ("guidance", _number),
+}
+
+
+def with_trigger(prompts: Sequence[PromptLine], trigger: str) -> list[PromptLine]:
+    """The prompts with the dataset's trigger word in place of `[trigger]`; as they are without a word."""
+    if not trigger:
+        return list(prompts)
+    return [replace(prompt, text=replace_trigger(prompt.text, trigger)) for prompt in prompts]
+
+
+def notes(prompts: Sequence[PromptLine], trigger: str) -> list[str]:
+    """What of the prompts is not followed, for the report."""
+    lines: list[str] = []
+    for number, prompt in enumerate(prompts, start=1):
+        if prompt.unused:
+            lines.append(
+                f"preview prompt {number}: {', '.join(prompt.unused)} is not used; latent gives the size and the"
+                " frames, and previews are sampled with Euler"
+            )
+    named = [str(number) for number, prompt in enumerate(prompts, start=1) if has_trigger(prompt.text)]
+    if named and not trigger:
+        lines.append(
+            f"preview prompt {', '.join(named)}: [trigger] is no word, as no Dataset has a trigger in its filters;"
+            " write the word itself"
+        )
+    return lines

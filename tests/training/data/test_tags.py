@@ -165,6 +165,41 @@ def test_what_stands_before_a_separator_and_after_a_second_one_stays():
     assert set(_draws(without, 60)) == {"a, b, c", "a, c, b"}
 
 
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a photo of zorp", "a photo of zorp"),
+        ("zorp", "zorp"),
+        ("zorp, red", "zorp, red"),
+        ("(zorp:1.2) x_zorp", "(zorp:1.2) x_zorp"),
+        ("zorpish and x_zorp", "zorp zorpish and x_zorp"),
+        ("xzorp zorp's", "xzorp zorp's"),
+        ("a photo", "zorp a photo"),
+        ("a photo of [name]", "a photo of zorp"),
+        ("[trigger] and [name]", "zorp and zorp"),
+    ],
+)
+def test_a_trigger_word_that_is_there_is_not_put_in_front_again(caption, expected):
+    """AI-Toolkit's rule, but for words that only hold it."""
+    assert Caption((caption,), rules=CaptionRules(trigger="zorp")).plain == expected
+
+
+def test_a_trigger_word_without_spaces_around():
+    rules = CaptionRules(trigger="\u5c0f\u660e")
+    assert (
+        Caption(("\u4e00\u5f20\u5c0f\u660e\u7684\u7167\u7247",), rules=rules).plain
+        == "\u4e00\u5f20\u5c0f\u660e\u7684\u7167\u7247"
+    )
+
+
+def test_a_trigger_word_among_tags():
+    rules = CaptionRules(trigger="zorp", prefix="photo,", shuffle=1.0)
+    assert all(text.count("zorp") == 1 for text in _draws(Caption(("a, zorp, b",), rules=rules), 30))
+    assert Caption((), ("a", "zorp"), rules=rules).plain == "photo, a, zorp"
+    dropped = CaptionRules(trigger="zorp", dropout=0.5)
+    assert all(text.count("zorp") == 1 for text in _draws(Caption(("zorp, a, b",), rules=dropped), 60))
+
+
 def test_the_trigger_and_what_stands_around():
     rules = CaptionRules(trigger="zorp", prefix="photo of", suffix="{on|under} white", wildcards=True)
     assert Caption(("a [trigger] ring, [trigger]",), rules=rules).plain == "photo of a zorp ring, zorp on white"

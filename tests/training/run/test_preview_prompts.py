@@ -1,20 +1,64 @@
 """The preview prompts of Train Step, one a line."""
 
 import pytest
-from graft_nodes.training.run.preview_prompts import LONGEST, MOST, preview_prompts
+from graft_nodes.training.run.preview_prompts import LONGEST, MOST, PromptLine, notes, preview_prompts, with_trigger
 
 
 def test_each_line_is_a_prompt():
     text = "  a red square \n\n# a blue circle\r\na cat, (best:1.2)  # by night\n   # off\n"
-    assert preview_prompts(text) == ["a red square", "a cat, (best:1.2)  # by night"]
+    assert [line.text for line in preview_prompts(text)] == ["a red square", "a cat, (best:1.2)  # by night"]
     assert preview_prompts("") == preview_prompts(" \n#\n") == []
 
 
 def test_too_many_and_too_long_prompts_are_refused_with_what_to_do():
     lines = [f"prompt {number}" for number in range(MOST)]
-    assert preview_prompts("\n".join([*lines, "# one more"])) == lines
+    assert preview_prompts("\n".join([*lines, "# one more"])) == [PromptLine(line) for line in lines]
     with pytest.raises(ValueError, match=f"has {MOST + 1} prompts, at most {MOST} are allowed.*put a # in front"):
         preview_prompts("\n".join([*lines, "one more"]))
     assert preview_prompts("x" * LONGEST)
     with pytest.raises(ValueError, match=f"prompt 2 has {LONGEST + 1} characters, at most {LONGEST}"):
         preview_prompts("a\n#\n" + "x" * (LONGEST + 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a cat --n low quality, bad", PromptLine("a cat", negative="low quality, bad")),
+        ("a cat --d 42 --s 28 --l 7.5 --g 3.5", PromptLine("a cat", None, 42, 28, 7.5, 3.5)),
+        ("a cat --N bad --S 5", PromptLine("a cat", "bad", steps=5)),
+        ("a cat --w 512 --h 768 --n --f 25", PromptLine("a cat", "", unused=("--w 512", "--h 768", "--f 25"))),
+        (
+            "a cat --ss euler_a --fs 3 --cn a b.png",
+            PromptLine("a cat", unused=("--ss euler_a", "--fs 3", "--cn a b.png")),
+        ),
+        ("a well-made --- cat -- by night, --quality", PromptLine("a well-made --- cat -- by night, --quality")),
+        ("--n bad", PromptLine("", "bad")),
+    ],
+)
+def test_flags_of_kohyas_sample_prompts(line, expected):
+    assert preview_prompts(line) == [expected]
+
+
+def test_guidance_alone_works_against_the_empty_prompt():
+    (line,) = preview_prompts("a cat --l 7")
+    assert line.negative is None and line.needed_negative == ""
+    assert [read.needed_negative for read in preview_prompts("a cat --l 1\na cat\na cat --n bad")] == [
+        None,
+        None,
+        "bad",
+    ]
+
+
+@pytest.mark.parametrize("flags", ["--s 0", "--s many", "--d -1", "--d 1.5", "--l", "--g nan", f"--d {2**63}"])
+def test_wrong_values_of_flags_are_refused(flags):
+    with pytest.raises(ValueError, match=rf"more preview prompts: prompt 2: {flags[:3]} is .*, expected a .*number"):
+        preview_prompts(f"a cat\na dog {flags}")
+
+
+def test_what_is_not_followed_is_said():
+    lines = preview_prompts("a [trigger]\na cat --w 512\na [trigger] and [name]")
+    assert [line.text for line in with_trigger(lines, "zorp")] == ["a zorp", "a cat", "a zorp and zorp"]
+    assert with_trigger(lines, "") == lines
+    size, word = notes(lines, "")
+    assert "prompt 2: --w 512 is not used" in size and "prompt 1, 3: [trigger] is no word" in word
+    assert notes(lines, "zorp") == [size] and notes(lines[:1], "zorp") == []
