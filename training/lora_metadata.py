@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from .data.kohya_metadata import epochs_begun
 from .expert_lora import expert_metadata
 from .objective.loss_kinds import LOSSES
 from .objective.weightings import WEIGHTINGS
@@ -42,9 +43,8 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
     entries |= _of_optimizer(optimizer) | _of_objective(state)
     metadata = {name: str(value) for name, value in entries.items()} | dict(state.notes)
     if metadata.get("ss_num_batches_per_epoch"):
-        metadata["ss_epoch"] = str(
-            -(-state.step // -(-int(metadata["ss_num_batches_per_epoch"]) // optimizer.accumulation))
-        )
+        batches = int(metadata["ss_num_batches_per_epoch"])
+        metadata["ss_epoch"] = str(epochs_begun(state.step, batches, optimizer.accumulation))
     return metadata
 
 

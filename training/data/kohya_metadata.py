@@ -135,7 +135,7 @@ def training_metadata(
         "ss_num_train_images": _image_count(dataset),
         "ss_num_reg_images": 0,
         "ss_num_batches_per_epoch": batches,
-        "ss_num_epochs": math.ceil(total_steps / math.ceil(batches / accumulation)),
+        "ss_num_epochs": epochs_begun(total_steps, batches, accumulation),
         "ss_batch_size_per_device": batch_size,
         "ss_caption_dropout_rate": round(dropout_rate, 10),
     }
@@ -148,6 +148,13 @@ def training_metadata(
     if dataset.kohya_metadata:
         values |= _folder_values(dataset.kohya_metadata, of_regularisation)
     return {name: str(value) for name, value in values.items()}
+
+
+def epochs_begun(steps: int, batches: int, accumulation: int) -> int:
+    """In which epoch the last of so many steps lies, from 1. A step of several batches goes on into the next epoch; the
+    trainer of kohya ends a step with the epoch instead.
+    """
+    return math.ceil(steps * accumulation / batches)
 
 
 def _caption_dropout(dataset: Dataset) -> float:
@@ -164,7 +171,8 @@ def _folder_values(folder: FolderMetadata, regularisation: FolderMetadata) -> di
         folders.append(regularisation)
     tags: dict[str, dict[str, int]] = {}
     for metadata in folders:
-        tags |= metadata["tags"]
+        for name, counts in metadata["tags"].items():
+            tags.setdefault(name, counts)  # kohya's: of two directories of one name, those of the images count
     return {
         **folder["settings"],
         "ss_dataset_dirs": json.dumps(folder["dirs"]),

@@ -73,7 +73,7 @@ def test_a_folder_with_repeats_and_regularisation(folder):
     assert (said["ss_num_train_images"], said["ss_num_reg_images"]) == ("31", "2")
     # a quarter of each batch is regularisation: 3 of 31 pictures a batch, buckets by themselves: 10 + 1; steps are two
     # batches
-    assert said["ss_num_batches_per_epoch"] == "11" and said["ss_num_epochs"] == "9"  # ceil(50 / 6)
+    assert said["ss_num_batches_per_epoch"] == "11" and said["ss_num_epochs"] == "10"  # ceil(2 * 50 / 11)
     assert (
         said["ss_caption_dropout_rate"] == "0.28"
         and said["ss_resolution"] == "(64, 64)"
@@ -121,3 +121,23 @@ def test_a_trigger_is_said_as_modelspec_says_it(folder):
     data = _dataset(folder / "data", filters=Filters(trigger="zorp"))
     assert kohya_metadata.training_metadata(data, 1, 1, 10, 0.0)["modelspec.trigger_phrase"] == "zorp"
     assert "modelspec.trigger_phrase" not in kohya_metadata.training_metadata(_dataset(folder / "data"), 1, 1, 10, 0.0)
+
+
+def test_the_tags_of_the_subject_stay_where_a_regularization_folder_has_its_name(tmp_path):
+    for place, text in (("subject", "zorp, red circle"), ("others", "person, blue square")):
+        for number in range(2):
+            path = write_picture(tmp_path / place / "images" / f"{number}.png", seed=number)
+            path.with_suffix(".txt").write_text(text, encoding="utf-8")
+    others = _dataset(tmp_path / "others" / "images")
+    data = _dataset(tmp_path / "subject" / "images", regularisation=others)
+    said = kohya_metadata.training_metadata(data, 2, 1, 10, 0.0)
+    assert json.loads(said["ss_tag_frequency"]) == {"images": {"zorp": 2, "red circle": 2}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "batches", "accumulation", "epochs"),
+    [(6, 3, 2, 4), (1, 3, 2, 1), (2, 3, 2, 2), (10, 3, 1, 4), (5, 2, 4, 10), (0, 3, 2, 0), (3, 3, 1, 1)],
+)
+def test_epochs_are_counted_by_the_batches_that_were_drawn(steps, batches, accumulation, epochs):
+    drawn = [number // batches for number in range(steps * accumulation)]
+    assert kohya_metadata.epochs_begun(steps, batches, accumulation) == len(set(drawn)) == epochs

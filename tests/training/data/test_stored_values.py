@@ -126,5 +126,5 @@ def test_digests_cache_names_batches_and_metadata(folder, tmp_path):
         "datasets": ["dc6cc847465d5e11", "3ccc0e0bf75e2415"],
         "cache": (17, "fe6a77dd90531ff9"),
         "batches": "2bda94da78d3143a",
-        "metadata": "9d2f82e011c3e64e",
+        "metadata": "cad028a1393401af",
     }
