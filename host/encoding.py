@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..training.trainable.words import CaptionWords
 
 _BARE_BRACKET = re.compile(r"(?<!\\)[()]")
+_ESCAPED_BRACKET = re.compile(r"\\([()])")
 
 
 def frame_step(vae: Any) -> int:
@@ -43,6 +44,54 @@ def prompt_of(caption: str, weighted: bool) -> str:
     return _BARE_BRACKET.sub(r"\\\g<0>", caption)
 
 
+def literal_of(caption: str) -> str:
+    """A caption for a tokenizer that knows no prompt syntax: its brackets without backslashes in front."""
+    return _ESCAPED_BRACKET.sub(r"\1", caption)
+
+
+def literal_parts(tokenize: Callable[[str], Any]) -> frozenset[str]:
+    """Which parts of a tokenizer know no prompt syntax, so that an escaped bracket is a backslash to them: they are
+    asked. A tokenizer of one part has the name "".
+    """
+    escaped, bare = tokenize(r"\("), tokenize("(")
+    if not isinstance(escaped, Mapping):
+        escaped, bare = {"": escaped}, {"": bare}
+    return frozenset(name for name, tokens in escaped.items() if tokens != bare[name])
+
+
+def read_of(clip: Any, caption: str, weighted: bool) -> str:
+    """What a CLIP reads of a caption, as a text for keys: its prompt, and the parts that read the caption as it is."""
+    parts = _literal_parts_for(clip, caption, weighted)
+    if not parts:
+        return prompt_of(caption, weighted)
+    return f"{literal_of(caption)}\n{' '.join(sorted(parts))}"
+
+
+def written_for(clip: Any, caption: str, weighted: bool) -> str:
+    """A caption as the prompt of a CLIP whose parts all read alike."""
+    if _literal_parts_for(clip, caption, weighted):
+        return literal_of(caption)
+    return prompt_of(caption, weighted)
+
+
+def _literal_parts_for(clip: Any, caption: str, weighted: bool) -> frozenset[str]:
+    if weighted or not ("(" in caption or ")" in caption):
+        return frozenset()
+    return literal_parts(clip.tokenize)
+
+
+def _tokens(clip: Any, caption: str, weighted: bool, written: Callable[[str], str] = str) -> Any:
+    """The tokens of a caption in every part of a CLIP; `written` changes the text last."""
+    tokens = clip.tokenize(written(prompt_of(caption, weighted)))
+    parts = _literal_parts_for(clip, caption, weighted)
+    if not parts:
+        return tokens
+    literal = clip.tokenize(written(literal_of(caption)))
+    if not isinstance(tokens, Mapping):
+        return literal
+    return {name: literal[name] if name in parts else part for name, part in tokens.items()}
+
+
 def encode_captions(
     clip: Any, captions: Sequence[str], clip_skip: int = 0, weighted: bool = False
 ) -> dict[str, Conditioning]:
@@ -52,7 +101,7 @@ def encode_captions(
     clip = with_clip_skip(clip, clip_skip)
     conditionings = {}
     for caption in captions:
-        context, extras = _encode(clip, prompt_of(caption, weighted))
+        context, extras = _entries(clip, _tokens(clip, caption, weighted))
         for name, value in extras.items():
             extras[name] = _float_on_cpu(value)
         conditionings[caption] = Conditioning(_float_on_cpu(context), extras)
@@ -80,10 +129,6 @@ def with_clip_skip(clip: Any, clip_skip: int) -> Any:
     clone = clip.clone()
     clone.clip_layer(-clip_skip)
     return clone
-
-
-def _encode(clip: Any, prompt: str) -> tuple[torch.Tensor, dict[str, Any]]:
-    return _entries(clip, clip.tokenize(prompt))
 
 
 def _entries(clip: Any, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -134,7 +179,8 @@ class LiveEncoder:
             self.use_words(words)
         encoded: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
         for caption in dict.fromkeys(captions):
-            encoded[caption] = _encode(self.clip, self._written(prompt_of(caption, self.weighted)))
+            tokens = _tokens(self.clip, caption, self.weighted, self._written)
+            encoded[caption] = _entries(self.clip, tokens)
         conditionings = []
         for caption, old in zip(captions, known, strict=True):
             context, extras = encoded[caption]

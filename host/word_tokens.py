@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding
 from .embeddings import TokenVectors, parts_of, rows_of, table_of, tokenizer_with
-from .encoding import prompt_of
+from .encoding import literal_of, literal_parts, prompt_of
 
 _PROBE = "graft_probe"  # the name of an embedding that is looked for once
 _MARKS = ("</w>", "▁", "Ġ")  # that tokenizers put before or after a whole word
@@ -59,7 +59,11 @@ def check_tokenizer(clip: Any, parts: Sequence[Part]) -> None:
 
 def tokens_of(part: Part, text: str) -> list[Any]:
     """The tokens of a text, without what a tokenizer puts around every text; vectors where it names an embedding."""
-    rows = part.tokenizer.tokenize_with_weights(prompt_of(text, False), return_word_ids=True)
+    if literal_parts(part.tokenizer.tokenize_with_weights):
+        text = literal_of(text)
+    else:
+        text = prompt_of(text, False)
+    rows = part.tokenizer.tokenize_with_weights(text, return_word_ids=True)
     if isinstance(rows, Mapping):
         rows = rows[part.key]
     return [token for row in rows for token, _, word in row if word]

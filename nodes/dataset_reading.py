@@ -112,7 +112,7 @@ class Reading:
             self.encoders,
             self.cache,
             self._on_progress,
-            lambda caption: host.encoding.prompt_of(caption, self.weighted_captions),
+            lambda caption: host.encoding.read_of(self.clip, caption, self.weighted_captions),
             regularisation=regularisation,
             controls=self._controls(source, listing),
             **fields,
@@ -146,7 +146,9 @@ class Reading:
 
     def _encode_with_pictures(self, caption, pictures, method) -> Any:
         host.events.raise_if_interrupted()
-        text, options = method.prompt(host.encoding.prompt_of(caption, self.weighted_captions), len(pictures))
+        text, options = method.prompt(
+            host.encoding.written_for(self.clip, caption, self.weighted_captions), len(pictures)
+        )
         return host.encoding.encode_with_pictures(self.clip, text, pictures, options, self.clip_skip)
 
     def _encode_captions(self, texts) -> Any:

@@ -3,7 +3,17 @@
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.host.encoding import frame_step, prompt_of
+import torch
+from graft_nodes.host.encoding import (
+    LiveEncoder,
+    encode_captions,
+    frame_step,
+    literal_of,
+    literal_parts,
+    prompt_of,
+    read_of,
+    written_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +47,68 @@ def test_brackets_are_escaped_unless_they_weigh(caption, prompt):
 def test_in_which_steps_a_vae_takes_frames(facts, step):
     assert frame_step(SimpleNamespace(temporal_compression_decode=lambda: 4, **facts)) == step
     assert frame_step(SimpleNamespace(temporal_compression_decode=lambda: None, **facts)) == 0
+
+
+class _Clip:
+    """A CLIP whose parts read a text letter by letter; those in `literal` take backslashes for letters."""
+
+    def __init__(self, parts=("l", "g"), literal=(), bare=False):
+        self.parts, self.literal, self.bare, self.texts = parts, literal, bare, []
+        self.cond_stage_model = torch.nn.Identity()
+        self.tokenizer = self.patcher = None
+
+    def clone(self):
+        return self
+
+    def tokenize(self, text):
+        self.texts.append(text)
+        plain = text.replace("\\(", "(").replace("\\)", ")")
+        tokens = {
+            part: [[(ord(letter), 1.0) for letter in (text if part in self.literal else plain)]] for part in self.parts
+        }
+        return tokens[self.parts[0]] if self.bare else tokens
+
+    def encode_from_tokens_scheduled(self, tokens):
+        rows = tokens.values() if isinstance(tokens, dict) else [tokens]
+        return [
+            (torch.tensor(next([[float(token)] for token, _ in row[0]] for row in rows))[None], {"rows": str(tokens)})
+        ]
+
+
+def _letters(conditioning):
+    return "".join(chr(int(token)) for token in conditioning.context.flatten())
+
+
+@pytest.mark.parametrize("caption", ["saber (fate)", r"saber \(fate\)"])
+@pytest.mark.parametrize("literal", [(), ("l",)])
+def test_no_backslash_is_encoded_whatever_the_tokenizer_knows(caption, literal):
+    clip = _Clip(("l",), literal)
+    assert literal_parts(clip.tokenize) == frozenset(literal)
+    assert _letters(encode_captions(clip, [caption])[caption]) == "saber (fate)"
+    assert _letters(LiveEncoder(clip)([caption], [SimpleNamespace(extras={})])[0]) == "saber (fate)"
+    assert written_for(clip, caption, False) == ("saber (fate)" if literal else r"saber \(fate\)")
+
+
+def test_a_tokenizer_without_names_for_its_part():
+    clip = _Clip(("l",), ("l",), bare=True)
+    assert literal_parts(clip.tokenize) == frozenset([""])
+    assert _letters(encode_captions(clip, ["(a)"])["(a)"]) == "(a)"
+
+
+def test_parts_that_read_differently_get_each_their_own():
+    clip = _Clip(("l", "g"), ("g",))
+    rows = encode_captions(clip, ["(a)"])["(a)"].extras["rows"]
+    assert "92" not in rows and rows.count("40, 1.0") == 2
+
+
+def test_keys_tell_the_ways_of_reading_apart():
+    keys = {read_of(_Clip(("l", "g"), literal), "(a)", False) for literal in ((), ("l",), ("g",), ("l", "g"))}
+    assert len(keys) == 4
+    assert read_of(_Clip(literal=("l",)), "(a)", False) == read_of(_Clip(literal=("l",)), r"\(a\)", False)
+    assert read_of(_Clip(literal=("l",)), "plain", False) == "plain" and read_of(_Clip(), "(a:2)", True) == "(a:2)"
+
+
+def test_captions_without_brackets_ask_nothing():
+    clip = _Clip()
+    encode_captions(clip, ["plain"])
+    assert clip.texts == ["plain"] and literal_of(r"a \o/ [b]") == r"a \o/ [b]"
