@@ -492,7 +492,8 @@ class TrainStep(io.ComfyNode):
                     tooltip=(
                         "More prompts for the previews, one per line, at most 16. Lines that start with # are"
                         " skipped. They are encoded with the CLIP of Start Training, with what is trained of it so"
-                        " far, and always sampled with the run's seed."
+                        " far, and sampled with the run's seed. kohya's --n, --d, --s, --l and --g work at the end of"
+                        " a line."
                     ),
                 ),
                 advanced(
