@@ -28,7 +28,7 @@ PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
-def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[str], clip: Any) -> None:
+def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[Any], clip: Any) -> None:
     """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
     and serve without a positive.
     """

@@ -224,8 +224,9 @@ def preview_prompts(subject: Any, sampled: Sampled, encoded: Mapping[str, Any]) 
         prompts.append(PreviewPrompt(0, "", sampled.positive, sampled.negative))
     for number, line in enumerate(preview_lines(subject, sampled), start=1):
         negative = sampled.negative
-        if line.negative is not None or (negative is None and line.needed_negative is not None):
-            negative = encoded[line.needed_negative]
+        needed = line.needed_negative
+        if needed is not None and (line.negative is not None or negative is None):
+            negative = encoded[needed]
         positive = host.previews.with_guidance(encoded[line.text], line.guidance)
         prompts.append(PreviewPrompt(number, line.text, positive, negative, line.seed, line.steps, line.cfg))
     return prompts

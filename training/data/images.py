@@ -269,8 +269,8 @@ def open_mask(path: Path) -> tuple[Image.Image, bool]:
 
 def _has_one_color(mask: Image.Image, alpha: Image.Image) -> bool:
     """Whether the visible part of a mask has one brightness while its transparency varies."""
-    least, most = alpha.getextrema()
-    if most - least < _VARIES:
+    used = [value for value, count in enumerate(alpha.histogram()) if count]
+    if used[-1] - used[0] < _VARIES:
         return False
     counts = mask.convert("L").histogram(alpha.point(lambda value: 255 if value else 0))
     used = [value for value, count in enumerate(counts) if count]
@@ -285,7 +285,7 @@ def brightest(mask: Image.Image, framing: Framing | None = None) -> int:
         mask = mask.crop(
             (int(left * across), int(top * down), math.ceil(right * across), math.ceil(bottom * down)),
         )
-    return int(mask.getextrema()[1])
+    return max((value for value, count in enumerate(mask.histogram()) if count), default=0)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

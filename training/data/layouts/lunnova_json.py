@@ -54,10 +54,11 @@ class JsonIndex(CaptionReader):
         record = _load_record(file)
         if record is not None:
             image = _described_image(file, self.folder, record, self._names)
-            described = {image}
+            described: set[Path] = set()
             if image is None:
                 image, better = self._described_pair(file)
-                described = {image, better}
+                described.add(better)
+            described.add(image)
             if image in self._captions:
                 raise ValueError(
                     f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
