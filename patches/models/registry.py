@@ -98,8 +98,13 @@ def takes_masked_text_alone(model: nn.Module) -> bool:
 
 
 def layer_names() -> list[LayerNames]:
-    """diffusers' names for every family that has them."""
-    return [family.layer_names for family in FAMILIES if isinstance(family.layer_names, LayerNames)]
+    """diffusers' names for every family that has them, and the other names of each."""
+    found: list[LayerNames] = []
+    for family in FAMILIES:
+        if isinstance(family.layer_names, LayerNames):
+            found.append(family.layer_names)
+        found += family.other_names
+    return found
 
 
 @FAMILIES.derived

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from ...registry import Registry
-from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, t_lora, xlabs
+from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, t_lora, tencent, xlabs
 from .key_format import KeyFormat, KeySpelling
 
 T = TypeVar("T")
@@ -34,6 +34,7 @@ FORMATS: Registry[KeyFormat] = Registry(
         xlabs.FORMAT,
         diffsynth.FORMAT,
         t_lora.FORMAT,
+        tencent.FORMAT,
     ),
     duplicates=_taken_prefixes,
 )
@@ -48,11 +49,13 @@ def writable() -> dict[str, KeyFormat]:
 
 
 def without_prefixes(name: str) -> str:
-    """A layer's name without any format's prefix, with underscores for dots."""
+    """A layer's name without any format's prefix, with underscores for dots, and none of them at either end (a trainer
+    of sd-scripts' early days left one at the end of every name).
+    """
     while name.startswith(layer_prefixes()):
         prefix = next(prefix for prefix in layer_prefixes() if name.startswith(prefix))
         name = name[len(prefix) :]
-    return name.replace(".", "_").lstrip("_")
+    return name.replace(".", "_").strip("_")
 
 
 @FORMATS.derived
