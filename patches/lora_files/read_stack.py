@@ -185,9 +185,12 @@ def _read_file(
         if not state:
             return
     hint = metadata.made_for(entry.state_dict, entry.metadata)
-    state = {**state, **rank_schedules(state, entry.metadata)}
-    configs = peft_configs(entry.metadata)
-    trainer = oft_trainer(entry.state_dict, entry.metadata)
+    try:
+        state = {**state, **rank_schedules(state, entry.metadata)}
+        configs = peft_configs(entry.metadata)
+        trainer = oft_trainer(entry.state_dict, entry.metadata)
+    except ValueError as error:
+        raise ValueError(f"{entry.name} cannot be used:\n- {error}") from error
     lora = parse.read(
         state,
         key_map,
