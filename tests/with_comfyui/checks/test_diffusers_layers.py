@@ -83,6 +83,9 @@ COSMOS_1 = {
     "extra_per_block_abs_pos_emb": True,
     "extra_per_block_abs_pos_emb_type": "learnable",
 }
+COGVIDEOX = {**TWO_HEADS, "num_layers": 2, "text_embed_dim": 12, "time_embed_dim": 16}
+COGVIDEOX |= {"use_rotary_positional_embeddings": True}
+JOYIMAGE = {"hidden_size": 32, "num_attention_heads": 2, "text_dim": 12, "num_layers": 2}
 ACE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 ACE_CODES = {**ACE, "intermediate_size": 96, "head_dim": 128}
 LINEAR_UNET = {
@@ -421,6 +424,64 @@ MODELS = {
             "num_key_value_attention_heads": 2,
             "cross_attention_dim": 64,
         },
+        "transformer.",
+    ),
+    "cogvideox": (
+        ("CogVideoX_T2V", {"image_model": "cogvideox", **COGVIDEOX}),
+        diffusers.CogVideoXTransformer3DModel,
+        COGVIDEOX,
+        "transformer.",
+    ),
+    "mochi": (  # ComfyUI takes no other width
+        (
+            "GenmoMochi",
+            {
+                "image_model": "mochi_preview",
+                "in_channels": 12,
+                "hidden_size_x": 3072,
+                "hidden_size_y": 1536,
+                "depth": 2,
+                "num_heads": 24,
+                "mlp_ratio_x": 4.0,
+                "mlp_ratio_y": 4.0,
+                "use_t5": True,
+                "learn_sigma": False,
+                "qk_norm": True,
+                "qkv_bias": False,
+                "out_bias": True,
+            },
+        ),
+        diffusers.MochiTransformer3DModel,
+        {"num_layers": 2},
+        "transformer.",
+    ),
+    "hunyuan dit": (
+        (
+            "HunyuanDiT1",
+            {
+                "image_model": "hydit1",
+                "depth": 4,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "mlp_ratio": 4.0,
+                "size_cond": True,
+                "use_style_cond": True,
+            },
+        ),
+        diffusers.HunyuanDiT2DModel,
+        {
+            **TWO_HEADS,
+            "in_channels": 4,
+            "patch_size": 2,
+            "hidden_size": 32,
+            "num_layers": 4,
+        },
+        "transformer.",
+    ),
+    "joyimage": (
+        ("JoyImage", {"image_model": "joyimage", "in_channels": 16, **JOYIMAGE}),
+        diffusers.JoyImageEditTransformer3DModel,
+        JOYIMAGE,
         "transformer.",
     ),
     "sd1": (
