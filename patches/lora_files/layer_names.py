@@ -28,7 +28,10 @@ def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shap
 
     Names that match no weight, or two weights, are skipped.
     """
+    names = list(names)
     known = {name: target for name, target in known.items() if (target.model, target.weight) in shapes}
+    if all(name in known and known[name].part is None for name in names):
+        return {}
     own = _model_names(shapes)
     right = _with_right_rows(known, own)
     missing = [name for name in names if name not in right]

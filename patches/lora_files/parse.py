@@ -134,7 +134,7 @@ def read(
         tuple(embeddings),
         tuple(misfits),
         repeated,
-        tuple(base for base in names(tensors_of_layers) if _is_idle(base, tensors_of_layers)),
+        tuple(base for base in _with_alphas(tensors_of_layers) if base not in groups),
     )
 
 
@@ -291,10 +291,9 @@ def _same_tensor(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one.float(), other.float())
 
 
-def _is_idle(base: str, state: Collection[str]) -> bool:
-    """Whether a file has an alpha for a layer and nothing that it could scale."""
-    roles = {role for layer, role in (tensor_names().layer_and_role(key, state) for key in state) if layer == base}
-    return roles == {_ALPHA}
+def _with_alphas(state: Iterable[str]) -> list[str]:
+    """The layers for which a file has an alpha."""
+    return [key.removesuffix(f".{_ALPHA}") for key in state if key.endswith(f".{_ALPHA}")]
 
 
 _INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's own LoRA loader for this file"}

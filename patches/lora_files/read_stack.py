@@ -453,11 +453,13 @@ def _left_out(lora: parse.ParsedLora) -> list[str]:
     if lora.unmatched:
         left_out.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
     if lora.repeated:
-        left_out.append(f"{len(lora.repeated)} names repeat changes that others have, and count once")
+        count = len(lora.repeated)
+        names = "1 name repeats the change" if count == 1 else f"{count} names repeat the changes"
+        left_out.append(f"{names} of another name, which counts once")
     if lora.idle:
-        left_out.append(
-            f"{len(lora.idle)} alphas without factors are left out ({', '.join(lora.idle[:_MISFITS_SHOWN])})"
-        )
+        count = len(lora.idle)
+        alphas = "1 alpha without factors is" if count == 1 else f"{count} alphas without factors are"
+        left_out.append(f"{alphas} left out ({', '.join(lora.idle[:_MISFITS_SHOWN])})")
     if lora.misfits:
         shown = "; ".join(lora.misfits[:_MISFITS_SHOWN])
         left_out.append(f"partial: {len(lora.misfits)} layers do not fit and are left out ({shown})")

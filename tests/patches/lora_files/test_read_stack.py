@@ -203,5 +203,10 @@ def test_a_file_that_fits_is_for_the_models_own_family():
 def test_what_counts_once_and_what_does_nothing_is_reported():
     state = {**factors(f"{D}a"), **factors("a"), f"{D}b.alpha": torch.tensor(1.0)}
     report = read(state).report[0]
-    assert "1 names repeat changes that others have, and count once" in report
-    assert f"1 alphas without factors are left out ({D}b)" in report
+    assert "1 name repeats the change of another name, which counts once" in report
+    assert f"1 alpha without factors is left out ({D}b)" in report
+    pairs = {**factors(f"{D}a"), **factors("a"), **factors(f"{D}b"), **factors("b")}
+    state = {**pairs, "c.alpha": torch.tensor(1.0), "d.alpha": torch.tensor(1.0)}
+    report = read(state).report[0]
+    assert "2 names repeat the changes of another name, which counts once" in report
+    assert "2 alphas without factors are left out (c, d)" in report

@@ -463,7 +463,7 @@ def test_both_forms_of_a_change_count_once(models):
         state |= {f"{key}.lora_up.weight": rows.clone(), f"{key}.lora_down.weight": down.clone()}
     made = lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge")
     assert torch.allclose(weights(made.model)[weight], base[weight] + delta, atol=1e-5)
-    assert "3 names repeat changes that others have, and count once" in made.report
+    assert "3 names repeat the changes of another name, which counts once" in made.report
     state["lora_unet_layers_0_attention_to_k.lora_up.weight"] *= 1.01
     for partial in (False, True):
         with pytest.raises(
