@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from ...registry import Registry
-from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, t_lora, tencent, xlabs
+from . import ai_toolkit, comfyui, diffsynth, diffusers, kohya, lycoris, onetrainer, peft, t_lora, xlabs
 from .key_format import KeyFormat, KeySpelling
 
 T = TypeVar("T")
@@ -34,7 +34,6 @@ FORMATS: Registry[KeyFormat] = Registry(
         xlabs.FORMAT,
         diffsynth.FORMAT,
         t_lora.FORMAT,
-        tencent.FORMAT,
     ),
     duplicates=_taken_prefixes,
 )
