@@ -18,8 +18,8 @@ from ..patches.patching.rounding import rounds_stochastically
 
 # Of Dual Model CFG Guider. ComfyUI has one set of weights for all MODELs of a base, and loads one of them at a time.
 _TWO_AT_ONCE = (
-    "two MODELs of the same base sample at once, and ComfyUI holds one set of weights for both: %s. To have LoRAs on one"
-    " side alone, load the base for the other side with a loader of its own"
+    "two MODELs of the same base sample at once, and ComfyUI holds one set of weights for both: %s. To have LoRAs on"
+    " one side alone, load the base for the other side with a loader of its own"
 )
 log = logging.getLogger(__name__)
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
