@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..storage.disk_errors import disk_errors_at
 
@@ -71,7 +71,20 @@ def near_loras(name: str, count: int = 3) -> list[str]:
     """Up to `count` LoRAs that the user may have meant, the likeliest first."""
     from ..patches.lora_files.near_names import near_names
 
-    return near_names(name, lora_names(), count)
+    return near_names(name, _each_file_once(lora_names()), count)
+
+
+def _each_file_once(names: Iterable[str]) -> list[str]:
+    """Names without those that reach a file of another one again, through a folder that links to one above it."""
+    import folder_paths
+
+    names = list(names)
+    shortest: dict[str, str] = {}
+    for name in sorted(names, key=len):
+        path = folder_paths.get_full_path("loras", name)
+        shortest.setdefault(os.path.realpath(path) if path else name, name)
+    kept = set(shortest.values())
+    return [name for name in names if name in kept]
 
 
 def weights_path(name: str) -> str:

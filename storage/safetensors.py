@@ -31,7 +31,7 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     frees the two numbers with which it cuts a tensor out of its mapping: tens of kilobytes a file, for as long as the
     process lives.
     """
-    _refuse_pickle(path)
+    _refuse_others(path)
     _refuse_too_many(path)
     try:
         with safe_open(path, framework="pt", device="cpu"):
@@ -108,9 +108,45 @@ class PickledFile(ValueError):
     """A file that is a pickle, which Graft never opens."""
 
 
-def _refuse_pickle(path: str) -> None:
+_LOOKED_AT = 1024  # bytes at the beginning, which tell a page or an answer of a server from a file
+_LFS_POINTERS = ("version https://git-lfs.github.com/", "version https://hawser.github.com/")
+
+
+def _refuse_others(path: str) -> None:
+    """Raises ValueError for what is often found in a safetensors file's place: what a server answers in place of the
+    file, a pointer to it, a pickle.
+    """
     with open(path, "rb") as file:
-        start = file.read(16)
+        start = file.read(_LOOKED_AT)
+    if int.from_bytes(start[:8], "little") > _LONGEST_HEADER:  # text: no header is that long
+        what = _kind_of_text(start.decode("utf-8-sig", "replace").strip())
+        if what:
+            raise ValueError(f"{path} is no safetensors file: it is {what}")
+    _refuse_pickle(path, start)
+
+
+def _kind_of_text(text: str) -> str:
+    """What a text is that a download left in a file's place, and what to do; "" for any other content."""
+    line = " ".join(text.split())[:120]
+    if text.startswith(_LFS_POINTERS):
+        return (
+            "a Git LFS pointer, which stands for the file in a repository; run git lfs pull, or download the file"
+            " itself"
+        )
+    if text.lower().startswith(("<!doctype", "<html", "<head", "<?xml", "<!--")):
+        return (
+            f"a web page ({line!r}), which a site sends in place of a file to those who are not logged in, or where a"
+            " link leads to a page; log in or use the link of the file itself, and download it again"
+        )
+    if text.startswith(("{", "[")):
+        return (
+            f"JSON ({line!r}), as a site's answer to a download that it refuses; if it names an error, mend that (a"
+            " token, a license to accept), and download the file again"
+        )
+    return ""
+
+
+def _refuse_pickle(path: str, start: bytes) -> None:
     pickled = start.startswith((b"PK", b"\x80")) or path.lower().endswith(_PICKLES)
     if pickled and start[8:9] != b"{":  # a safetensors header; the length before it may begin with any byte
         raise PickledFile(
@@ -155,7 +191,7 @@ def read_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """(header entry of each tensor, metadata) of a safetensors file. Reads no tensors. Raises ValueError as
     `load_safetensors` does.
     """
-    _refuse_pickle(path)
+    _refuse_others(path)
     _refuse_too_many(path)
     with open(path, "rb") as file:
         return _header(path, file)

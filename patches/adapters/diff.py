@@ -49,6 +49,10 @@ class Diff:
             return None
         return f"expected a difference {sides_text(shape)}, got {shape_text(self.diff)}"
 
+    def rows(self, start: int, length: int) -> Diff:
+        """This for `length` rows of the weight from row `start` on."""
+        return Diff(self.diff[start : start + length], self.scale)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
         return (self.diff,)

@@ -74,6 +74,13 @@ class DoRA:
         expected = shape[1] if len(shape) > 1 else 1
         return f"expected a magnitude of {shape[0]} rows or 1x{expected} columns, got {shape_text(self.magnitude)}"
 
+    def rows(self, start: int, length: int) -> DoRA | None:
+        """This for `length` rows of the weight from row `start` on; None where the norms are those of columns."""
+        inner: Any = self.inner
+        if self.magnitude.shape[0] != self.magnitude.numel() or not hasattr(inner, "rows"):
+            return None
+        return DoRA(inner.rows(start, length), self.magnitude[start : start + length])
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
         return (*self.inner.tensors(), self.magnitude)

@@ -120,6 +120,10 @@ class LoRA:
         up, down = (factor.to(device, torch.float32) for factor in self.factors())
         return (self.scale * (up @ down)).reshape(tuple(shape))
 
+    def rows(self, start: int, length: int) -> LoRA:
+        """This for `length` rows of the weight from row `start` on."""
+        return replace(self, up=self.up[start : start + length])
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
         if self.mid is None:

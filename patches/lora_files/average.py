@@ -5,6 +5,7 @@ An average of products is exact, or cut to a rank by SVD.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..adapters.lora import LoRA
+from ..adapters.registry import tensor_names
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
+from .pairing import under_first_names
 from .parse import grouped
 
 ALGEBRAS = ("factors", "products")
@@ -34,7 +37,8 @@ class Averaged:
 def average(
     states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
 ) -> Averaged:
-    """The weighted average of LoRA state dicts in one key format.
+    """The weighted average of LoRA state dicts, under the first one's names. They may be in different key formats, as
+    PEFT's and kohya's, as long as each layer has a counterpart.
 
     `algebra` is "factors" or "products"; with products, `rank` 0 keeps the result exact. Raises ValueError listing
     every layer, shape and key that differs between the files, and every kind of layer that cannot be averaged.
@@ -80,7 +84,7 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
             errors += [f"{name}: {key} holds NaN or infinite values" for key in not_finite]
         files.append(groups)
     _raise(errors)
-    return files
+    return under_first_names(files)
 
 
 def _take_words_(groups: dict[str, Group], state: Mapping[str, Tensor], strangers: Sequence[str]) -> list[str]:
@@ -98,6 +102,14 @@ def _check(files: Sequence[Mapping[str, Group]], names: Sequence[str], same_rank
     errors = []
     first, name = files[0], names[0]
     for groups, other in zip(files[1:], names[1:], strict=True):
+        if not first.keys() & groups.keys():
+            errors.append(
+                f"{name} and {other} have no layer in common by name ({min(first)}, {min(groups)}): they are for"
+                " different models, or one has diffusers' names and the other the model's own. For one model: put"
+                f" {other} alone into Merge LoRAs with model connected, save the result with Save LoRA in the key"
+                f" format of {name}, and average that file"
+            )
+            continue
         errors += [f"{base}: in {name}, missing in {other}" for base in sorted(first.keys() - groups.keys())]
         errors += [f"{base}: in {other}, missing in {name}" for base in sorted(groups.keys() - first.keys())]
         for base in sorted(first.keys() & groups.keys()):
@@ -114,7 +126,8 @@ def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
     differences = []
     for role in sorted(keys):
         if (role in left) != (role in right):
-            differences.append(f"{role} only in one")
+            if role != "alpha" or _scale(left) != _scale(right):
+                differences.append(f"{role} only in one")
             continue
         a, b = left[role][1], right[role][1]
         if role == "alpha" and float(a) != float(b):
@@ -183,6 +196,16 @@ def _pair(group: Group) -> LoRA:
     else:
         alpha = None
     return LoRA(group["up"][1], group["down"][1], alpha, group["mid"][1] if "mid" in group else None)
+
+
+def _scale(group: Group) -> float:
+    """alpha / rank, which is 1 without alpha: PEFT's files have none where kohya's have alpha equal to the rank."""
+    if "alpha" not in group:
+        return 1.0
+    divided = [role.name for role in tensor_names().roles.values() if role.divides_alpha and role.name in group]
+    if not divided:
+        return math.nan
+    return float(group["alpha"][1]) / len(group[divided[0]][1])
 
 
 def _sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

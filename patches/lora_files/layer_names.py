@@ -9,7 +9,7 @@ from ..models import registry
 from ..models.layer_names import LayerNames, swap_halves
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
-from .parse import Target
+from .target import Target
 
 Shapes = Mapping[tuple[str, str], Sequence[int]]  # shape of every weight by ("model" or "clip", name)
 # PEFT's prefix of a text encoder saved by itself; it does not say which one.
@@ -18,23 +18,47 @@ _BARE = re.compile(r"(?:base_model\.model\.)?(text_model[._].+)")
 _NUMBERED_LATER = {"clip_g", "t5xxl"}
 
 
+# Layers that trainers fuse: Q, K and V of one attention, or the K and V that it reads elsewhere.
+_FUSED = re.compile(r"(.*_)(to_|w)?(q?kv)(_proj)?")
+_FUSED_TEXT = re.compile(r"(.*_)to_added_(q?kv)")  # of the text's half in joint attention
+
+
 def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shapes) -> dict[str, Target]:
-    """Find the weights for a file's layer names that `known` (the host's map) lacks.
+    """Find the weights for a file's layer names that `known` (the host's map) lacks, or has wrong.
 
     Names that match no weight, or two weights, are skipped.
     """
-    missing = [name for name in names if name not in known]
+    names = list(names)
+    known = {name: target for name, target in known.items() if (target.model, target.weight) in shapes}
+    if all(name in known and known[name].part is None for name in names):
+        return {}
+    own = _model_names(shapes)
+    right = _with_right_rows(known, own)
+    missing = [name for name in names if name not in right]
     if not missing:
         return {}
-    index = _index({**_model_names(shapes), **known})
+    index = _index({**own, **right})
     ends = _ends(shapes)
     encoders = {weight.partition(".")[0] for space, weight in shapes if space == "clip"}
     targets = {}
     for name in missing:
-        target = index.get(canonical(name)) or _by_end(name, ends, encoders)
-        if target is not None and (target.model, target.weight) in shapes:
+        target = index.get(canonical(name)) or _fused(name, index) or _by_end(name, ends, encoders)
+        if target is not None:
             targets[name] = target
     return targets
+
+
+def _with_right_rows(known: Mapping[str, Target], own: Mapping[str, Target]) -> dict[str, Target]:
+    """The host's targets, without those that are other rows of their weight than Graft says: ComfyUI takes Ovis-Image's
+    layers for as narrow as Flux'.
+    """
+    here = {canonical(name): target for name, target in own.items()}
+    right = {}
+    for name, target in known.items():
+        other = here.get(canonical(name)) if target.part is not None else None
+        if other is None or other.weight != target.weight or other.part == target.part:
+            right[name] = target
+    return right
 
 
 def canonical(name: str) -> str:
@@ -47,15 +71,61 @@ def canonical(name: str) -> str:
 
 
 def _index(names: Mapping[str, Target]) -> dict[str, Target]:
-    """Targets by canonical name, without names that two targets claim."""
+    """Targets by canonical name, without names that two weights claim.
+
+    How the rows of a weight are ordered is compared for none: the host and Graft each have a function of their own for
+    that.
+    """
     index: dict[str, Target] = {}
     claimed_twice = set()
     for name, target in names.items():
-        if index.setdefault(canonical(name), target) != target:
+        first = index.setdefault(canonical(name), target)
+        if (first.model, first.weight, first.part) != (target.model, target.weight, target.part):
             claimed_twice.add(canonical(name))
     for name in claimed_twice:
         del index[name]
     return index
+
+
+def _fused(name: str, index: Mapping[str, Target]) -> Target | None:
+    """What a layer for Q, K and V in one stands for in a model that holds them apart, or in one weight with others."""
+    found = _FUSED_TEXT.fullmatch(canonical(name))
+    if found is not None:
+        base, letters = found.groups()
+        parts = [f"{base}add_{letter}_proj" for letter in letters]
+    else:
+        found = _FUSED.fullmatch(canonical(name))
+        if found is None:
+            return None
+        base, before, letters, after = found.groups("")
+        parts = [f"{base}{before}{letter}{after}" for letter in letters]
+    targets = [index[part] for part in parts if part in index]
+    if len(targets) < len(parts):
+        return None
+    return joined(targets)
+
+
+def joined(targets: Sequence[Target]) -> Target:
+    """One target for layers that a file has in one, in the order of its rows.
+
+    Rows that follow each other in one weight become one part of it.
+    """
+    whole = [targets[0]]
+    for target in targets[1:]:
+        last = whole[-1]
+        if last.part and target.part and _follows(last, target):
+            whole[-1] = last._replace(part=(0, last.part[1], last.part[2] + target.part[2]))
+        else:
+            whole.append(target)
+    return whole[0]._replace(more=tuple(whole[1:]))
+
+
+def _follows(first: Target, second: Target) -> bool:
+    """Whether the rows of the second target are those after the first one's."""
+    if first.part is None or second.part is None or first.function or second.function:
+        return False
+    end = first.part[1] + first.part[2]
+    return (first.model, first.weight) == (second.model, second.weight) and second.part[1] == end
 
 
 def _ends(shapes: Shapes) -> dict[str, list[Target]]:
@@ -146,6 +216,11 @@ def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerName
         names.setdefault(table.rename(path), Target("model", weight))
         return
     rows, columns, *_ = shape
+    for both in table.joined:
+        second = weight.replace(path, re.sub(both.pattern, both.rest, path))
+        if re.match(both.pattern, path) and ("model", second) in shapes:
+            targets = [Target("model", weight), Target("model", second)]
+            names.setdefault(re.sub(both.pattern, both.name, path), joined(targets))
     change = swap_halves if table.swaps_halves(path, rows, columns) else None
     for name, start, length in table.parts(path, rows, columns):
         where = None if length == rows else (0, start, length)

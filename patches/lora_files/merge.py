@@ -16,10 +16,9 @@ from ..patching.fuse import MERGEABLE_DTYPES, Patch, WeightChange, additive, fus
 from . import block_weights
 from .entry import LoraEntry
 from .key_formats import registry as key_formats
-from .key_formats.diffusers import strip_attn_processor
-from .layer_names import canonical
 from .low_rank import RANK_RULES, Singular, best, cut_to_rank, svd, svd_of_product
 from .merge_methods import METHODS, FileChange, MergeSettings, inner
+from .pairing import pairing_name
 from .parse import unplaced
 from .peft_config import peft_configs
 
@@ -35,7 +34,6 @@ _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by 
 )
 _SUM = MergeSettings()
 # ComfyUI's prefix of text encoders, which kohya numbers.
-_GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 
 
 class Loss(NamedTuple):
@@ -113,8 +111,13 @@ class _CollectedLayers:
         """Add the layers of a file, with its strengths and block weights; `file` is its place in the stack."""
         state = key_formats.generic_keys(entry.state_dict)
         diffusers = block_weights.diffusers_blocks(state)
-        layers, problems = unplaced(state, peft_configs(entry.metadata))
-        names = {base: _pairing_name(base) for base, _, _ in layers}
+        try:
+            configs = peft_configs(entry.metadata)
+        except ValueError as error:
+            self.problems.append(f"{entry.name}: {error}")
+            return
+        layers, problems = unplaced(state, configs)
+        names = {base: pairing_name(base) for base, _, _ in layers}
         self._note_spelling(entry.name, list(names.values()))
         by_block = entry.block_strengths()
         self.problems += _missing_blocks(entry.name, state, by_block, diffusers)
@@ -201,7 +204,7 @@ def _missing_blocks(
 
     A partial LoRA need not have every block of a list.
     """
-    blocks = {block_weights.block_of_name(_pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
+    blocks = {block_weights.block_of_name(pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
     kinds = block_weights.together({_without_number(block) for block in blocks}) | {block_weights.REST}
     missing = []
     for block in by_block:
@@ -214,26 +217,6 @@ def _missing_blocks(
 
 def _without_number(block: str) -> str:
     return block.rstrip("0123456789")
-
-
-def _pairing_name(base: str) -> str:
-    """A layer's name without prefix and separators (`te1:…` for a text encoder), to pair layers across differently
-    written files.
-    """
-    name = canonical(strip_attn_processor(_GENERIC.sub(_numbered_encoder, base)))
-    name = re.sub(r"_(img|txt)_mlp_fc([12])$", _mlp_place, name)
-    return re.sub(r"te\d:encoder_block_", "te:encoder_block_", name)  # a T5, whose number depends on the model
-
-
-def _numbered_encoder(match: re.Match[str]) -> str:
-    if match[1] == "clip_g":
-        return "te2."
-    return "te1."
-
-
-def _mlp_place(match: re.Match[str]) -> str:
-    """diffusers' `fc1` and `fc2` as 0 and 2, their positions in an MLP."""
-    return f"_{match[1]}_mlp_{2 * int(match[2]) - 2}"
 
 
 # --- LoRAs and differences with a model -------------------------------------------------------------------------------

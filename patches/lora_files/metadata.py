@@ -171,7 +171,7 @@ def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
         return f"{_short(base_model)} (its metadata)"
     family = recognise_lora(shapes.items())
     if family is not None:
-        return f"{family.title} (its names and shapes)"
+        return f"{family.title} {parse.BY_SHAPES}"
     width = text_width(shapes.items())
     if width is not None:
         return f"a model with a context of {width} (its cross-attention)"

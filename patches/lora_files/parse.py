@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,26 +16,20 @@ from ..adapters.diff import Diff
 from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole, Trainer
 from ..adapters.layer import AdditiveLayer, Layer, WeightLayer
 from ..adapters.registry import tensor_names
+from ..adapters.row_parts import rows_of
+from ..models.recognise import recognise_lora
 from ..patching.fuse import Slice
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
+from .repeated import Claim, without_repeated
+from .target import Target
 
 _LISTED = 12
+_ALPHA = "alpha"
+BY_SHAPES = "(its names and shapes)"  # how a hint ends that does not come from the metadata
 _EMBEDDINGS_ONLY = "to use them in prompts, put the file on a CLIP with Load LoRAs, or into ComfyUI's embeddings folder"
 LARGEST_ALPHA = 1e8  # no trainer comes near: their alphas are about as large as the rank
-
-
-class Target(NamedTuple):
-    """Where a layer is applied: the space ("model" or "clip") and the weight.
-
-    For a fused weight also the part, and the row permutation of the host.
-    """
-
-    model: str
-    weight: str
-    part: Slice | None = None
-    function: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +38,7 @@ class ParsedLora:
 
     - `text_encoder`: names for a text encoder that is not loaded.
     - `misfits`: why layers that match a weight do not fit it, for partial LoRAs whose other layers are used.
+    - `repeated`: names for changes that the file has under another name too; `idle`: layers with an alpha alone.
     - `embeddings`: textual inversions in the file (OneTrainer, ai-toolkit). They are not part of the LoRA; `embeddings`
       reads them.
     """
@@ -55,6 +50,8 @@ class ParsedLora:
     kinds: dict[str, int] = field(default_factory=dict)
     embeddings: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def embeddings_only(self) -> bool:
@@ -72,6 +69,7 @@ def read(
     configs: tuple[PeftConfig, ...] = (),
     trainer: Trainer = "",
     embeddings_are_read: bool = False,
+    model_family: Callable[[], str] = str,
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check all of it. Nothing is changed.
 
@@ -79,30 +77,34 @@ def read(
     - `hint` says what the file is for, in the message when nothing matches; `configs` are the PEFT settings that came
       with the file, `trainer` is who wrote it (see `trainer.oft_trainer`).
     - `embeddings_are_read`: a CLIP gets the embeddings in the file, so it may hold nothing else.
+    - `model_family` gives the title of the model's family ("" if it is unknown), for messages.
 
     Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
-    `partial`), incomplete pairs, NaN or infinite values, unavailable kinds.
+    `partial`), incomplete pairs, NaN or infinite values, unavailable kinds, two names with different changes of the
+    same rows.
     """
-    groups, strangers, problems = grouped(without_embeddings(state), plain=False)
-    layers: dict[Target, list[Layer]] = {}
-    sources: dict[Target, str] = {}
+    tensors_of_layers = without_embeddings(state)
+    groups, strangers, problems = grouped(tensors_of_layers, plain=False)
+    claims: list[Claim] = []
     unknown: list[str] = []
     misfits: list[str] = []
     for base, tensors in groups.items():
         target = key_map.get(base)
-        if target is None or (target.model, target.weight) not in shapes:
+        if target is None or any((piece.model, piece.weight) not in shapes for piece in target.pieces):
             unknown.append(base)
             continue
-        if sources.setdefault(target, base) != base:
-            problems.append(f"{base}: names the same weight as {sources[target]} ({target.weight})")
-            continue
         config = config_for(configs, base)
-        for layer_target, layer in _layers(base, tensors, target, shapes, config, problems, trainer):
+        for layer_target, layer in _placed(base, tensors, target, shapes, config, problems, trainer):
             misfit = _misfit(layer_target, layer, shapes)
             if misfit is None:
-                layers.setdefault(layer_target, []).append(layer)
+                claims.append(Claim(base, layer_target, layer))
             else:
                 misfits.append(f"{base}: {misfit}")
+    used, repeated, clashes = without_repeated(claims, shapes)
+    problems += clashes
+    layers: dict[Target, list[Layer]] = {}
+    for claim in used:
+        layers.setdefault(claim.target, []).append(claim.layer)
     encoder_names, others = _by_model(unknown, key_map)
     unmatched = [*strangers, *others]
     if misfits and not (partial and layers):
@@ -114,13 +116,25 @@ def read(
     if not problems and not (groups or strangers) and embeddings:
         problems += _unread_embeddings(embeddings, embeddings_are_read)
     elif not problems:
-        problems += _unusable(groups, layers, unmatched, encoder_names, partial, hint)
+        problems += _unusable(state, groups, layers, unmatched, encoder_names, partial, hint, model_family)
     if problems:
-        raise ValueError(f"{name}{_purpose(hint, sources)} cannot be used:\n" + problem_lines(problems))
+        fits = bool(layers) and not misfits
+        matches = len(unknown) < len(groups)
+        raise ValueError(
+            f"{name}{_purpose(hint, matches, fits, model_family)} cannot be used:\n" + problem_lines(problems)
+        )
     kinds = Counter(layer.kind for target_layers in layers.values() for layer in target_layers)
     layers_by_target = {target: tuple(target_layers) for target, target_layers in layers.items()}
     return ParsedLora(
-        name, layers_by_target, tuple(unmatched), tuple(encoder_names), kinds, tuple(embeddings), tuple(misfits)
+        name,
+        layers_by_target,
+        tuple(unmatched),
+        tuple(encoder_names),
+        kinds,
+        tuple(embeddings),
+        tuple(misfits),
+        repeated,
+        tuple(base for base in _with_alphas(tensors_of_layers) if base not in groups),
     )
 
 
@@ -134,9 +148,14 @@ def _by_model(unknown: Sequence[str], key_map: Mapping[str, Target]) -> tuple[li
     return encoder_names, others
 
 
-def _purpose(hint: str, sources: Collection[Target]) -> str:
-    """What a file is made for, where that is known and some of its names match."""
-    if hint and sources:
+def _purpose(hint: str, matches: bool, fits: bool, model_family: Callable[[], str]) -> str:
+    """What a file is made for, where that is known and some of its names match.
+
+    A file whose layers all fit is for the model's own family, whatever other family has the same names and shapes.
+    """
+    if fits and hint.endswith(BY_SHAPES) and model_family():
+        hint = f"{model_family()} {BY_SHAPES}"
+    if hint and matches:
         return f", made for {hint},"
     return ""
 
@@ -239,7 +258,8 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
 def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
     """Group a LoRA's tensors by layer: (tensors by layer name and role, unknown keys, problems).
 
-    `plain` refuses everything but factor pairs and differences.
+    `plain` refuses everything but factor pairs and differences. A layer with an alpha alone is left out: it does
+    nothing. So is a tensor that is there twice, as `lora_up` and as `lora_B`.
     """
     groups: dict[str, Group] = {}
     strangers: list[str] = []
@@ -256,18 +276,71 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
             unavailable.setdefault(refusal, []).append(key)
             continue
         group = groups.setdefault(base, {})
-        if role in group:
-            problems.append(f"{key}: the same tensor is also there as {group[role][0]}")
-        group[role] = (key, tensor)
+        if role in group and not _same_tensor(group[role][1], tensor):
+            problems.append(f"{key}: {group[role][0]} is the same tensor of the same layer, with other values")
+        group.setdefault(role, (key, tensor))
     for kind, keys in sorted(unavailable.items()):
         problems.append(
             f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)});"
             f" {_INSTEAD[plain]}"
         )
-    return groups, strangers, problems
+    return {base: group for base, group in groups.items() if group.keys() != {_ALPHA}}, strangers, problems
+
+
+def _same_tensor(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.float(), other.float())
+
+
+def _with_alphas(state: Iterable[str]) -> list[str]:
+    """The layers for which a file has an alpha."""
+    return [key.removesuffix(f".{_ALPHA}") for key in state if key.endswith(f".{_ALPHA}")]
 
 
 _INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's own LoRA loader for this file"}
+
+
+def _placed(
+    base: str,
+    group: Group,
+    target: Target,
+    shapes: Mapping[tuple[str, str], Sequence[int]],
+    config: PeftConfig | None,
+    problems: list[str],
+    trainer: Trainer,
+) -> Iterator[tuple[Target, Layer]]:
+    """`_layers`, where the rows of a layer may be in several weights of the model."""
+    if not target.more:
+        yield from _layers(base, group, target, shapes, config, problems, trainer)
+        return
+    lengths = [piece.part[2] if piece.part else shapes[piece.model, piece.weight][0] for piece in target.pieces]
+    whole = Target(target.model, f"{base}.weight")
+    shape = (sum(lengths), *shapes[target.model, target.weight][1:])
+    biases = [_bias_of(piece) for piece in target.pieces]
+    virtual = {(whole.model, whole.weight): shape}
+    if all((bias.model, bias.weight) in shapes for bias in biases):
+        virtual[whole.model, _bias_of(whole).weight] = shape[:1]
+    for found, layer in _layers(base, group, whole, virtual, config, problems, trainer):
+        on_bias = found.weight != whole.weight
+        full = shape[:1] if on_bias else shape
+        mismatch = layer.mismatch(full)
+        if mismatch is not None or found.part is not None:
+            problems.append(f"{base}: {mismatch or 'it is for some rows'} (of {_weights(target)} in one)")
+            return
+        start = 0
+        for piece, bias, length in zip(target.pieces, biases, lengths, strict=True):
+            rows = rows_of(layer, start, length, full)
+            if rows is None:
+                problems.append(
+                    f"{base}: {layer.kind} on {_weights(target)} in one, which this model holds apart; use ComfyUI's"
+                    " own LoRA loader for this file"
+                )
+                return
+            yield (bias if on_bias else piece), rows
+            start += length
+
+
+def _weights(target: Target) -> str:
+    return ", ".join(piece.weight for piece in target.pieces)
 
 
 def _layers(
@@ -434,18 +507,26 @@ def _unknown_order(function: Callable[[Tensor], Tensor], layer: Layer, shape: Se
 
 
 def _unusable(
+    state: Mapping[str, Tensor],
     groups: Mapping[str, Group],
     layers: Mapping[Target, list[Layer]],
     unmatched: Sequence[str],
     text: Sequence[str],
     partial: bool,
     hint: str,
+    model_family: Callable[[], str],
 ) -> list[str]:
     if not groups:
-        return [f"it holds no LoRA layer ({_some(unmatched)})" if unmatched else "it is empty"]
+        return [f"it holds no LoRA layer ({_some(unmatched or state)})" if state else "it is empty"]
     if not layers and text and not unmatched:
         return [f"it is for a text encoder only ({_some(text)}); connect CLIP"]
     if not layers:
+        family = recognise_lora((name, tensor.shape) for name, tensor in state.items())
+        if family is not None and family.title == model_family():
+            return [
+                f"it is for {family.title}, as this model is, but all of its names are unknown"
+                f" ({_some([*unmatched, *text])}); try ComfyUI's own LoRA loader"
+            ]
         return [f"no key matches this model, it is for {hint or 'another one'} ({_some([*unmatched, *text])})"]
     if unmatched and not partial:
         return [

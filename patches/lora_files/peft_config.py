@@ -52,14 +52,16 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
     Raises ValueError if they exist but are not a JSON object.
     """
     configs: list[PeftConfig] = []
-    for key in (_HEADER, BESIDE):
+    for key, place in ((_HEADER, f"its metadata {_HEADER}"), (BESIDE, f"{BESIDE}.json beside it")):
         if metadata.get(key):
+            expected = "expected a JSON object with the scales of its layers"
+            again = "without them its strength is unknown: save or download it again"
             try:
                 content = json.loads(metadata[key])
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{key}: not JSON ({error})") from error
+                raise ValueError(f"{place}: not JSON ({error}), {expected}; {again}") from error
             if not isinstance(content, dict):
-                raise ValueError(f"{key}: expected an object, got {metadata[key][:80]!r}")
+                raise ValueError(f"{place}: {expected}, got {metadata[key][:80]!r}; {again}")
             if key == _HEADER:
                 parts = {name.rpartition(".")[0] for name in content}
             else:

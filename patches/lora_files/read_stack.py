@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
+from ..models.recognise import recognise_lora
+from ..models.recognition import factors_of
 from ..patching.fuse import MERGEABLE_DTYPES, Patch, additive
 from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
@@ -182,9 +185,12 @@ def _read_file(
         if not state:
             return
     hint = metadata.made_for(entry.state_dict, entry.metadata)
-    state = {**state, **rank_schedules(state, entry.metadata)}
-    configs = peft_configs(entry.metadata)
-    trainer = oft_trainer(entry.state_dict, entry.metadata)
+    try:
+        state = {**state, **rank_schedules(state, entry.metadata)}
+        configs = peft_configs(entry.metadata)
+        trainer = oft_trainer(entry.state_dict, entry.metadata)
+    except ValueError as error:
+        raise ValueError(f"{entry.name} cannot be used:\n- {error}") from error
     lora = parse.read(
         state,
         key_map,
@@ -195,8 +201,21 @@ def _read_file(
         configs,
         trainer,
         embeddings_are_read=weights.tokenizer is not None,
+        model_family=functools.partial(_family_title, weights),
     )
     reading.loras.append((entry, lora))
+
+
+def _family_title(weights: ModelWeights) -> str:
+    """The title of the family that a model is of; "" if its weights do not tell."""
+    layers = {}
+    for (space, name), shape in weights.shapes.items():
+        if space == "model" and name.endswith(".weight") and len(shape) == 2:
+            layers[name.removesuffix(".weight")] = shape
+    family = recognise_lora(factors_of(layers).items())
+    if family is None:
+        return ""
+    return family.title
 
 
 def _read_embeddings(entries: Sequence[LoraEntry], weights: ModelWeights) -> EmbeddingReading:
@@ -433,6 +452,14 @@ def _left_out(lora: parse.ParsedLora) -> list[str]:
         left_out.append(f"{len(lora.text_encoder)} text encoder layers not used, no CLIP is connected")
     if lora.unmatched:
         left_out.append(f"partial: {len(lora.unmatched)} names match no weight and are left out")
+    if lora.repeated:
+        count = len(lora.repeated)
+        names = "1 name repeats the change" if count == 1 else f"{count} names repeat the changes"
+        left_out.append(f"{names} of another name, which counts once")
+    if lora.idle:
+        count = len(lora.idle)
+        alphas = "1 alpha without factors is" if count == 1 else f"{count} alphas without factors are"
+        left_out.append(f"{alphas} left out ({', '.join(lora.idle[:_MISFITS_SHOWN])})")
     if lora.misfits:
         shown = "; ".join(lora.misfits[:_MISFITS_SHOWN])
         left_out.append(f"partial: {len(lora.misfits)} layers do not fit and are left out ({shown})")

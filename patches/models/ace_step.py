@@ -6,9 +6,20 @@ from torch import nn
 
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, same_name
+from .layer_names import LayerNames, by_table, same_name
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
+
+_RENAMES_15 = (  # diffusers has the parts of ACE-Step 1.5 as models of their own, called as in its pipeline
+    (r"^(.*\.(?:self|cross)_attn)\.([qkv])_proj$", r"\1.to_\2"),
+    (r"^(.*\.(?:self|cross)_attn)\.o_proj$", r"\1.to_out.0"),
+    (r"^(.*\.(?:self|cross)_attn)\.([qk])_norm$", r"\1.norm_\2"),
+    (r"^decoder\.proj_(in|out)\.1$", r"proj_\1_conv"),
+    (r"^decoder\.", ""),
+    (r"^encoder\.", "condition_encoder."),
+    (r"^tokenizer\.", "audio_tokenizer."),
+    (r"^detokenizer\.", "audio_token_detokenizer."),
+)
 
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
@@ -39,11 +50,21 @@ FAMILY = ModelFamily(
             r"transformer_blocks_\d+_ff_(inverted|depth|point)_conv_",
             r"(^|_)lyric_(encoder|proj)_",
             r"(^|_)(speaker|genre)_embedder_",
+            # 1.5 in ComfyUI's names, and in diffusers': Stable Audio has to_qkv, to_kv and a to_out without a number
+            r"decoder_layers_\d+_(self|cross)_attn_[qkvo]_proj_",
+            r"layers_\d+_(self_attn_to_[qkv]|cross_attn_to_[kv]|(self|cross)_attn_to_out_0)_",
         )
     ),
     modelspec=Missing("modelspec names no ACE-Step"),
     kohya=Missing("neither sd-scripts nor musubi trains it"),
     layer_names=LayerNames(prefix="", rename=same_name, model_sign=r"(^|\.)lyric_proj\."),
+    other_names=(
+        LayerNames(
+            prefix="transformer.",
+            rename=by_table(_RENAMES_15),
+            model_sign=r"(^|\.)decoder\.layers\.0\.cross_attn\.q_proj\.",
+        ),
+    ),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("its attention is linear: it costs as much with fewer tokens"),
     token_routing=TokenRouting(
@@ -60,5 +81,9 @@ FAMILY = ModelFamily(
         {"transformer_blocks.0.cross_attn.to_q": (2560, 2560), "speaker_embedder": (2560, 512)},
         {"lora_unet_transformer_blocks_23_ff_inverted_conv_conv": (12800, 2560)},
         {"diffusion_model.lyric_encoder.encoders.0.self_attn.linear_q": (1024, 1024)},
+        {"diffusion_model.decoder.layers.0.self_attn.q_proj": (2048, 2048)},
+        {"transformer.layers.0.self_attn.to_q": (2048, 2048)},
+        {"transformer.layers.0.cross_attn.to_k": (1024, 2048)},
+        {"lora_transformer_layers_0_self_attn_to_out_0": (2048, 2048)},
     ),
 )

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from . import flux
 from .family import Missing, ModelFamily
+from .layer_names import LayerNames, by_table
 from .recognition import Recognition
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import TokenLayout, TransformerClass, patch_size
 
+_RENAMES = (
+    (r"^(distilled_guidance_layer\.layers\.\d+)\.in_layer$", r"\1.linear_1"),
+    (r"^(distilled_guidance_layer\.layers\.\d+)\.out_layer$", r"\1.linear_2"),
+    *flux.RENAMES,
+)
 _CLASS = TransformerClass(flux.layout_without_references, patch_size, flux.BLOCK_LISTS)
 _ROUTED = RoutedClass(flux.ROUTED, flux.layout_without_references)
 FAMILY = ModelFamily(
@@ -16,7 +22,13 @@ FAMILY = ModelFamily(
     recognition=Recognition(names=("distilled_guidance_layer",)),
     modelspec=Missing("modelspec names no Chroma"),
     kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
-    layer_names=flux.LAYER_NAMES,
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=flux.FUSED,
+        swapped=flux.SWAPPED,
+        model_sign=r"(^|\.)distilled_guidance_layer\.",
+    ),
     blocks=flux.BLOCKS,
     token_layout=TokenLayout({"Chroma": _CLASS, "ChromaRadiance": _CLASS}),
     token_routing=TokenRouting({"Chroma": _ROUTED, "ChromaRadiance": _ROUTED}),

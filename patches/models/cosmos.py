@@ -14,6 +14,22 @@ from .recognition import LoraShapes, Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, frame_count, text_length, token_grid
 
+_RENAMES_1 = (  # of Cosmos 1.0
+    (r"^blocks\.block(\d+)\.blocks\.0\.block\.attn\.", r"transformer_blocks.\1.attn1."),
+    (r"^blocks\.block(\d+)\.blocks\.1\.block\.attn\.", r"transformer_blocks.\1.attn2."),
+    (r"\.(attn\d)\.to_([qkv])\.0$", r".\1.to_\2"),
+    (r"\.(attn\d)\.to_([qk])\.1$", r".\1.norm_\2"),
+    (r"^blocks\.block(\d+)\.blocks\.2\.block\.layer1$", r"transformer_blocks.\1.ff.net.0.proj"),
+    (r"^blocks\.block(\d+)\.blocks\.2\.block\.layer2$", r"transformer_blocks.\1.ff.net.2"),
+    (r"^blocks\.block(\d+)\.blocks\.0\.adaLN_modulation\.([12])$", r"transformer_blocks.\1.norm1.linear_\2"),
+    (r"^blocks\.block(\d+)\.blocks\.1\.adaLN_modulation\.([12])$", r"transformer_blocks.\1.norm2.linear_\2"),
+    (r"^blocks\.block(\d+)\.blocks\.2\.adaLN_modulation\.([12])$", r"transformer_blocks.\1.norm3.linear_\2"),
+    (r"^final_layer\.adaLN_modulation\.([12])$", r"norm_out.linear_\1"),
+    (r"^final_layer\.linear$", "proj_out"),
+    (r"^t_embedder\.1\.", "time_embed.t_embedder."),
+    (r"^affline_norm$", "time_embed.norm"),
+    (r"^x_embedder\.proj\.1$", "patch_embed.proj"),
+)
 _ANIMA_TEXT = 512  # tokens that Anima makes of a shorter text
 _TEXT_WIDTH = 1024  # LTX-Video and PixArt, whose layers have the same names in diffusers, read wider text
 _RENAMES = (
@@ -96,6 +112,11 @@ FAMILY = ModelFamily(
     token_layout=TokenLayout({"GeneralDIT": _CLASS, "MiniTrainDIT": _CLASS, "Anima": _CLASS}),
     token_routing=_ROUTING,
     training=_TARGETS,
+    other_names=(
+        LayerNames(
+            prefix="transformer.", rename=by_table(_RENAMES_1), model_sign=r"(^|\.)blocks\.block0\.blocks\.0\.block\."
+        ),
+    ),
     examples=(
         {"diffusion_model.blocks.0.self_attn.q_proj": (2048, 2048)},
         {"diffusion_model.blocks.0.adaln_modulation_self_attn.1": (256, 2048)},

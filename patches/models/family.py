@@ -67,8 +67,10 @@ class ModelFamily:
 
     `name` is for code, `title` for people. `masked_text_alone` are ComfyUI's classes (and their subclasses)
     that take one caption with a mask at a time. `examples` are the layers {name: weight's shape} of LoRA files for it,
-    one entry per file; tests read them. `expert_boundary(model)` is the noise level at which a sampler goes from the
-    high-noise model of a pair to the low-noise one; None for a model that is none of a pair.
+    one entry per file; tests read them. `other_names` are names that files have for the same layers beside
+    `layer_names`: those of the authors' own code, or of another model of the family. `expert_boundary(model)` is the
+    noise level at which a sampler goes from the high-noise model of a pair to the low-noise one; None for a model that
+    is none of a pair.
     """
 
     name: str
@@ -83,5 +85,6 @@ class ModelFamily:
     training: TrainingTargets | Missing
     examples: Sequence[Mapping[str, tuple[int, ...]]]
     weight_parts: tuple[WeightPart, ...] = ()
+    other_names: tuple[LayerNames, ...] = ()
     masked_text_alone: tuple[str, ...] = ()
     expert_boundary: Callable[[nn.Module], float | None] | None = None

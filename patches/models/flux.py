@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .block_names import REST, TEXT, BlockNames, DiffusersBlocks, numbered
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
+from .layer_names import JoinedLayer, LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -45,9 +45,12 @@ RENAMES = (
     (r"^guidance_in\.in_layer$", "time_text_embed.guidance_embedder.linear_1"),
     (r"^guidance_in\.out_layer$", "time_text_embed.guidance_embedder.linear_2"),
 )
-FUSED = (
+FUSED_IN_DOUBLE_BLOCKS = (
     square_qkv(r"^double_blocks\.(\d+)\.img_attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
     square_qkv(r"^double_blocks\.(\d+)\.txt_attn\.qkv$", r"transformer_blocks.\1.attn.add_{}_proj"),
+)
+FUSED = (
+    *FUSED_IN_DOUBLE_BLOCKS,
     square_qkv(
         r"^single_blocks\.(\d+)\.linear1$",
         r"single_transformer_blocks.\1.attn.to_{}",
@@ -55,7 +58,44 @@ FUSED = (
     ),
 )
 SWAPPED = (SwappedHalves(r"^final_layer\.adaLN_modulation\.1$"),)
-LAYER_NAMES = LayerNames(prefix="transformer.", rename=by_table(RENAMES), fused=FUSED, swapped=SWAPPED)
+_SIGN = r"(^|\.)double_blocks\.0\.img_attn\.qkv\."
+LAYER_NAMES = LayerNames(
+    prefix="transformer.", rename=by_table(RENAMES), fused=FUSED, swapped=SWAPPED, model_sign=_SIGN
+)
+_LONGCAT = LayerNames(  # LongCat-Image is Flux' class in ComfyUI
+    prefix="transformer.",
+    rename=by_table(
+        (
+            (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
+            (r"^time_in\.out_layer$", "time_embed.timestep_embedder.linear_2"),
+        )
+    ),
+    model_sign=_SIGN,
+)
+_OVIS = LayerNames(  # so is Ovis-Image, whose feed-forward is gated
+    prefix="transformer.",
+    rename=by_table(
+        (
+            (r"^time_in\.in_layer$", "timestep_embedder.linear_1"),
+            (r"^time_in\.out_layer$", "timestep_embedder.linear_2"),
+            (r"^double_blocks\.(\d+)\.img_mlp\.down_proj$", r"transformer_blocks.\1.ff.net.2"),
+            (r"^double_blocks\.(\d+)\.txt_mlp\.down_proj$", r"transformer_blocks.\1.ff_context.net.2"),
+        )
+    ),
+    joined=(
+        JoinedLayer(
+            r"^double_blocks\.(\d+)\.img_mlp\.up_proj$",
+            r"double_blocks.\1.img_mlp.gate_proj",
+            r"transformer_blocks.\1.ff.net.0.proj",
+        ),
+        JoinedLayer(
+            r"^double_blocks\.(\d+)\.txt_mlp\.up_proj$",
+            r"double_blocks.\1.txt_mlp.gate_proj",
+            r"transformer_blocks.\1.ff_context.net.0.proj",
+        ),
+    ),
+    model_sign=r"(^|\.)double_blocks\.0\.img_mlp\.gate_proj\.",
+)
 
 _57 = (*numbered("D", range(19)), *numbered("S", range(38)))
 BLOCKS = BlockNames(
@@ -135,4 +175,5 @@ FAMILY = ModelFamily(
     weight_parts=(
         WeightPart(r"single_blocks\.\d+\.linear1$", "linear1_qkv", sibling="linear2", per_row=3),  # XLabs' Q, K and V
     ),
+    other_names=(_LONGCAT, _OVIS),
 )

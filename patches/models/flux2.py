@@ -6,8 +6,23 @@ import re
 
 from . import flux
 from .family import Missing, ModelFamily
+from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition, SharedNames
 
+_RENAMES = (
+    (r"^double_blocks\.(\d+)\.img_mlp\.0$", r"transformer_blocks.\1.ff.linear_in"),
+    (r"^double_blocks\.(\d+)\.img_mlp\.2$", r"transformer_blocks.\1.ff.linear_out"),
+    (r"^double_blocks\.(\d+)\.txt_mlp\.0$", r"transformer_blocks.\1.ff_context.linear_in"),
+    (r"^double_blocks\.(\d+)\.txt_mlp\.2$", r"transformer_blocks.\1.ff_context.linear_out"),
+    (r"^single_blocks\.(\d+)\.linear1$", r"single_transformer_blocks.\1.attn.to_qkv_mlp_proj"),
+    (r"^single_blocks\.(\d+)\.linear2$", r"single_transformer_blocks.\1.attn.to_out"),
+    (r"^((?:double|single)_stream_modulation(?:_img|_txt)?)\.lin$", r"\1.linear"),
+    (r"^time_in\.in_layer$", "time_guidance_embed.timestep_embedder.linear_1"),
+    (r"^time_in\.out_layer$", "time_guidance_embed.timestep_embedder.linear_2"),
+    (r"^guidance_in\.in_layer$", "time_guidance_embed.guidance_embedder.linear_1"),
+    (r"^guidance_in\.out_layer$", "time_guidance_embed.guidance_embedder.linear_2"),
+    *flux.RENAMES,
+)
 _GATED = (  # (Flux' layer, rows a column where its feed-forward is gated)
     (re.compile(r"single_blocks[._]\d+[._]linear1$"), 9),
     (re.compile(r"(img|txt)_mlp[._]0$"), 6),
@@ -49,7 +64,13 @@ FAMILY = ModelFamily(
     ),
     modelspec=Missing("modelspec names no Flux 2 yet"),
     kohya=Missing("sd-scripts has no name for it yet"),
-    layer_names=Missing("its layers keep ComfyUI's names: diffusers fuses them otherwise than Flux'"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=flux.FUSED_IN_DOUBLE_BLOCKS,  # diffusers has linear1 of the single blocks in one, too
+        swapped=flux.SWAPPED,
+        model_sign=r"(^|\.)double_stream_modulation_img\.",
+    ),
     blocks=flux.BLOCKS,
     token_layout=flux.TOKENS,  # ComfyUI has one class for both
     token_routing=flux.ROUTING,

@@ -34,6 +34,38 @@ _RENAMES = (
 _FUSED = (square_qkv(_REFINER + r"self_attn\.qkv$", _REFINERS + "attn.to_{}"), *flux.FUSED)
 _WIDTH_15 = 2048  # Flux and HunyuanVideo have 3072
 _BLOCKS_15 = re.compile(r"double_blocks[._]\d+[._]|token_refiner[._]")
+_RENAMES_IMAGE = (  # of HunyuanImage, which is the same class in ComfyUI
+    (r"^time_in\.in_layer$", "time_guidance_embed.timestep_embedder.linear_1"),
+    (r"^time_in\.out_layer$", "time_guidance_embed.timestep_embedder.linear_2"),
+    (r"^time_r_in\.in_layer$", "time_guidance_embed.timestep_embedder_r.linear_1"),
+    (r"^time_r_in\.out_layer$", "time_guidance_embed.timestep_embedder_r.linear_2"),
+    (r"^guidance_in\.in_layer$", "time_guidance_embed.guidance_embedder.linear_1"),
+    (r"^guidance_in\.out_layer$", "time_guidance_embed.guidance_embedder.linear_2"),
+    (r"^byt5_in\.fc(\d)$", r"context_embedder_2.linear_\1"),
+    *_RENAMES,
+)
+_ORIGINAL = (  # Tencent's own names, which musubi-tuner keeps
+    (r"^((?:double|single)_blocks\..*mod(?:ulation)?)\.lin$", r"\1.linear"),
+    (r"^(double_blocks\..*_mlp)\.0$", r"\1.fc1"),
+    (r"^(double_blocks\..*_mlp)\.2$", r"\1.fc2"),
+    (_REFINER + r"mlp\.0$", r"txt_in.individual_token_refiner.blocks.\1.mlp.fc1"),
+    (_REFINER + r"mlp\.2$", r"txt_in.individual_token_refiner.blocks.\1.mlp.fc2"),
+    (r"^((?:time|time_r|guidance)_in|txt_in\.t_embedder)\.in_layer$", r"\1.mlp.0"),
+    (r"^((?:time|time_r|guidance)_in|txt_in\.t_embedder)\.out_layer$", r"\1.mlp.2"),
+    (r"^txt_in\.c_embedder\.in_layer$", "txt_in.c_embedder.linear_1"),
+    (r"^txt_in\.c_embedder\.out_layer$", "txt_in.c_embedder.linear_2"),
+)
+_ORIGINAL_FUSED = (  # Q, K and V of HunyuanVideo 1.5 and of HunyuanImage are apart there
+    square_qkv(r"^double_blocks\.(\d+)\.(img|txt)_attn\.qkv$", r"double_blocks.\1.\2_attn_{}"),
+    square_qkv(_REFINER + r"self_attn\.qkv$", r"txt_in.individual_token_refiner.blocks.\1.self_attn_{}"),
+)
+_SIGN = r"individual_token_refiner\."
+_OTHER_NAMES = (
+    LayerNames(
+        prefix="transformer.", rename=by_table(_RENAMES_IMAGE), fused=_FUSED, swapped=flux.SWAPPED, model_sign=_SIGN
+    ),
+    LayerNames(prefix="", rename=by_table(_ORIGINAL), fused=_ORIGINAL_FUSED, model_sign=_SIGN),
+)
 _RENAMES_15 = (
     (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
     (r"^time_in\.out_layer$", "time_embed.timestep_embedder.linear_2"),
@@ -90,6 +122,17 @@ def _is_narrow(file: LoraShapes) -> bool:
     return any(_WIDTH_15 in shape and _BLOCKS_15.search(layer) for layer, shape in file.layers.items())
 
 
+_LAST_BLOCKS = re.compile(
+    r"double_blocks[._]19[._]|single_blocks[._]3[89][._]"
+)  # Flux has 19 and 38, Flux 2 fewer double
+_WIDTHS = (3072, 3584)  # of HunyuanVideo and HunyuanImage; Flux 2, as deep in its single blocks, has others
+
+
+def _is_deep(file: LoraShapes) -> bool:
+    """Whether layers have Flux' names, and are of blocks that Flux does not have."""
+    return any({*shape} & {*_WIDTHS} and _LAST_BLOCKS.search(layer) for layer, shape in file.layers.items())
+
+
 _ROUTING = TokenRouting({"HunyuanVideo": RoutedClass(flux.ROUTED, _layout)})
 _TARGETS = replace(flux.TARGETS, only_in_all=("txt_in",))  # the text refiner, which musubi-tuner leaves out
 HUNYUAN_VIDEO_15 = ModelFamily(
@@ -124,7 +167,16 @@ HUNYUAN_VIDEO_15 = ModelFamily(
 FAMILY = ModelFamily(
     name="hunyuan",
     title="HunyuanVideo",
-    recognition=Recognition(names=("img_attn_qkv_loras", "token_refiner")),
+    recognition=Recognition(
+        names=(
+            "img_attn_qkv_loras",
+            "token_refiner",
+            "^Hunyuan_video_",
+            r"double_blocks_\d+_(img|txt)_(mlp_fc[12]|mod_linear)_",
+            r"single_blocks_\d+_modulation_linear_",
+        ),
+        shapes=_is_deep,
+    ),
     modelspec=ModelSpec("hunyuan-video", "https://github.com/Tencent/HunyuanVideo"),
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
@@ -132,7 +184,7 @@ FAMILY = ModelFamily(
         rename=by_table(_RENAMES),
         fused=_FUSED,
         swapped=flux.SWAPPED,
-        model_sign=r"individual_token_refiner\.",
+        model_sign=_SIGN,
     ),
     blocks=flux.BLOCKS,
     token_layout=Missing("nobody has tried token downsampling with it"),
@@ -141,6 +193,10 @@ FAMILY = ModelFamily(
     examples=(
         {"diffusion_model.txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072)},
         {"lora_unet_double_blocks_0_img_attn_qkv_loras_0": (9216, 3072)},
+        {"Hunyuan_video_I2V_lora_double_blocks_0_img_attn_qkv": (9216, 3072)},
+        {"lora_unet_double_blocks_0_img_mlp_fc1": (12288, 3072)},
+        {"lora_unet_double_blocks_0_img_attn_qkv": (9216, 3072), "lora_unet_single_blocks_39_linear2": (3072, 15360)},
     ),
+    other_names=_OTHER_NAMES,
     masked_text_alone=("HunyuanVideo",),  # ComfyUI makes one mask for a whole batch
 )

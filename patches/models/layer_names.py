@@ -24,7 +24,8 @@ class Part(NamedTuple):
 class FusedQKV:
     """A weight that fuses Q, K and V, and diffusers' name for each ({} is q, k or v).
 
-    `query_rows(rows, columns)` and `key_rows(rows, columns)` return the rows of each; `rest` names the part after V.
+    `query_rows(rows, columns)` and `key_rows(rows, columns)` return the rows of each; without rows for Q the weight
+    fuses K and V alone. `rest` names the part after V.
     """
 
     pattern: str
@@ -45,7 +46,7 @@ class FusedQKV:
         if self.rest is not None:
             end = query + 2 * key
             parts.append(Part(re.sub(self.pattern, self.rest, path), end, rows - end))
-        return parts
+        return [part for part in parts if part.length]
 
 
 def square_qkv(pattern: str, name: str, rest: str | None = None) -> FusedQKV:
@@ -56,6 +57,11 @@ def square_qkv(pattern: str, name: str, rest: str | None = None) -> FusedQKV:
 def equal_qkv(pattern: str, name: str) -> FusedQKV:
     """Q, K and V, each with a third of the rows."""
     return FusedQKV(pattern, name, lambda rows, columns: rows // 3, lambda rows, columns: rows // 3)
+
+
+def equal_kv(pattern: str, name: str) -> FusedQKV:
+    """K and V alone, each with half of the rows."""
+    return FusedQKV(pattern, name, lambda rows, columns: 0, lambda rows, columns: rows // 2)
 
 
 def grouped_qkv(pattern: str, name: str) -> FusedQKV:
@@ -74,19 +80,29 @@ class SwappedHalves:
 
 
 @dataclass(frozen=True)
+class JoinedLayer:
+    """A layer of diffusers that ComfyUI has in two weights: the rows of `pattern`'s first, then those of `rest`."""
+
+    pattern: str
+    rest: str
+    name: str
+
+
+@dataclass(frozen=True)
 class LayerNames:
     """diffusers' names for a family's layers.
 
     `prefix` precedes them in files. `rename(path)` is the name of a whole layer, `fused` are weights that diffusers
-    splits into parts. `model_sign` is a weight pattern that identifies a model whose layers are also looked up under
-    diffusers' names when a LoRA is loaded; None: ComfyUI finds them itself. `t5` is the number of T5 among diffusers'
-    text encoders.
+    splits into parts, `joined` layers that it has in one. `model_sign` is a weight pattern that identifies a model
+    whose layers are also looked up under diffusers' names when a LoRA is loaded; None: ComfyUI finds them itself. `t5`
+    is the number of T5 among diffusers' text encoders.
     """
 
     prefix: str
     rename: Callable[[str], str]
     fused: tuple[FusedQKV, ...] = ()
     swapped: tuple[SwappedHalves, ...] = ()
+    joined: tuple[JoinedLayer, ...] = ()
     model_sign: str | None = None
     t5: str = "2"
 

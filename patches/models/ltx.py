@@ -6,11 +6,11 @@ from torch import nn
 
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, by_table, same_name
+from .layer_names import LayerNames, by_table
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
-_LTX_2_RENAMES = (
+_RENAMES = (
     (r"^patchify_proj$", "proj_in"),
     (r"^audio_patchify_proj$", "audio_proj_in"),
     (r"^(audio_)?adaln_single\.", r"\1time_embed."),
@@ -20,6 +20,8 @@ _LTX_2_RENAMES = (
     (r"^av_ca_v2a_gate_adaln_single\.", "av_cross_attn_audio_v2a_gate."),
     (r"\.scale_shift_table_a2v_ca_(video|audio)$", r".\1_a2v_cross_attn_scale_shift_table"),
     (r"\.([qk])_norm$", r".norm_\1"),
+    (r"^(audio|video)_embeddings_connector\.transformer_1d_blocks\.", r"\1_connector.transformer_blocks."),
+    (r"^(audio|video)_embeddings_connector\.", r"\1_connector."),
 )
 
 
@@ -61,9 +63,7 @@ LTX_2 = ModelFamily(
     ),
     modelspec=Missing("modelspec names no LTX-2"),
     kohya=Missing("sd-scripts does not train it"),
-    layer_names=LayerNames(
-        prefix="transformer.", rename=by_table(_LTX_2_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."
-    ),
+    layer_names=LayerNames(prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"LTXAVModel": RoutedClass((_ROUTED_LTX_2,))}),
@@ -92,7 +92,7 @@ FAMILY = ModelFamily(
     recognition=Recognition(shared_names=SharedNames(r"transformer_blocks_\d+_attn[12]_", None)),
     modelspec=Missing("the files do not tell which of the three it is"),
     kohya=Missing("the files do not tell which of the three it is"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
+    layer_names=LayerNames(prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)patchify_proj\."),
     blocks=plain_blocks("transformer_blocks", "blocks"),
     token_layout=Missing("nobody has tried token downsampling with any of them"),
     token_routing=TokenRouting({"LTXVModel": RoutedClass((_ROUTED_LTX,)), "PixArtMS": RoutedClass((_ROUTED_PIXART,))}),

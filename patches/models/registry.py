@@ -24,6 +24,7 @@ from . import (
     krea2,
     ltx,
     lumina,
+    other_models,
     qwen_image,
     sd3,
     stable_audio,
@@ -98,8 +99,13 @@ def takes_masked_text_alone(model: nn.Module) -> bool:
 
 
 def layer_names() -> list[LayerNames]:
-    """diffusers' names for every family that has them."""
-    return [family.layer_names for family in FAMILIES if isinstance(family.layer_names, LayerNames)]
+    """diffusers' names for every family that has them, the other names of each, and those of further models."""
+    found: list[LayerNames] = []
+    for family in FAMILIES:
+        if isinstance(family.layer_names, LayerNames):
+            found.append(family.layer_names)
+        found += family.other_names
+    return [*found, *other_models.LAYER_NAMES]
 
 
 @FAMILIES.derived

@@ -33,6 +33,7 @@ _RENAMES = (
     (r"^joint_blocks\.(\d+)\.x_block\.adaLN_modulation\.1$", r"transformer_blocks.\1.norm1.linear"),
     (r"^joint_blocks\.(\d+)\.context_block\.adaLN_modulation\.1$", r"transformer_blocks.\1.norm1_context.linear"),
     (r"^context_embedder$", "context_embedder"),
+    (r"^x_embedder\.proj$", "pos_embed.proj"),
     (r"^final_layer\.linear$", "proj_out"),
     (r"^final_layer\.adaLN_modulation\.1$", "norm_out.linear"),
     (r"^t_embedder\.mlp\.0$", "time_text_embed.timestep_embedder.linear_1"),
@@ -75,6 +76,7 @@ FAMILY = ModelFamily(
             SwappedHalves(r"^final_layer\.adaLN_modulation\.1$"),
             SwappedHalves(r"\.context_block\.adaLN_modulation\.1$", rows_per_column=2),  # of the last block alone
         ),
+        model_sign=r"(^|\.)joint_blocks\.0\.x_block\.attn\.qkv\.",
         t5="3",
     ),
     blocks=plain_blocks("joint_blocks", "transformer_blocks"),

@@ -9,12 +9,28 @@ from torch import Tensor, nn
 
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, TrainingTargets
+from .layer_names import LayerNames, by_table, equal_kv, equal_qkv
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, text_length
 
 # From the beginning: MiniMax' music model holds layers of the same names one level below.
 _LAYER = r"^(diffusion_model_|lora_unet_|model_model_)?(transformer_)?layers_\d+_"
+
+_RENAMES = (
+    (r"^transformer\.layers\.", "transformer_blocks."),
+    (r"^(transformer_blocks\.\d+)\.self_attn\.to_out$", r"\1.attn1.to_out.0"),
+    (r"^(transformer_blocks\.\d+)\.cross_attn\.to_out$", r"\1.attn2.to_out.0"),
+    (r"^(transformer_blocks\.\d+)\.cross_attn\.to_q$", r"\1.attn2.to_q"),
+    (r"^(transformer_blocks\.\d+)\.ff\.ff\.", r"\1.ff.net."),
+    (r"^(transformer_blocks\.\d+)\.pre_norm$", r"\1.norm1"),
+    (r"^(transformer_blocks\.\d+)\.cross_attend_norm$", r"\1.norm2"),
+    (r"^(transformer_blocks\.\d+)\.ff_norm$", r"\1.norm3"),
+    (r"^transformer\.project_(in|out)$", r"proj_\1"),
+    (r"^to_timestep_embed\.", "timestep_proj."),
+    (r"^to_global_embed\.", "global_proj."),
+    (r"^to_cond_embed\.", "cross_attention_proj."),
+)
 
 
 def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:
@@ -40,7 +56,15 @@ FAMILY = ModelFamily(
     recognition=Recognition(names=(rf"{_LAYER}(self_attn_to_(qkv|out)|cross_attn_to_(q|kv|out)|ff_ff_\d)[._]",)),
     modelspec=Missing("modelspec names no Stable Audio"),
     kohya=Missing("sd-scripts does not train it"),
-    layer_names=Missing("its layers keep ComfyUI's names: diffusers has to_qkv and to_kv in parts"),
+    layer_names=LayerNames(
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=(
+            equal_qkv(r"^transformer\.layers\.(\d+)\.self_attn\.to_qkv$", r"transformer_blocks.\1.attn1.to_{}"),
+            equal_kv(r"^transformer\.layers\.(\d+)\.cross_attn\.to_kv$", r"transformer_blocks.\1.attn2.to_{}"),
+        ),
+        model_sign=r"(^|\.)transformer\.layers\.0\.cross_attn\.to_kv\.",
+    ),
     blocks=plain_blocks("layers"),
     token_layout=Missing("its tokens are moments of a sound, not places of a picture"),
     token_routing=TokenRouting({"AudioDiffusionTransformer": RoutedClass((_ROUTED,), _layout, "sound")}),

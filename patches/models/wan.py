@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .block_names import plain_blocks
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table
+from .layer_names import LayerNames, by_table, equal_kv
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -25,6 +25,23 @@ from .token_layout import (
     whole_patches,
 )
 
+_FACES = (  # how Wan 2.2 Animate reads faces
+    (r"^face_encoder\.(conv\d(?:_local)?)\.conv$", r"face_encoder.\1"),
+    (r"^face_adapter\.fuser_blocks\.(\d+)\.linear1_q$", r"face_adapter.\1.to_q"),
+    (r"^face_adapter\.fuser_blocks\.(\d+)\.linear2$", r"face_adapter.\1.to_out"),
+    (r"^face_adapter\.fuser_blocks\.(\d+)\.([qk])_norm$", r"face_adapter.\1.norm_\2"),
+    (r"^motion_encoder\.enc\.fc\.", "motion_encoder.motion_network."),
+    (r"^motion_encoder\.enc\.net_app\.convs\.0\.0$", "motion_encoder.conv_in"),
+    (r"^motion_encoder\.enc\.net_app\.convs\.8$", "motion_encoder.conv_out"),
+    *(
+        (rf"^motion_encoder\.enc\.net_app\.convs\.{number + 1}\.", f"motion_encoder.res_blocks.{number}.")
+        for number in range(7)
+    ),
+    (r"^(motion_encoder\.res_blocks\.\d)\.conv1\.0$", r"\1.conv1"),
+    (r"^(motion_encoder\.res_blocks\.\d)\.conv2\.1$", r"\1.conv2"),
+    (r"^(motion_encoder\.res_blocks\.\d)\.skip\.1$", r"\1.conv_skip"),
+)
+_FACE_KEYS = equal_kv(r"^face_adapter\.fuser_blocks\.(\d+)\.linear1_kv$", r"face_adapter.\1.to_{}")
 _RENAMES = (
     (r"self_attn\.", "attn1."),
     (r"cross_attn\.k_img", "attn2.add_k_proj"),
@@ -44,6 +61,9 @@ _RENAMES = (
     (r"^text_embedding\.2$", "condition_embedder.text_embedder.linear_2"),
     (r"^img_emb\.proj\.1$", "condition_embedder.image_embedder.ff.net.0.proj"),
     (r"^img_emb\.proj\.3$", "condition_embedder.image_embedder.ff.net.2"),
+    (r"^vace_blocks\.(\d+)\.before_proj$", r"vace_blocks.\1.proj_in"),
+    (r"^vace_blocks\.(\d+)\.after_proj$", r"vace_blocks.\1.proj_out"),
+    *_FACES,
 )
 
 
@@ -132,7 +152,10 @@ FAMILY = ModelFamily(
     modelspec=ModelSpec("wan2.1", "https://github.com/Wan-Video/Wan2.1"),
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q\."
+        prefix="transformer.",
+        rename=by_table(_RENAMES),
+        fused=(_FACE_KEYS,),
+        model_sign=r"(^|\.)blocks\.0\.cross_attn\.q\.",
     ),
     blocks=plain_blocks("blocks"),
     token_layout=TokenLayout(

@@ -107,7 +107,7 @@ def test_peft_settings_that_would_keep_a_reader_busy_are_refused(settings, said)
 
 def test_peft_settings_nested_without_end_are_refused_with_the_file_named(tmp_path):
     path = lora(tmp_path / "a.safetensors", {"__metadata__": {"lora_adapter_metadata": DEEP, "ss_tag_frequency": HUGE}})
-    with pytest.raises(ValueError, match=r"a\.safetensors: lora_adapter_metadata: not JSON"):
+    with pytest.raises(ValueError, match=r"a\.safetensors: its metadata lora_adapter_metadata: not JSON"):
         metadata.describe(path)
 
 

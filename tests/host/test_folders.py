@@ -68,6 +68,16 @@ def test_no_name_leads_out_of_its_folder(place, name):
         folders.output_file(name, ".png")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a right of their own")
+def test_a_folder_that_links_to_one_above_it_does_not_repeat_its_files(place):
+    """ComfyUI lists each file of it some forty times, each time one folder deeper."""
+    for name in ("style/cat v1.safetensors", "style/cat v2.safetensors"):
+        touch(place / "loras" / name)
+    (place / "loras" / "style" / "again").symlink_to(place / "loras", target_is_directory=True)
+    assert len(folders.lora_names()) > 20
+    assert folders.near_loras("cat.safetensors") == ["style/cat v2.safetensors", "style/cat v1.safetensors"]
+
+
 def test_a_lora_that_is_not_there_is_named_with_those_it_may_have_been(place):
     with pytest.raises(FileNotFoundError, match=r"^no LoRA file 'cat.safetensors' in ComfyUI's loras folders$"):
         folders.lora_path("cat.safetensors")

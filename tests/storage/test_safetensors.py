@@ -228,6 +228,29 @@ def test_a_header_that_cannot_be_read(tmp_path, content, message):
         safetensors.read_header(str(path))
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5ea\nsize 1234\n"
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.ckpt"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LFS, "a Git LFS pointer.*git lfs pull"),
+        ("<!DOCTYPE html>\n<html><title>Sign in</title>", "a web page .*Sign in.*log in"),
+        ("\ufeff\n  <HTML><head></head>", "a web page"),
+        ('<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "a web page .*AccessDenied"),
+        ('{"error": "Access to model x is restricted"}', "JSON .*is restricted.*download the file again"),
+        ('[{"a": 1}]  ', "JSON"),
+    ],
+)
+def test_what_a_server_sends_in_place_of_a_file_is_named(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_bytes(text.encode("utf-8"))
+    for read in (safetensors.load_safetensors, safetensors.read_header, safetensors.load_shapes):
+        with pytest.raises(ValueError, match=rf"{name} is no safetensors file: it is {message}"):
+            read(str(path))
+
+
 def test_a_header_with_600_000_tensors_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     text = json.dumps({f"tensor {number}": entry for number in range(600_000)}).encode()

@@ -50,8 +50,9 @@ FORMAT = KeyFormat(
     examples={
         "transformer.blocks.0.self_attn.q.lora_A.weight": "diffusion_model.blocks.0.self_attn.q.weight",
         "unet.conv_in.lora.up.weight": "diffusion_model.conv_in.weight",
+        "connectors.blocks.0.self_attn.q.lora_A.weight": "diffusion_model.blocks.0.self_attn.q.weight",
     },
-    prefixes=("transformer.", "conditional_transformer.", "unet."),
+    prefixes=("transformer.", "conditional_transformer.", "connectors.", "unet."),
     text_encoder=r"text_encoder(?:_(\d))?",
     text_encoder_prefixes=("text_encoder",),
 )

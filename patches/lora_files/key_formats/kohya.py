@@ -100,8 +100,9 @@ FORMAT = KeyFormat(
     examples={
         "lora_unet_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
         "oft_unet_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
+        "Hunyuan_video_I2V_lora_blocks_0_self_attn_q.lora_up.weight": "diffusion_model.blocks.0.self_attn.q.weight",
     },
-    prefixes=("lora_unet_", "oft_unet_"),
+    prefixes=("lora_unet_", "oft_unet_", "Hunyuan_video_I2V_lora_"),  # the last one is that of Tencent's own trainer
     text_encoder=r"(?:lora_)?te(\d?)",
     text_encoder_prefixes=("lora_te", "te.", "te1.", "te2."),
     writer=KohyaWriter(),

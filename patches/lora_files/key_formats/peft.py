@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...models.layer_names import LayerNames
 
 _HELD = {"up", "down", "alpha"}
-_UNDERSCORED = ("lora_", "lycoris_", "oft_unet_")  # prefixes of names with underscores for dots
+_UNDERSCORED = ("lora_", "lycoris_", "oft_unet_", "Hunyuan_video_I2V_lora_")  # names with underscores for dots
 
 
 class PeftWriter:

@@ -48,11 +48,13 @@ def writable() -> dict[str, KeyFormat]:
 
 
 def without_prefixes(name: str) -> str:
-    """A layer's name without any format's prefix, with underscores for dots."""
+    """A layer's name without any format's prefix, with underscores for dots, and none of them at either end (a trainer
+    of sd-scripts' early days left one at the end of every name).
+    """
     while name.startswith(layer_prefixes()):
         prefix = next(prefix for prefix in layer_prefixes() if name.startswith(prefix))
         name = name[len(prefix) :]
-    return name.replace(".", "_").lstrip("_")
+    return name.replace(".", "_").strip("_")
 
 
 @FORMATS.derived

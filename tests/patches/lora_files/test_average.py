@@ -136,3 +136,39 @@ def test_arguments_are_checked():
     unequal = [lora(1, 4), lora(2, 4, alpha=8.0)]
     with pytest.raises(ValueError, match="alpha 4 and 8"):
         average(unequal, (0.5, 0.5), ["x", "y"], "factors")
+
+
+def in_pefts_names(state):
+    """A file of kohya's names as PEFT writes it: without alpha, whose scale is in the second factor."""
+    renamed = {}
+    for key, tensor in state.items():
+        if not key.endswith(".alpha"):
+            key = key.replace("diffusion_model.", "base_model.model.").replace("lora_up", "lora_B")
+            renamed[key.replace("lora_down", "lora_A")] = tensor
+    return renamed
+
+
+@pytest.mark.parametrize("algebra", ["factors", "products"])
+def test_files_in_different_key_formats(algebra):
+    """PEFT's and kohya's: the average of both has the first one's names and is that of files in one format."""
+    first, second = lora(1, 4), lora(2, 4)
+    expected = average([first, second], (0.25, 0.75), ["x", "y"], algebra).state
+    mixed = average([first, in_pefts_names(second)], (0.25, 0.75), ["x", "y"], algebra).state
+    assert mixed.keys() == expected.keys()
+    assert all(torch.equal(mixed[key], expected[key]) for key in expected)
+    turned = average([in_pefts_names(second), first], (0.75, 0.25), ["x", "y"], algebra).state
+    assert all(key.startswith("base_model.model.") for key in turned)
+
+
+def test_another_scale_is_no_missing_alpha():
+    first, second = lora(1, 4, alpha=2.0), lora(2, 4, alpha=2.0)
+    with pytest.raises(ValueError, match="alpha only in one"):
+        average([first, in_pefts_names(second)], (0.5, 0.5), ["x", "y"], "factors")
+
+
+def test_files_without_a_common_layer_say_what_to_do():
+    first, second = lora(1, 4), {f"other_{key}": tensor for key, tensor in lora(2, 4).items()}
+    expected = r"x and y have no layer in common by name \(.*put y alone into Merge LoRAs"
+    with pytest.raises(ValueError, match=expected) as error:
+        average([first, second], (0.5, 0.5), ["x", "y"], "products")
+    assert "missing in" not in str(error.value)

@@ -5,7 +5,7 @@ tests/with_comfyui/checks/test_lora_names.py.
 import pytest
 import torch
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
-from graft_nodes.patches.lora_files.layer_names import find_targets
+from graft_nodes.patches.lora_files.layer_names import find_targets, joined
 from graft_nodes.patches.lora_files.parse import Target
 from graft_nodes.patches.models.layer_names import swap_halves
 
@@ -42,6 +42,7 @@ BESIDE_WAN = WAN | {("model", "model_sampling.table.weight"): (8, 8)}
 LAST_NORM = f"{D}final_layer.adaLN_modulation.1.weight"
 HUNYUAN_15 = {("model", LAST_NORM): (16, 8), ("model", f"{D}vision_in.proj.1.weight"): (8, 8)}
 FLUX = {("model", f"{D}single_blocks.0.linear{n}.weight"): shape for n, shape in ((1, (40, 8)), (2, (8, 16)))}
+FLUX |= {("model", f"{D}double_blocks.0.{stream}_attn.qkv.weight"): (24, 8) for stream in ("img", "txt")}
 
 
 def generic(shapes):
@@ -134,6 +135,86 @@ def test_the_hosts_own_names_go_first():
     assert find_targets(["lora_unet_a"], known, shapes) == {}
     assert find_targets(["lycoris_a"], known, shapes) == {}  # claimed by two: the host's name and the weight's own
     assert find_targets(["lycoris_b"], known, shapes) == {"lycoris_b": Target("model", f"{D}b.weight")}
+
+
+KREA = {
+    ("model", f"{D}{name}.weight"): shape
+    for name, shape in {
+        "blocks.0.attn.wq": (24, 24),
+        "blocks.0.attn.wk": (8, 24),
+        "blocks.0.attn.wv": (8, 24),
+        "txtfusion.projector": (1, 12),
+    }.items()
+}
+WAN = {("model", f"{D}blocks.0.cross_attn.{name}.weight"): (6, 6) for name in ("q", "k", "v", "k_img", "v_img")} | {
+    ("model", f"{D}blocks.0.self_attn.{name}.weight"): (6, 6) for name in "qkv"
+}
+UNET = {("model", f"{D}middle_block.1.transformer_blocks.0.attn1.to_{letter}.weight"): (6, 6) for letter in "qkv"}
+
+
+def weights_of(shapes, name):
+    """[(last words of the weight, rows)] that a fused layer stands for."""
+    known = generic(shapes)
+    target = find_targets([name], known, shapes).get(name)
+    return target and [(".".join(piece.weight.split(".")[-3:-1]), piece.part) for piece in target.pieces]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "expected"),
+    [
+        (
+            KREA,
+            "transformer.transformer_blocks.0.attn.to_qkv",
+            [("attn.wq", None), ("attn.wk", None), ("attn.wv", None)],
+        ),
+        (KREA, "lora_unet_blocks_0_attn_wqkv", [("attn.wq", None), ("attn.wk", None), ("attn.wv", None)]),
+        (FLUX, "transformer.transformer_blocks.0.attn.to_qkv", [("img_attn.qkv", (0, 0, 24))]),
+        (FLUX, "lora_transformer_transformer_blocks_0_attn_to_added_qkv_", [("txt_attn.qkv", (0, 0, 24))]),
+        (FLUX, "transformer.single_transformer_blocks.0.attn.to_qkv", [("0.linear1", (0, 0, 24))]),
+        (
+            WAN,
+            "transformer.blocks.0.attn1.to_qkv",
+            [("self_attn.q", None), ("self_attn.k", None), ("self_attn.v", None)],
+        ),
+        (WAN, "transformer.blocks.0.attn2.to_kv", [("cross_attn.k", None), ("cross_attn.v", None)]),
+        (WAN, "transformer.blocks.0.attn2.to_added_kv", [("cross_attn.k_img", None), ("cross_attn.v_img", None)]),
+        (
+            UNET,
+            "lycoris_middle_block_1_transformer_blocks_0_attn1_to_qkv",
+            [("attn1.to_q", None), ("attn1.to_k", None), ("attn1.to_v", None)],
+        ),
+        (UNET, "lycoris_middle_block_1_transformer_blocks_0_attn2_to_qkv", None),
+    ],
+)
+def test_layers_for_several_weights_in_one(shapes, name, expected):
+    assert weights_of(shapes, name) == expected
+
+
+def test_rows_that_follow_each_other_are_one_part():
+    first, second = (Target("model", "a", (0, start, 4)) for start in (0, 4))
+    assert joined([first, second]) == Target("model", "a", (0, 0, 8))
+    assert joined([second, first]).pieces == (second, first)
+    turned = second._replace(function=swap_halves)
+    assert joined([first, turned]).pieces == (first, turned)
+
+
+def test_a_name_may_end_in_an_underscore():
+    name = "lora_unet_transformer_blocks_0_attn_to_q_"
+    assert find_targets([name], generic(FLUX), FLUX)[name].part == (0, 0, 8)
+
+
+def test_the_hosts_name_for_a_weight_that_is_not_there_does_not_count():
+    shapes = {("model", f"{D}b.weight"): (2, 2)}
+    known = {"b": Target("model", f"{D}other.weight")}
+    assert find_targets(["b"], known, shapes) == {"b": Target("model", f"{D}b.weight")}
+
+
+def test_rows_that_the_host_has_wrong_are_mended():
+    """Of a layer that is wider than Flux': the host counts four rows a column."""
+    name = "transformer.single_transformer_blocks.0.proj_mlp"
+    shapes = FLUX | {("model", f"{D}single_blocks.0.linear1.weight"): (24 + 64, 8)}
+    known = generic(shapes) | {name: Target("model", f"{D}single_blocks.0.linear1.weight", (0, 24, 32))}
+    assert find_targets([name], known, shapes)[name].part == (0, 24, 64)
 
 
 def test_xlabs_names():

@@ -12,6 +12,7 @@ from graft_nodes.patches.lora_files.merge import merge_loras
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read, unplaced, with_alphas
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
+D = "diffusion_model."
 MODEL = {
     "diffusion_model.a.weight": (6, 8),
     "diffusion_model.a.bias": (6,),
@@ -78,6 +79,86 @@ def test_the_difference_of_a_blocks_own_parameter():
         {"diffusion_model.blocks.0.diff_m": torch.ones(1, 6, 8)}, keys, shapes, "x"
     ).layers.items()
     assert target.weight.endswith("modulation") and layer.delta((1, 6, 8)).sum() == 48
+
+
+def test_an_alpha_without_factors_is_left_out():
+    state = pair() | {"lora_unet_conv.alpha": torch.tensor(4.0), "lora_unet_gone.alpha": torch.tensor(4.0)}
+    lora = read(state, KEYS, SHAPES, "x")
+    assert len(lora.layers) == 1 and lora.idle == ("lora_unet_conv", "lora_unet_gone")
+    assert "it holds no LoRA layer" in problems({"lora_unet_a.alpha": torch.tensor(4.0)})
+
+
+def test_a_tensor_that_is_there_twice_counts_once():
+    """As `lora_up` and as `lora_B`; other values under the second name are refused."""
+    again = {"lora_unet_a.lora_B.weight": torch.ones(6, 2), "lora_unet_a.lora_A.weight": torch.ones(2, 8)}
+    ((layer,),) = read(pair() | again, KEYS, SHAPES, "x").layers.values()
+    assert torch.equal(layer.delta((6, 8)), torch.full((6, 8), 2.0))
+    again["lora_unet_a.lora_B.weight"] = torch.zeros(6, 2)
+    assert "lora_unet_a.lora_up.weight is the same tensor of the same layer, with other values" in problems(
+        pair() | again
+    )
+
+
+QKV = Target(
+    "model", f"{D}q.weight", None, None, (Target("model", f"{D}kv.weight", (0, 0, 2)), Target("model", f"{D}v.weight"))
+)
+QKV_SHAPES = {
+    ("model", f"{D}q.weight"): (4, 8),
+    ("model", f"{D}q.bias"): (4,),
+    ("model", f"{D}kv.weight"): (5, 8),
+    ("model", f"{D}kv.bias"): (5,),
+    ("model", f"{D}v.weight"): (2, 8),
+    ("model", f"{D}v.bias"): (2,),
+}
+
+
+def rows_apart(state, weights):
+    """{weight: what the layers of a file make of it}, of one whose layer `a` stands for rows of three weights."""
+    lora = read(state, {"a": QKV}, QKV_SHAPES, "x")
+    changed = {name: weight.clone() for name, weight in weights.items()}
+    for weight, layer, part in patches_of(lora, "model", QKV_SHAPES):
+        rows = changed[weight][part[1] : part[1] + part[2]] if part else changed[weight]
+        rows.copy_(rows + layer.delta(rows.shape) if layer.additive else layer.apply(rows))
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA", "LoKr", "diff"])
+def test_a_layer_for_several_weights_in_one(kind):
+    """Against the same formula on the joined matrix."""
+    draws = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=draws) for (_, name), shape in QKV_SHAPES.items()}
+    joined = torch.cat([weights[f"{D}q.weight"], weights[f"{D}kv.weight"][:2], weights[f"{D}v.weight"]])
+    up, down = torch.randn(8, 2, generator=draws), torch.randn(2, 8, generator=draws)
+    state = {"a.lora_up.weight": up, "a.lora_down.weight": down, "a.alpha": torch.tensor(1.0)}
+    expected = joined + 0.5 * (up @ down)
+    if kind == "DoRA":
+        state["a.dora_scale"] = torch.rand(8, 1, generator=draws) + 1
+        expected = state["a.dora_scale"] * expected / expected.norm(dim=1, keepdim=True)
+    elif kind == "LoKr":
+        state = {"a.lokr_w1": torch.randn(4, 2, generator=draws), "a.lokr_w2": torch.randn(2, 4, generator=draws)}
+        expected = joined + torch.kron(state["a.lokr_w1"], state["a.lokr_w2"])
+    elif kind == "diff":
+        state = {"a.diff": up @ down, "a.diff_b": torch.arange(8.0)}
+        expected = joined + up @ down
+    changed = rows_apart(state, weights)
+    found = torch.cat([changed[f"{D}q.weight"], changed[f"{D}kv.weight"][:2], changed[f"{D}v.weight"]])
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.equal(changed[f"{D}kv.weight"][2:], weights[f"{D}kv.weight"][2:])
+    if kind == "diff":
+        assert torch.equal(changed[f"{D}v.bias"], weights[f"{D}v.bias"] + torch.tensor([6.0, 7.0]))
+
+
+def test_what_cannot_be_cut_into_rows_is_refused():
+    """A magnitude for each column, whose norms are those of all rows, and factors of another height."""
+    state = {
+        "a.lora_up.weight": torch.ones(8, 2),
+        "a.lora_down.weight": torch.ones(2, 8),
+        "a.dora_scale": torch.ones(1, 8),
+    }
+    with pytest.raises(ValueError, match=r"a: DoRA on .*q\.weight, .*kv\.weight, .*v\.weight in one, which this model"):
+        read(state, {"a": QKV}, QKV_SHAPES, "x")
+    with pytest.raises(ValueError, match=r"a: expected a weight 8x8, got up 9x2"):
+        read(pair("a", 9), {"a": QKV}, QKV_SHAPES, "x")
 
 
 def test_tucker_core_is_read():
@@ -311,7 +392,10 @@ def test_ai_toolkits_magnitude_of_a_dora():
 def test_half_a_pair_and_two_names_for_one_weight():
     half = {"lora_unet_a.lora_up.weight": torch.ones(6, 2)}
     assert "expected an up and a down matrix, got only lora_unet_a.lora_up.weight" in problems(half)
-    assert "names the same weight as lora_unet_a" in problems(pair() | pair("diffusion_model.a"))
+    other = {key: 2 * tensor for key, tensor in pair("diffusion_model.a").items()}
+    expected = "diffusion_model.a: changes the same rows as lora_unet_a (diffusion_model.a.weight) in another way"
+    for partial in (False, True):
+        assert expected in problems(pair() | other, partial=partial)
     assert "alpha: expected one number" in problems(pair() | {"lora_unet_a.alpha": torch.ones(3)})
 
 

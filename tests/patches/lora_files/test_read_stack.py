@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graft_nodes.patches.lora_files.entry import LoraEntry
+from graft_nodes.patches.lora_files.merge import merge_loras
 from graft_nodes.patches.lora_files.parse import Target
 from graft_nodes.patches.lora_files.read_stack import ModelWeights, read_stack, read_stack_to_merge
 
@@ -129,3 +130,83 @@ def test_only_sums_are_merged_over_quantised_weights():
     assert merged(LoraEntry("x", dora), torch.bfloat16).patches
     with pytest.raises(ValueError, match=re.escape(f"{D}a.weight: it is quantised (torch.float8_e4m3fn)")):
         merged(LoraEntry("x", dora), torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"lora_adapter_metadata": '{"r": 16, "lora'}, "its metadata lora_adapter_metadata: not JSON"),
+        ({"lora_adapter_metadata": "[1, 2]"}, r"its metadata lora_adapter_metadata: expected a JSON object .*\[1, 2\]"),
+        ({"adapter_config": "{"}, "adapter_config.json beside it: not JSON"),
+        ({"adapter_config": '{"alpha_pattern": 3}'}, "alpha_pattern: expected an object"),
+    ],
+)
+def test_broken_metadata_are_named_with_their_file(metadata, says):
+    entries = [LoraEntry(name, factors(f"{D}a"), metadata=metadata if name == "y" else {}) for name in "xyz"]
+    with pytest.raises(ValueError, match=f"^y cannot be used:\n- {says}"):
+        read_stack(entries, weights(), "auto", lambda state: state)
+    with pytest.raises(ValueError, match=f"\n- y: {says}"):
+        merge_loras(entries)
+
+
+def test_a_t_lora_with_broken_metadata_is_named():
+    state = {f"{D}a.lora_up.weight": torch.ones(4, 2), f"{D}a.base_lambda": torch.ones(2)}
+    entry = LoraEntry("x", state, metadata={"ss_tlora_min_rank": "low"})
+    with pytest.raises(ValueError, match=r"^x cannot be used:\n- its metadata ss_tlora_min_rank .* are not numbers"):
+        read_stack([entry], weights(), "auto", lambda state: state)
+
+
+def model_of(layers):
+    """The weights of a model with these layers {path: shape}, whose own names the host knows."""
+    keys = {f"{D}{path}": Target("model", f"{D}{path}.weight") for path in layers}
+    return {"key_map": keys, "shapes": {("model", f"{D}{path}.weight"): shape for path, shape in layers.items()}}
+
+
+def file_of(layers):
+    return {
+        f"{layer}.lora_{side}.weight": torch.zeros(shape)
+        for layer, (rows, columns) in layers.items()
+        for side, shape in (("up", (rows, 1)), ("down", (1, columns)))
+    }
+
+
+FLUX_MODEL = {
+    "double_blocks.0.img_attn.qkv": (9216, 3072),
+    "single_blocks.0.linear1": (21504, 3072),
+    "single_blocks.0.linear2": (3072, 15360),
+}
+HUNYUAN_MODEL = {**FLUX_MODEL, "txt_in.individual_token_refiner.blocks.0.mlp.0": (12288, 3072)}
+
+
+def test_names_that_are_unknown_for_the_right_family():
+    said = refused(file_of({"transformer.single_transformer_blocks.0.new_layer": (8, 3072)}), **model_of(FLUX_MODEL))
+    assert said == (
+        "x cannot be used:\n- it is for Flux, as this model is, but all of its names are unknown"
+        " (transformer.single_transformer_blocks.0.new_layer); try ComfyUI's own LoRA loader"
+    )
+    said = refused(file_of({"lora_unet_input_blocks_1_1_attn2_to_k": (8, 768)}), **model_of(FLUX_MODEL))
+    assert "no key matches this model, it is for SD1.x (its names and shapes)" in said
+
+
+def test_a_file_that_fits_is_for_the_models_own_family():
+    """Names and shapes of these two are Flux' and HunyuanVideo's alike."""
+    layers = {f"{D}double_blocks.0.img_attn.qkv": (9216, 3072), f"{D}double_blocks.0.new_layer": (8, 3072)}
+    said = refused(file_of(layers), **model_of(HUNYUAN_MODEL))
+    assert said.startswith("x, made for HunyuanVideo (its names and shapes), cannot be used:\n- 1 of 2 names match no")
+    assert refused(file_of(layers), **model_of(FLUX_MODEL)).startswith(
+        "x, made for Flux (its names and shapes), cannot"
+    )
+    layers[f"{D}double_blocks.0.img_attn.qkv"] = (9000, 3072)
+    assert "made for Flux (its names and shapes)" in refused(file_of(layers), **model_of(HUNYUAN_MODEL))
+
+
+def test_what_counts_once_and_what_does_nothing_is_reported():
+    state = {**factors(f"{D}a"), **factors("a"), f"{D}b.alpha": torch.tensor(1.0)}
+    report = read(state).report[0]
+    assert "1 name repeats the change of another name, which counts once" in report
+    assert f"1 alpha without factors is left out ({D}b)" in report
+    pairs = {**factors(f"{D}a"), **factors("a"), **factors(f"{D}b"), **factors("b")}
+    state = {**pairs, "c.alpha": torch.tensor(1.0), "d.alpha": torch.tensor(1.0)}
+    report = read(state).report[0]
+    assert "2 names repeat the changes of another name, which counts once" in report
+    assert "2 alphas without factors are left out (c, d)" in report

@@ -362,11 +362,24 @@ def test_families_that_share_names(layers, family):
     recognise_lora([(name, ()) for name in shapes])  # a file may hold anything under these names
 
 
-@pytest.mark.parametrize("layers", [FLUX_2, PIXART])
-def test_families_without_a_table_keep_their_names(layers):
-    lora = of_layers(layers)
+def test_families_without_a_table_keep_their_names():
+    lora = of_layers(PIXART)
     same(to_key_format(lora, "peft", torch.float32), generic(lora))
     assert "modelspec.architecture" not in saved_metadata(lora, "x", {})
+
+
+def test_flux_2_gets_the_names_of_its_own_class():
+    """Its single blocks stay fused, unlike Flux'."""
+    saved = to_key_format(of_layers(FLUX_2), "peft", torch.float32)
+    assert sorted(name for name in saved if "lora_B" in name) == [
+        "transformer.double_stream_modulation_img.linear.lora_B.weight",
+        "transformer.single_transformer_blocks.0.attn.to_qkv_mlp_proj.lora_B.weight",
+        "transformer.transformer_blocks.0.attn.to_k.lora_B.weight",
+        "transformer.transformer_blocks.0.attn.to_q.lora_B.weight",
+        "transformer.transformer_blocks.0.attn.to_v.lora_B.weight",
+        "transformer.transformer_blocks.0.ff.linear_in.lora_B.weight",
+    ]
+    assert "modelspec.architecture" not in saved_metadata(of_layers(FLUX_2), "x", {})
 
 
 NORM = "final_layer.adaLN_modulation.1"

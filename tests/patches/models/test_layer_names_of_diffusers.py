@@ -51,6 +51,54 @@ CASES = {  # the layers of ComfyUI, the class of diffusers, its sizes
         "FluxTransformer2DModel",
         {**SMALL, "num_single_layers": 1, "guidance_embeds": True, "axes_dims_rope": AXES},
     ),
+    "flux2": (
+        {
+            "": "img_in txt_in double_stream_modulation_img.lin double_stream_modulation_txt.lin"
+            " single_stream_modulation.lin",
+            "time_in.": "in_layer out_layer",
+            "guidance_in.": "in_layer out_layer",
+            "double_blocks.0.img_": "attn.qkv attn.proj mlp.0 mlp.2",
+            "double_blocks.0.txt_": "attn.qkv attn.proj mlp.0 mlp.2",
+            "single_blocks.0.": "linear1 linear2",
+            "final_layer.": "linear adaLN_modulation.1",
+        },
+        "Flux2Transformer2DModel",
+        {**SMALL, "num_single_layers": 1, "axes_dims_rope": (4, 4, 4, 4)},
+    ),
+    "chroma": (
+        {
+            "": "img_in txt_in final_layer.linear distilled_guidance_layer.in_proj distilled_guidance_layer.out_proj",
+            "distilled_guidance_layer.layers.0.": "in_layer out_layer",
+            "double_blocks.0.img_": "attn.qkv attn.proj mlp.0 mlp.2",
+            "double_blocks.0.txt_": "attn.qkv attn.proj mlp.0 mlp.2",
+            "single_blocks.0.": "linear1 linear2",
+        },
+        "ChromaTransformer2DModel",
+        {**SMALL, "num_single_layers": 1, "axes_dims_rope": AXES, "approximator_layers": 1},
+    ),
+    "ltx": (
+        {
+            "": "patchify_proj proj_out adaln_single.linear caption_projection.linear_1 caption_projection.linear_2",
+            "adaln_single.emb.timestep_embedder.": "linear_1 linear_2",
+            "transformer_blocks.0.attn1.": "to_q to_k to_v to_out.0",
+            "transformer_blocks.0.attn2.": "to_q to_k to_v to_out.0",
+            "transformer_blocks.0.ff.net.": "0.proj 2",
+        },
+        "LTXVideoTransformer3DModel",
+        {**SMALL, "cross_attention_dim": 32},
+    ),
+    "stable-audio": (
+        {
+            "": "transformer.project_in transformer.project_out",
+            "to_timestep_embed.": "0 2",
+            "to_global_embed.": "0 2",
+            "to_cond_embed.": "0 2",
+            "transformer.layers.0.": "self_attn.to_qkv self_attn.to_out cross_attn.to_q cross_attn.to_kv"
+            " cross_attn.to_out ff.ff.0.proj ff.ff.2",
+        },
+        "StableAudioDiTModel",
+        {"num_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2, "num_key_value_attention_heads": 2},
+    ),
     "hunyuan": (
         HUNYUAN,
         "HunyuanVideoTransformer3DModel",

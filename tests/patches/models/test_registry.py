@@ -25,7 +25,7 @@ FIELDS = {
     "token_routing": TokenRouting | UNetLayout,
     "training": TrainingTargets,
 }
-OPTIONAL = {"name", "title", "examples", "weight_parts", "masked_text_alone", "expert_boundary"}
+OPTIONAL = {"other_names", "name", "title", "examples", "weight_parts", "masked_text_alone", "expert_boundary"}
 EVERY = pytest.mark.parametrize("family", list(registry.FAMILIES), ids=lambda family: family.name)
 EXAMPLES = [
     pytest.param(family, example, id=f"{family.name}-{number}")

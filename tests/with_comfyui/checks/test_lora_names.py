@@ -336,6 +336,23 @@ NAMES = [  # family, layer's name in the file, weight, rows of the weight (None:
     ("hunyuan", "diffusion_model.double_blocks.1.txt_mlp.fc1", D + "double_blocks.1.txt_mlp.0", None),
     ("hunyuan", "transformer.single_blocks.0.modulation.linear", D + "single_blocks.0.modulation.lin", None),
     ("hunyuan", "lora_unet_double_blocks_0_img_attn_proj", D + "double_blocks.0.img_attn.proj", None),
+    ("hunyuan", "Hunyuan_video_I2V_lora_double_blocks_0_img_attn_qkv", D + "double_blocks.0.img_attn.qkv", None),
+    ("hunyuan", "Hunyuan_video_I2V_lora_double_blocks_0_txt_mlp_fc2", D + "double_blocks.0.txt_mlp.2", None),
+    *(
+        ("hunyuan", f"{prefix}double_blocks{s}1{s}txt_attn_{letter}", D + "double_blocks.1.txt_attn.qkv", (start, H))
+        for prefix, s in (("lora_unet_", "_"), ("diffusion_model.", "."))
+        for letter, start in zip("qkv", QKV, strict=True)
+    ),
+    ("hunyuan", "lora_unet_double_blocks_0_img_mod_linear", D + "double_blocks.0.img_mod.lin", None),
+    *(
+        ("flux", f"{prefix}attn{s}{layer}", D + weight, (0, 96))
+        for prefix, s, layer, weight in (
+            ("transformer.transformer_blocks.0.", ".", "to_qkv", "double_blocks.0.img_attn.qkv"),
+            ("lora_transformer_transformer_blocks_1_", "_", "to_added_qkv", "double_blocks.1.txt_attn.qkv"),
+            ("transformer.single_transformer_blocks.1.", ".", "to_qkv", "single_blocks.1.linear1"),
+        )
+    ),
+    ("flux", "lora_unet_transformer_blocks_0_attn_to_k_", D + "double_blocks.0.img_attn.qkv", (32, H)),
     *(
         (
             "sd1",
@@ -400,6 +417,59 @@ def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, ro
     expected.flatten(1)[start : start + length] += delta
     assert torch.allclose(changed[f"{weight}.weight"], expected, atol=1e-5)
     assert [key for key in base if not torch.equal(base[key], changed[key])] == [f"{weight}.weight"]
+
+
+@pytest.mark.parametrize("mode", ["merge", "bypass", "host"])
+@pytest.mark.parametrize(
+    ("family", "name", "layers"),
+    [
+        ("wan", "transformer.blocks.1.attn1.to_qkv", [f"blocks.1.self_attn.{letter}" for letter in "qkv"]),
+        ("wan i2v", "transformer.blocks.0.attn2.to_added_kv", [f"blocks.0.cross_attn.{letter}_img" for letter in "kv"]),
+        (
+            "qwen",
+            "lycoris_transformer_blocks_0_attn_to_qkv",
+            [f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv"],
+        ),
+        (
+            "sdxl",
+            "unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_qkv",
+            [f"middle_block.1.transformer_blocks.0.attn1.to_{letter}" for letter in "qkv"],
+        ),
+    ],
+)
+def test_one_layer_for_several_weights(models, family, name, layers, mode):
+    """Each weight changes by its rows of the product, in the order in which the layer joins them."""
+    patcher, base = models(family)
+    names = [f"{D}{layer}.weight" for layer in layers]
+    state, delta = pair(name, sum(len(base[weight]) for weight in names), base[names[0]].shape[1], 1)
+    patched = lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], mode).model
+    if mode == "bypass":
+        assert sorted(weight for stack in lora.carried_stacks(patched) for weight in stack.patches) == sorted(names)
+        return
+    changed = weights(patched)
+    expected = dict(zip(names, delta.split([len(base[weight]) for weight in names]), strict=True))
+    for weight, tensor in base.items():
+        assert torch.allclose(changed[weight], tensor + expected.get(weight, 0.0), atol=1e-5), weight
+
+
+def test_both_forms_of_a_change_count_once(models):
+    """As a converter of musubi-tuner's Z-Image files leaves them; a file in which they differ is refused."""
+    patcher, base = models("z-image")
+    weight = f"{D}layers.0.attention.qkv.weight"
+    state, delta = pair("lora_unet_layers_0_attention_qkv", *base[weight].shape, 1)
+    up, down = state.values()
+    for letter, rows in zip("qkv", up.split(H), strict=True):
+        key = f"lora_unet_layers_0_attention_to_{letter}"
+        state |= {f"{key}.lora_up.weight": rows.clone(), f"{key}.lora_down.weight": down.clone()}
+    made = lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge")
+    assert torch.allclose(weights(made.model)[weight], base[weight] + delta, atol=1e-5)
+    assert "3 names repeat the changes of another name, which counts once" in made.report
+    state["lora_unet_layers_0_attention_to_k.lora_up.weight"] *= 1.01
+    for partial in (False, True):
+        with pytest.raises(
+            ValueError, match="attention_to_k: changes the same rows as lora_unet_layers_0_attention_qkv"
+        ):
+            lora.apply_lora_stack(patcher, None, [LoraEntry("x", state, partial=partial)], "merge")
 
 
 @pytest.mark.parametrize("family", ["flux", "sd3", "qwen", "lumina", "z-image", "wan", "hunyuan", "sd1", "sdxl"])
