@@ -22,6 +22,7 @@ from .low_rank import RANK_RULES, Singular, best, cut_to_rank, svd, svd_of_produ
 from .merge_methods import METHODS, FileChange, MergeSettings, inner
 from .parse import unplaced
 from .peft_config import peft_configs
+from .trained_scale import with_trained_scales
 
 _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
@@ -111,7 +112,7 @@ class _CollectedLayers:
 
     def add(self, entry: LoraEntry, file: int) -> None:
         """Add the layers of a file, with its strengths and block weights; `file` is its place in the stack."""
-        state = key_formats.generic_keys(entry.state_dict)
+        state = key_formats.generic_keys(with_trained_scales(entry.state_dict, entry.metadata))
         diffusers = block_weights.diffusers_blocks(state)
         layers, problems = unplaced(state, peft_configs(entry.metadata))
         names = {base: _pairing_name(base) for base, _, _ in layers}
