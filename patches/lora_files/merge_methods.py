@@ -179,7 +179,7 @@ def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
             total = _total(kept_elements)
         left_out = []
         for change, mask in zip(changes, masks, strict=True):
-            left_out.append(_energy(change.whole() * ~mask))
+            left_out.append(energy(change.whole() * ~mask))
         return MergedChange(None, None, total, tuple(left_out))
 
     return merge
@@ -320,7 +320,7 @@ def _nearest_orthogonal(vectors: Tensor) -> Tensor:
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _energy(change: Tensor) -> float:
+def energy(change: Tensor) -> float:
     """The squared norm."""
     return float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
 

@@ -1,4 +1,4 @@
-"""Gives each layer of a LoRA file the scale it was trained with, where the file's alpha over the stored rank is another.
+"""Gives each layer of a LoRA file the scale it was trained with, where alpha over the stored rank is another.
 
 Two trainers write such files. sd-scripts' `split_qkv` trains three or four pairs on one weight and stores them as one
 pair of three or four times the rank, with the alpha of each. LyCORIS writes a LoKr of two whole matrices, which has no
@@ -178,7 +178,7 @@ def _scale_of_whole_lokr(group: Group, alpha: float, training: _Training) -> flo
     root = math.sqrt(rank) if training.is_rank_stabilized else 1.0
     if not math.isfinite(alpha) or _is(alpha, rank) or _is(alpha, rank * root):
         return root
-    if training.ranks_by_layer and not (_is(alpha, given) or given and _is(alpha, given * root)):
+    if training.ranks_by_layer and not (_is(alpha, given) or (given and _is(alpha, given * root))):
         return alpha ** (1 / 3) if root != 1.0 else 1.0  # alpha is the layer's own rank, or its power of 3/2
     if root != 1.0 and _is(alpha, given):  # LyCORIS before 3.0 stored it as given
         return alpha / root
