@@ -207,7 +207,9 @@ def _karcher(changes: Sequence[FileChange], settings: MergeSettings, layer: str)
     """The Karcher mean of the directions of the changes, weighted by strength, as long as they are on average.
 
     Every step of it is a combination of the changes, so their inner products are all it takes, and the result has the
-    factors of the files.
+    factors of the files. A change of zero counts neither in the direction nor in the length: a file that changes
+    nothing leaves the merge as it is. mergekit counts it in the length, with 0, so that one zero change of two halves
+    the result.
     """
     products = _inner_products(changes)
     norms = products.diagonal().clamp(min=0).sqrt()
