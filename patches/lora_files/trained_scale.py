@@ -86,8 +86,8 @@ def with_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]
     changed: dict[str, Tensor] = {}
     for base, group in groups.items():
         alpha = _alpha(group)
-        if alpha is None:
-            continue
+        if alpha is None or any(tensor.is_complex() for _, tensor in group.values()):
+            continue  # the second is refused when the file is read
         if "lokr_w1" in group and "lokr_w2" in group:
             scale = _scale_of_whole_lokr(group, alpha, training)
             if scale != 1.0:
@@ -127,7 +127,7 @@ def _number(value: Any) -> float | None:
 
 def _alpha(group: Group) -> float | None:
     """A layer's alpha as it is stored, None if it has none; one that is too large for its type is infinite."""
-    if "alpha" not in group or group["alpha"][1].numel() != 1:
+    if "alpha" not in group or group["alpha"][1].numel() != 1 or group["alpha"][1].is_complex():
         return None
     return float(group["alpha"][1])
 
@@ -147,7 +147,13 @@ def _split_pairs(base: str, group: Group, alpha: float, training: _Training) -> 
     if pairs == 1 or "up" not in group or "down" not in group:
         return 1
     up, down = group["up"][1], group["down"][1]
-    if up.ndim != 2 or len(down) != up.shape[1] or len(down) % pairs or not _is_block_diagonal(up, pairs):
+    if (
+        up.ndim != 2
+        or down.ndim != 2
+        or len(down) != up.shape[1]
+        or len(down) % pairs
+        or not _is_block_diagonal(up, pairs)
+    ):
         return 1
     if training.alpha is None or not _is(alpha, training.alpha or len(down) / pairs):
         return 1  # resized since, or somebody has corrected the alpha
@@ -203,6 +209,8 @@ def _stored_rank(group: Group) -> int:
     """The rank that a layer's alpha is divided by, 0 if it has none."""
     from ..adapters.registry import tensor_names
 
+    if any(tensor.ndim < 2 for role, (_, tensor) in group.items() if role != "alpha"):
+        return 0
     if "a2" in group:  # GLoRA's, whose older files store each pair in reverse order
         return min(group["a2"][1].flatten(1).shape)
     roles = (role for role in tensor_names().roles.values() if role.divides_alpha and role.name in group)

@@ -241,6 +241,26 @@ def test_grafts_own_files_say_their_scale_by_themselves():
     assert with_trained_scales(state, {**said("lycoris.kohya", 32, 1, algo="lokr"), "graft_state": "x"}) is state
 
 
+ODD = (torch.ones(()), torch.ones(6), torch.ones(2, 3, dtype=torch.complex64), torch.empty(0), torch.ones(6, 6))
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(2.0), torch.ones(2), torch.tensor(1j), torch.tensor(math.nan)])
+@pytest.mark.parametrize("odd", ODD, ids=lambda tensor: f"{tuple(tensor.shape)} {tensor.dtype}")
+def test_tensors_that_fit_nothing_are_left_to_whoever_reads_the_file(odd, alpha):
+    metadata = [
+        said("networks.lora_flux", 2, 2.0, split_qkv=True),
+        said("lycoris.kohya", 2, 2.0, rs_lora=True),
+    ]
+    for roles in (
+        ("lora_up.weight", "lora_down.weight"),
+        ("lokr_w1", "lokr_w2_a", "lokr_w2_b"),
+        ("a1.weight", "a2.weight"),
+    ):
+        state = {f"{NAME}.{role}": odd for role in roles} | {f"{NAME}.alpha": alpha}
+        for each in metadata:
+            assert with_trained_scales(state, each).keys() == state.keys()
+
+
 # --- wherever files are read ------------------------------------------------------------------------------------------
 
 
