@@ -147,13 +147,9 @@ def _split_pairs(base: str, group: Group, alpha: float, training: _Training) -> 
     if pairs == 1 or "up" not in group or "down" not in group:
         return 1
     up, down = group["up"][1], group["down"][1]
-    if (
-        up.ndim != 2
-        or down.ndim != 2
-        or len(down) != up.shape[1]
-        or len(down) % pairs
-        or not _is_block_diagonal(up, pairs)
-    ):
+    if up.ndim != 2 or down.ndim != 2 or not len(down) == up.shape[1] > 0:
+        return 1
+    if len(down) % pairs or not _is_block_diagonal(up, pairs):
         return 1
     if training.alpha is None or not _is(alpha, training.alpha or len(down) / pairs):
         return 1  # resized since, or somebody has corrected the alpha
