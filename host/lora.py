@@ -11,6 +11,7 @@ import torch
 from ..patches.lora_files import read_stack
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.lora_files.key_formats import registry as key_formats
+from ..patches.lora_files.metadata import ON_TOP_OF
 from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
 from ..patches.patching import ledger
@@ -21,6 +22,14 @@ from .lora_injection import carried_stacks, inject_stacks
 from .model_difference import weight_as_sampled
 
 LABELS = {"model": "model", "clip": "text encoder"}
+_CARRIED = "graft-stack"  # key of the attachment that names what a patcher carries; ComfyUI copies it to clones
+
+
+class _Carried(NamedTuple):
+    """What a patcher carries, for people: the LoRAs with their strengths, and whether as ComfyUI's own patches."""
+
+    loras: tuple[str, ...] = ()
+    is_host_patch: bool = False
 
 
 class PatchedModels(NamedTuple):
@@ -54,7 +63,10 @@ def apply_lora_stack(
     if clip is not None:
         patchers["clip"] = clip.patcher
     for space, patches in stack.patches.items():
-        patchers[space], lines = with_patches(patchers[space], LABELS[space], patches, mode)
+        bare = patchers[space]
+        patchers[space], lines = with_patches(bare, LABELS[space], patches, mode)
+        if patchers[space] is not bare:
+            _note_carried(bare, patchers[space], [entry for entry in entries if entry.strength(space) != 0.0], space)
         report += lines
     if clip is not None and patchers["clip"] is not clip.patcher:
         clip = clip.clone()
@@ -64,6 +76,41 @@ def apply_lora_stack(
 
         clip = embeddings.with_embeddings(clip, stack.embeddings)
     return PatchedModels(patchers["model"], clip, "\n".join(report))
+
+
+def _note_carried(bare: Any, patched: Any, entries: Sequence[LoraEntry], space: str) -> None:
+    """Note on a clone what it carries: what the patcher below it does, and these LoRAs."""
+    carried = bare.get_attachment(_CARRIED) or _Carried()
+    loras = tuple(_described(entry, space) for entry in entries)
+    is_host_patch = carried.is_host_patch or len(patched.patches) > len(bare.patches)
+    patched.set_attachments(_CARRIED, _Carried(carried.loras + loras, is_host_patch))
+
+
+def _described(entry: LoraEntry, space: str) -> str:
+    """A LoRA of a stack as metadata name it: its file, its strength, and what else decides what it does."""
+    extras = [f"{name} {value}" for name, value in (("blocks", entry.blocks), ("schedule", entry.schedule)) if value]
+    return ", ".join((f"{entry.name} at {entry.strength(space):g}", *extras))
+
+
+def carried_metadata(model: Any, clip: Any) -> dict[str, str]:
+    """What lies on a MODEL and a CLIP (None without one) while a LoRA is trained on them, for its metadata; empty for
+    plain ones. The LoRA has learned to work with it.
+    """
+    patchers = {"model": model}
+    if clip is not None:
+        patchers["clip"] = clip.patcher
+    said = []
+    for space, patcher in patchers.items():
+        carried = patcher.get_attachment(_CARRIED) or _Carried()
+        parts = list(carried.loras)
+        if patcher.patches and not carried.is_host_patch:
+            count = len(patcher.patches)
+            parts.append(f"{count} weight{'s' if count > 1 else ''} patched by other nodes")
+        if parts and space == "clip":
+            said.append(f"text encoder: {'; '.join(parts)}")
+        elif parts:
+            said.append("; ".join(parts))
+    return {ON_TOP_OF: "; ".join(said)} if said else {}
 
 
 def with_patches(patcher: Any, label: str, patches: Patches, mode: str) -> tuple[Any, list[str]]:

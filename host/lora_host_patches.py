@@ -11,7 +11,10 @@ import torch
 from ..patches.adapters.lora import LoRA
 from ..patches.adapters.registry import pack_layer, unpack_layer
 from ..patches.lora_files.read_stack import EnlargingLora
+from ..patches.models.weight_caches import clear_weight_caches
 from ..patches.patching.fuse import Patch, additive, fuse, in_order
+
+_CACHES = "graft-caches"  # key of callbacks
 
 
 def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
@@ -44,6 +47,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
             raise ValueError(
                 f"ComfyUI did not accept the patches of these weights: {sorted(set(host_patches) - set(applied))}"
             )
+    _clear_caches_with(clone)
     return clone
 
 
@@ -128,4 +132,25 @@ def with_enlarging_loras(model: Any, loras: Iterable[EnlargingLora]) -> Any:
             patched = model.clone()
         patches = comfy.lora.load_lora(dict(lora.state_dict), dict(lora.layers), log_missing=False)
         patched.add_patches(patches, lora.strength)
+    if patched is not model:
+        _clear_caches_with(patched)
     return patched
+
+
+# --- what a model keeps that was computed with its weights ------------------------------------------------------------
+
+
+def _clear_caches_with(patcher: Any) -> None:
+    """Clear what a model keeps of its weights whenever this patcher's patches come and go.
+
+    ComfyUI detaches a patcher before another one of the same model is loaded, and when it ends.
+    """
+    import comfy.patcher_extension as extension
+
+    for event in (extension.CallbacksMP.ON_LOAD, extension.CallbacksMP.ON_DETACH):
+        patcher.remove_callbacks_with_key(event, _CACHES)
+        patcher.add_callback_with_key(event, _CACHES, _on_changed_weights)
+
+
+def _on_changed_weights(patcher: Any, *_: Any) -> None:
+    clear_weight_caches(patcher.model)

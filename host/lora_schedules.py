@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from ..patches.patching import ledger
 from .model_sampling import timestep_of
 
 SHARES = 100_000  # the steps in which a share of sampling is counted
+_NONE: Mapping[str, Any] = MappingProxyType({})  # older ComfyUIs give no options
 
 
 def follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -18,15 +21,21 @@ def follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any
     return executor(x, t, *args, **kwargs)
 
 
-def on_prepare_state(patcher: Any, timestep: torch.Tensor, *_: Any) -> None:
-    """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone."""
-    _set_strengths(patcher.model, timestep)
+def on_prepare_state(patcher: Any, timestep: torch.Tensor, model_options: Mapping[str, Any] = _NONE, *_: Any) -> None:
+    """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone.
+
+    Wan Animate 2 keeps what its pose branch computed, beside the model (ComfyUI's WanAnimate2Cache).
+    """
+    poses = model_options.get("transformer_options", {}).get("animate2_cache")
+    if _set_strengths(patcher.model, timestep) and poses is not None:
+        poses.free()
 
 
-def _set_strengths(model: Any, sigma: torch.Tensor) -> None:
+def _set_strengths(model: Any, sigma: torch.Tensor) -> bool:
+    """Set every scheduled strength to its value at a noise level; returns whether any of them has changed."""
     first = sigma.flatten()[:1]
     timestep = float(timestep_of(model.model_sampling, first))
-    ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
+    return ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:

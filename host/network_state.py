@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..patches.models.weight_caches import clear_weight_caches
 from ..training.memory.inference_tensors import as_normal_tensors
 
 
@@ -68,12 +69,9 @@ def frozen_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[
 
 @contextlib.contextmanager
 def captions_read_anew(network: torch.nn.Module) -> Iterator[None]:
-    """A context in which HiDream-O1 reads captions with the weights of now: it keeps what it read with those of before.
-    Nothing of it is left afterwards.
-    """
-    forget = getattr(network, "clear_kv_cache", lambda: None)
-    forget()
+    """A context in which a network keeps nothing from the weights of before, and leaves nothing of those of now."""
+    clear_weight_caches(network)
     try:
         yield
     finally:
-        forget()
+        clear_weight_caches(network)

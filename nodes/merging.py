@@ -28,12 +28,19 @@ def _report(merged: Any, source: str) -> str:
         ranks += f", lowest {merged.lowest_rank}"
     left_out = "nothing left out"
     if merged.lost:
-        left_out = f"{merged.lost:.2%} of the change left out (by norm)" + _worst(merged.cut)
+        left_out = f"{_percent(merged.lost)} of the change left out (by norm)" + _worst(merged.cut)
     return f"{source}: {layers} layers, {ranks}, {left_out}"
 
 
 def _worst(loss: Any) -> str:
-    return f", most in {loss.worst_layer} ({loss.worst_share:.2%})"
+    return f", most in {loss.worst_layer} ({_percent(loss.worst_share)})"
+
+
+def _percent(share: float) -> str:
+    """A share above 0, which never reads as none."""
+    if share < 0.00005:
+        return "less than 0.01%"
+    return f"{share:.2%}"
 
 
 def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]:
@@ -42,7 +49,9 @@ def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]
     for file, loss in merged.files.items():
         line = f"{entries[file].name}: {method} leaves nothing out"
         if loss.share:
-            line = f"{entries[file].name}: {method} leaves out {loss.share:.2%} of its change (by norm)" + _worst(loss)
+            line = f"{entries[file].name}: {method} leaves out {_percent(loss.share)} of its change (by norm)" + _worst(
+                loss
+            )
         lines.append(line)
     return lines
 

@@ -122,8 +122,8 @@ def outputs(
 
 
 def noted(state: Any) -> Any:
-    """The state with notes about the dataset, ToDo and TREAD for its LoRA's metadata. Without a dataset it keeps its
-    notes.
+    """The state with notes about the dataset, LoRAs on the model, ToDo and TREAD for its LoRA's metadata. Without a
+    dataset it keeps its notes.
     """
     from ..host import token_routing
     from ..training.data import kohya_metadata, sliders
@@ -134,7 +134,11 @@ def noted(state: Any) -> Any:
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
     metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
-    notes = {**host.token_downsampling.todo_metadata(subject.model), **token_routing.routing_metadata(subject.model)}
+    notes = {
+        **host.lora.carried_metadata(subject.model, subject.clip),
+        **host.token_downsampling.todo_metadata(subject.model),
+        **token_routing.routing_metadata(subject.model),
+    }
     return replace(state, notes={**notes, **metadata, **sliders.metadata(subject.dataset)})
 
 

@@ -36,6 +36,12 @@ def test_every_row_has_every_column_and_no_error_above_the_tolerance(trainer):
         assert all(float(error) <= write_trainer_files.TOLERANCE for error in row[3:6]), row
 
 
+def test_the_scale_of_every_trainer_is_tabled():
+    assert write_trainer_files.scales() in TEXT
+    named = " ".join(row[0] for row in write_trainer_files.SCALES)
+    assert {trainer for trainer in OF if trainer not in named} == set()
+
+
 def row(**changes):
     errors = {"merge": 1e-7, "bypass": 2e-7, "host": 1e-7}
     plain = {"trainer": "T", "layout": "SDXL", "kind": "LoRA", "layers": 3, "errors": errors, "remark": ""}

@@ -251,6 +251,7 @@ export const CHINESE = {
   'Text encoder': '文本编码器',
   ToDo: 'ToDo',
   EMA: 'EMA',
+  'Trained on top of': '在其之上训练',
   Steps: '步数',
   Resolution: '分辨率',
   Tags: '标签',

@@ -44,6 +44,7 @@ const SAID = {
   text_encoder: 'Text encoder',
   todo: 'ToDo',
   ema: 'EMA',
+  on_top_of: 'Trained on top of',
   steps: 'Steps',
   resolution: 'Resolution',
   tags: 'Tags',

@@ -16,40 +16,42 @@ from torch import Tensor
 from ..registry import Registry
 
 _SMALL = 384  # up to this side a full SVD is quick
+_CANCELED = 1e-14  # singular values of a product below this share of its factors' norms are rounding of float64
 
 
 def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
     """Reduce a product (out, r) @ (r, columns) to a rank: (up, down, squared norm of the whole, squared norm of what is
     lost).
 
-    The factors are balanced. It works on the small matrix between two orthogonal ones, so it never forms the full-size
-    product.
+    The factors are balanced, and have the type of `up`. Everything in between is in float64.
     """
-    (left_side, first), (right_side, second) = torch.linalg.qr(up), torch.linalg.qr(down.T)
-    inner = first @ second.T
-    inner_up, inner_down, residual = best(inner, rank)
-    return left_side @ inner_up, inner_down @ right_side.T, float(inner.norm()) ** 2, residual
+    change = svd_of_product(up, down)
+    energies = change.values.square()
+    first, second = change.first(rank).balanced()
+    return first.to(up.dtype), second.to(up.dtype), float(energies.sum()), float(energies[rank:].sum())
 
 
 def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     """Reduce a matrix to a rank: (up, down, squared norm of what is lost).
 
     The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
-    randomized SVD, with a fixed seed of its own.
+    randomized SVD, with a fixed seed of its own. What is lost is measured by itself, never as the difference of two
+    large norms: rounding would be more than most of what a LoRA leaves out.
     """
     rank = min(rank, *matrix.shape)
-    basis = None
-    if min(matrix.shape) > max(_SMALL, 4 * rank):
+    if min(matrix.shape) <= max(_SMALL, 4 * rank):
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        lost = float(values[rank:].double().square().sum())
+    else:
         projection = torch.randn(matrix.shape[1], rank + 16, generator=torch.Generator().manual_seed(0)).to(matrix)
         basis = torch.linalg.qr(matrix @ projection).Q
         for _ in range(3):
             basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
-    left, values, right = torch.linalg.svd(matrix if basis is None else basis.T @ matrix, full_matrices=False)
-    if basis is not None:
+        left, values, right = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
         left = basis @ left
-    roots = values[:rank].sqrt()
-    residual = float(matrix.norm()) ** 2 - float(values[:rank].square().sum())
-    return left[:, :rank] * roots, roots[:, None] * right[:rank], max(residual, 0.0)
+        rest = matrix - (left[:, :rank] * values[:rank]) @ right[:rank]
+        lost = float(torch.linalg.vector_norm(rest, dtype=torch.float64)) ** 2
+    return *Singular(left, values, right).first(rank).balanced(), lost
 
 
 class Singular(NamedTuple):
@@ -63,10 +65,15 @@ class Singular(NamedTuple):
         """The largest singular values only."""
         return Singular(self.left[:, :rank], self.values[:rank], self.right[:rank])
 
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """(up, down) in float32, with the singular values split evenly between them."""
+    def balanced(self) -> tuple[Tensor, Tensor]:
+        """(up, down), with the singular values split evenly between them."""
         roots = self.values.sqrt()
-        return (self.left * roots).float(), (roots[:, None] * self.right).float()
+        return self.left * roots, roots[:, None] * self.right
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """`balanced` in float32."""
+        up, down = self.balanced()
+        return up.float(), down.float()
 
 
 def svd(matrix: Tensor) -> Singular:
@@ -77,10 +84,14 @@ def svd(matrix: Tensor) -> Singular:
 
 
 def svd_of_product(up: Tensor, down: Tensor) -> Singular:
-    """The exact SVD of a product (out, r) @ (r, columns) in float64, from the small matrix between orthogonal sides."""
+    """The exact SVD of a product (out, r) @ (r, columns) in float64, from the small matrix between orthogonal sides.
+
+    Factors that cancel out, as those of a file and of its negative do, leave singular values of exactly 0.
+    """
     (left_side, first), (right_side, second) = torch.linalg.qr(up.double()), torch.linalg.qr(down.double().T)
     left, values, right = torch.linalg.svd(first @ second.T, full_matrices=False)
-    return Singular(left_side @ left, values, right @ right_side.T)
+    rounding = _CANCELED * float(first.norm()) * float(second.norm())
+    return Singular(left_side @ left, values * (values > rounding), right @ right_side.T)
 
 
 # --- a rank for each layer --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from . import block_weights
 from .entry import LoraEntry
 from .key_formats import registry as key_formats
 from .low_rank import RANK_RULES, Singular, best, cut_to_rank, svd, svd_of_product
-from .merge_methods import METHODS, FileChange, MergeSettings, inner
+from .merge_methods import METHODS, FileChange, MergeSettings, energy, inner
 from .pairing import pairing_name
 from .parse import unplaced
 from .peft_config import peft_configs
+from .trained_scale import with_trained_scales
 
 _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
@@ -33,7 +35,8 @@ _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by 
     ),
 )
 _SUM = MergeSettings()
-# ComfyUI's prefix of text encoders, which kohya numbers.
+_ROUNDING = 1e-13  # what is left out of a squared norm below this share of it is rounding
+_CANCELED = 1e-6  # a sum of changes in float32 below this share of theirs is rounding
 
 
 class Loss(NamedTuple):
@@ -109,7 +112,7 @@ class _CollectedLayers:
 
     def add(self, entry: LoraEntry, file: int) -> None:
         """Add the layers of a file, with its strengths and block weights; `file` is its place in the stack."""
-        state = key_formats.generic_keys(entry.state_dict)
+        state = key_formats.generic_keys(with_trained_scales(entry.state_dict, entry.metadata))
         diffusers = block_weights.diffusers_blocks(state)
         try:
             configs = peft_configs(entry.metadata)
@@ -309,7 +312,7 @@ class _Tally:
 
 
 def _share(left_out: float, whole: float) -> float:
-    if not whole:
+    if left_out <= _ROUNDING * whole:
         return 0.0
     return (left_out / whole) ** 0.5
 
@@ -353,6 +356,8 @@ class _MergedLayers:
         # As one tensor: if a name has factors and a difference, ComfyUI reads only the difference.
         if up.shape[1]:
             diff = diff + (up @ down).reshape(diff.shape)
+        if (self.rank or self.chooses_ranks) and _cancels_out(diff, file_changes(patches, shape)):
+            diff = torch.zeros_like(diff)
         self.add_change(base, diff, self.rank, bias, may_be_flat)
 
     def add_merged(self, base: str, changes: Sequence[FileChange], bias: bool, may_be_flat: bool) -> None:
@@ -397,7 +402,8 @@ class _MergedLayers:
             up, down, total_energy, cut_energy = cut_to_rank(up, down, self.rank)
             self.cut.add(base, total_energy, cut_energy)
         else:
-            self.cut.add(base, float(((up.T @ up) * (down @ down.T)).sum()), 0.0)
+            whole = FileChange(0, 1.0, tuple(shape), up=up, down=down)
+            self.cut.add(base, inner(whole, whole), 0.0)
         self.add_pair(base, up, down, shape)
 
     def add_chosen(self, base: str, change: Singular, shape: Sequence[int], limit: int) -> None:
@@ -420,7 +426,7 @@ class _MergedLayers:
 
     def add_whole(self, base: str, change: Tensor, bias: bool = False) -> None:
         """Add a difference unchanged."""
-        self.cut.add(base, float(change.norm()) ** 2, 0.0)
+        self.cut.add(base, energy(change), 0.0)
         key = f"{base}.diff"
         if bias:
             key = f"{base}.diff_b"
@@ -432,7 +438,7 @@ class _MergedLayers:
             self.add_chosen(base, svd(change.flatten(1)), change.shape, limit)
             return
         up, down, left_out = best(change.flatten(1), limit)
-        self.cut.add(base, float(change.norm()) ** 2, left_out)
+        self.cut.add(base, energy(change), left_out)
         self.add_pair(base, up, down, change.shape)
 
     def lora(self) -> MergedLora:
@@ -468,6 +474,14 @@ def file_changes(
             diff = diff + (fused.up @ fused.down.float()).reshape(diff.shape)
         changes.append(replace(made, diff=diff))
     return changes
+
+
+def _cancels_out(total: Tensor, changes: Sequence[FileChange]) -> bool:
+    """Whether a sum of changes in float32 is nothing but rounding, as that of a file and its negative is."""
+    if len(changes) < 2:
+        return False
+    parts = math.sqrt(sum(inner(change, change) for change in changes))
+    return math.sqrt(energy(total)) <= _CANCELED * parts
 
 
 def _ranks_together(changes: Sequence[FileChange]) -> int:

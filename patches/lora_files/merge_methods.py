@@ -179,7 +179,7 @@ def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
             total = _total(kept_elements)
         left_out = []
         for change, mask in zip(changes, masks, strict=True):
-            left_out.append(_energy(change.whole() * ~mask))
+            left_out.append(energy(change.whole() * ~mask))
         return MergedChange(None, None, total, tuple(left_out))
 
     return merge
@@ -207,7 +207,9 @@ def _karcher(changes: Sequence[FileChange], settings: MergeSettings, layer: str)
     """The Karcher mean of the directions of the changes, weighted by strength, as long as they are on average.
 
     Every step of it is a combination of the changes, so their inner products are all it takes, and the result has the
-    factors of the files.
+    factors of the files. A change of zero counts neither in the direction nor in the length: a file that changes
+    nothing leaves the merge as it is. mergekit counts it in the length, with 0, so that one zero change of two halves
+    the result.
     """
     products = _inner_products(changes)
     norms = products.diagonal().clamp(min=0).sqrt()
@@ -320,7 +322,7 @@ def _nearest_orthogonal(vectors: Tensor) -> Tensor:
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _energy(change: Tensor) -> float:
+def energy(change: Tensor) -> float:
     """The squared norm."""
     return float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
 

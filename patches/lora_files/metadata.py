@@ -19,6 +19,7 @@ from . import open_file, parse
 from .key_formats import registry as key_formats
 from .peft_config import peft_configs
 
+ON_TOP_OF = "graft_trained_on_top_of"  # the LoRAs that were on the model while this one was trained
 _FACTS = (  # (label, keys; the first one present counts)
     ("title", ("modelspec.title", "ss_output_name")),
     ("trigger", ("modelspec.trigger_phrase", "ss_trigger_words")),
@@ -29,6 +30,7 @@ _FACTS = (  # (label, keys; the first one present counts)
     ("resolution", ("modelspec.resolution", "ss_resolution")),
     ("rate", ("ss_unet_lr", "ss_learning_rate")),
     ("trained on", ("ss_sd_model_name",)),
+    ("on top of", (ON_TOP_OF,)),
 )
 _LONGEST = 80
 
@@ -95,6 +97,7 @@ def describe(path: str) -> dict[str, Any]:
     - `family` and `base` (its model, "" if unknown), `title`, `words` (trigger words), `tags` [[tag, count]] (the most
       frequent)
     - `embeddings`: the names by which prompts call the textual inversions in the file
+    - `on_top_of`, if it was trained on top of others: the LoRAs that belong on the model with this one
     - `steps`, `resolution`, `todo`, `ema`, `text_encoder` (whether it has layers for one), `from_graft`
 
     Raises ValueError for pickles and damaged files, OSError if the file is missing.
@@ -107,7 +110,7 @@ def describe(path: str) -> dict[str, Any]:
     family = recognise_lora(shapes.items())
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
-    return {
+    described: dict[str, Any] = {
         "file": os.path.basename(path),
         "size": os.path.getsize(path),
         "layers": len(parse.names(shapes)),
@@ -128,6 +131,9 @@ def describe(path: str) -> dict[str, Any]:
         "text_encoder": any(name.startswith(key_formats.text_encoder_prefixes()) for name in shapes),
         "from_graft": "graft_state" in metadata,
     }
+    if metadata.get(ON_TOP_OF):
+        described["on_top_of"] = metadata[ON_TOP_OF]
+    return described
 
 
 def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:

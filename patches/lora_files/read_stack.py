@@ -21,6 +21,7 @@ from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
 from .entry import LoraEntry, StateDict
 from .peft_config import peft_configs
+from .trained_scale import with_trained_scales
 from .trainer import oft_trainer, rank_schedules
 
 if TYPE_CHECKING:
@@ -178,7 +179,8 @@ def _read_file(
     if entry.blocks:
         model_weights = (weight for space, weight in weights.shapes if space == "model")
         block_weights.fitting(entry.blocks, model_weights)
-    state, enlarging = _split_enlarging(convert(entry.state_dict))
+    trained = with_trained_scales(entry.state_dict, entry.metadata)
+    state, enlarging = _split_enlarging(convert(trained))
     key_map = {**weights.key_map, **layer_names.find_targets(parse.names(state), weights.key_map, weights.shapes)}
     if enlarging:
         reading.enlarging.append(_read_enlarging(entry, enlarging, key_map, weights.can_enlarge))

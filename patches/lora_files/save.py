@@ -115,7 +115,8 @@ def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, st
         "ss_network_module": "lycoris.kohya" if lycoris else "networks.lora",
         "ss_output_name": title,
     }
-    if ranks:
+    whole_lokr = any({"lokr_w1", "lokr_w2"} <= set(group) for group in groups.values())
+    if ranks and not whole_lokr:  # which has no rank: another layer's would divide its alpha
         entries["ss_network_dim"] = str(ranks[0]) if len(ranks) == 1 else "Dynamic"
     schedules = {tuple(group[SCHEDULE][1].tolist()) for group in groups.values() if SCHEDULE in group}
     if len(schedules) == 1:

@@ -22,6 +22,7 @@ from ..models.layers import (
     stored_tensors,
     why_not_plain,
 )
+from ..models.weight_caches import clear_weight_caches
 from .bypass import Bypass, Wrapped, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
@@ -155,6 +156,8 @@ class Ledger:
         except BaseException:
             self._clear(model)
             raise
+        finally:
+            clear_weight_caches(model)
         if not stacks:
             self._clear(model)
 
@@ -426,13 +429,15 @@ def bases(model: nn.Module) -> dict[str, Tensor]:
     return {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
 
 
-def tick(model: nn.Module, percent: float, timestep: float | None = None) -> None:
+def tick(model: nn.Module, percent: float, timestep: float | None = None) -> bool:
     """Set the scheduled strengths of attached stacks to their values when `percent` (0 to 1) of sampling is done, and
-    their masked ranks to those of a timestep (0 to 1000).
+    their masked ranks to those of a timestep (0 to 1000). Returns whether any of them has changed.
     """
     ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is not None:
-        ledger.kept.clock.tick(percent, timestep)
+    if ledger is None or not ledger.kept.clock.tick(percent, timestep):
+        return False
+    clear_weight_caches(model)
+    return True
 
 
 def forget(model: nn.Module) -> None:

@@ -143,13 +143,15 @@ class Clock:
         """Move the multipliers to the device of the activations."""
         self.values = self.values.to(device)
 
-    def tick(self, percent: float, timestep: float | None = None) -> None:
+    def tick(self, percent: float, timestep: float | None = None) -> bool:
         """Set every multiplier to its value when `percent` of sampling is done, at a timestep from 0 (no noise) to
-        1000; without one, as if the timesteps were those of `percent`.
+        1000; without one, as if the timesteps were those of `percent`. Returns whether any of them has changed.
         """
         if timestep is None:
             timestep = TIMESTEPS * (1.0 - percent)
+        before = self.values.clone()
         for schedule, index in self._schedules.items():
             self.values[index] = schedule.at(percent)
         for ranks, first in self._ranks.items():
             self.values[first : first + ranks.mask.rank] = ranks.at(percent, timestep).to(self.values)
+        return not torch.equal(before, self.values)

@@ -45,6 +45,22 @@ def test_a_lower_rank_says_what_is_lost(host, small, stack):
     assert "of the change left out (by norm)" in host.call("GraftMergeLoRAs", lora_stack=stack, rank=2)[1]
 
 
+def test_what_is_lost_never_reads_as_none_nor_rounding_as_a_loss(host, small, stack):
+    state = small.lora(small.unet(), 0)
+    for key, tensor in state.items():
+        if key.endswith("lora_down.weight"):
+            tensor[2:] *= 1e-5
+    save_file(state, os.path.join(host.models, "loras", "tail.safetensors"))
+    report = host.call("GraftMergeLoRAs", lora_stack=[("tail.safetensors", 1.0, 1.0)], rank=2)[1]
+    assert re.search(
+        r", less than 0\.01% of the change left out \(by norm\), most in \S+ \(less than 0\.01%\)$", report
+    )
+    both = [("part0.safetensors", 0.7, 1.0), ("part0.safetensors", -0.7, -1.0)]
+    assert host.call("GraftMergeLoRAs", lora_stack=both, rank=2)[1].endswith("nothing left out")
+    twice = host.call("GraftMergeLoRAs", lora_stack=[both[0], both[0]], method="karcher")[1].splitlines()
+    assert twice[1:] == ["part0.safetensors: karcher leaves nothing out"] * 2
+
+
 @pytest.mark.parametrize("method", METHODS.names())
 def test_methods_say_what_they_lose_with_and_without_a_model(host, small, stack, method):
     """With a model and without one the same LoRA is made; at full rank nothing is cut."""

@@ -226,3 +226,51 @@ def test_what_cannot_be_used_is_refused_before_the_first_step(host, adapter, par
     assert not os.path.exists(os.path.join(host.output, "graft", run))
     with pytest.raises((ValueError, FileNotFoundError), match="missing-one"):
         begun(host, parts, run, None, [("missing-one.safetensors", 1.0, 1.0)])
+
+
+# --- a stack that stays on the model is another thing -----------------------------------------------------------------
+
+
+def said_by(host, parts, run, model):
+    """(what a LoRA trained on a model says it was trained on top of, the report of Start Training)."""
+    from graft_nodes.training.lora_metadata import lora_metadata
+
+    state, report = begun(host, parts, run, model)[:2]
+    return lora_metadata(state).get("graft_trained_on_top_of"), report
+
+
+@pytest.mark.parametrize("mode", ["merge", "bypass", "host"])
+def test_a_lora_trained_on_top_of_a_stack_says_so(host, adapter, parts, run, mode):
+    below = host.call("LoRAStackPatch", model=parts[0], lora_stack=stack(host, "trains.safetensors"), mode=mode)[0]
+    text, report = said_by(host, parts, run, below)
+    assert text == "trains.safetensors at 0.5"
+    assert "trained on top of trains.safetensors at 0.5: what is saved belongs on a model that has it too" in report
+    more = host.call(
+        "LoRAStackPatch",
+        model=below,
+        lora_stack=[
+            *stack(host, "trains.safetensors", strength=-1),
+            *stack(host, "trains.safetensors", strength=0),
+            *stack(host, "trains.safetensors", strength=0.25, blocks="IN=1, M=0.5"),
+        ],
+        mode=mode,
+    )[0]
+    expected = "trains.safetensors at 0.5; trains.safetensors at -1; trains.safetensors at 0.25, blocks IN=1, M=0.5"
+    assert said_by(host, parts, run, more)[0] == expected
+    assert said_by(host, parts, run, below)[0] == "trains.safetensors at 0.5", "the one below is as it was"
+
+
+def test_a_plain_model_and_a_training_only_lora_say_nothing(host, adapter, parts, run):
+    text, report = said_by(host, parts, run, parts[0])
+    assert text is None and "trained on top of" not in report
+    only = stack(host, "trains.safetensors")
+    state = begun(host, parts, run, training_only=only)[0]
+    assert not state.notes.get("graft_trained_on_top_of")
+
+
+def test_patches_of_other_nodes_are_counted(host, adapter, parts, run):
+    model = parts[0].clone()
+    weight = next(name for name in adapter)
+    shape = dict(model.model.named_parameters())[weight].shape
+    model.add_patches({weight: ("diff", (torch.zeros(shape),))}, 1.0)
+    assert said_by(host, parts, run, model)[0] == "1 weight patched by other nodes"

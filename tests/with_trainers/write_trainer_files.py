@@ -81,10 +81,82 @@ these files do not use are stood in for, as the sections say; its maths never is
 """
 
 
+# (trainer, files, what their alpha is, what the product of the factors was multiplied by), read in the trainers' code
+SCALES = (
+    (
+        "sd-scripts",
+        "LoRA, LoRA-FA, DyLoRA; also with LoRA+ (rates alone), `conv_dim`, `network_reg_dims` and ranks by block",
+        "as given, the rank for 0 or none",
+        "alpha / rank of the layer",
+    ),
+    (
+        "sd-scripts",
+        "`split_qkv`: three or four pairs on one weight, saved as one of three or four times the rank",
+        "that of one pair",
+        "**alpha / rank of one pair**",
+    ),
+    ("sd-scripts", "resized, also with a rank for each layer (`Dynamic`)", "scale x new rank", "alpha / rank"),
+    ("sd-scripts, musubi-tuner", "LoHa; LoKr with a product", "as given, the rank for 0 or none", "alpha / rank"),
+    ("sd-scripts, musubi-tuner", "LoKr of two whole matrices", "the rank", "1"),
+    ("sd-scripts", "OFT", "the constraint", "1"),
+    ("musubi-tuner", "LoRA; q, k and v that its converters join", "as given; three times that", "alpha / rank"),
+    (
+        "LyCORIS",
+        "LoRA, LoHa, LoKr with a product, GLoRA, DyLoRA, T-LoRA; `use_tucker` and `use_scalar` change nothing of it",
+        "as given, the rank for 0 or none",
+        "alpha / rank",
+    ),
+    ("LyCORIS", "LoRA, LoHa, LoKr with a product, `rs_lora`", "given x root of the rank", "alpha / rank"),
+    (
+        "LyCORIS",
+        "the same before version 3.0, and GLoRA to this day, `rs_lora`",
+        "as given",
+        "**alpha / root of the rank**",
+    ),
+    ("LyCORIS", "LoKr of two whole matrices", "the rank", "1"),
+    (
+        "LyCORIS",
+        "LoKr of two whole matrices, `rs_lora`",
+        "rank x root of the rank; the rank before 3.0",
+        "**root of the rank**",
+    ),
+    ("made from LyCORIS", "LoKr of two whole matrices whose alpha is the one given", "as given", "**alpha / rank**"),
+    ("LyCORIS", "OFT, BOFT", "the constraint", "1"),
+    ("LyCORIS", "full, norms, IA3", "none, or without effect", "1"),
+    ("OneTrainer", "LoRA, DoRA, LoHa, LoKr with a product", "as given, 0 too", "alpha / rank"),
+    ("OneTrainer", "LoKr of two whole matrices", "the rank", "1"),
+    ("ai-toolkit", "LoRA with kohya's names, LoKr with a product", "as given, the rank for 0 or none", "alpha / rank"),
+    ("ai-toolkit", "LoRA with PEFT's names", "none; it trains with the rank", "1"),
+    ("ai-toolkit", "LoKr of two whole matrices", "the rank, 9999999999", "1"),
+    (
+        "PEFT, diffusers, SimpleTuner",
+        "every kind; `rank_pattern` and `alpha_pattern` give a layer its own",
+        "in `adapter_config.json` or in the header, else the rank",
+        "alpha / rank; with `use_rslora` alpha / root of the rank",
+    ),
+    ("SimpleTuner", "LyCORIS' kinds, whose `rs_lora` it cannot switch on", "as LyCORIS", "as LyCORIS"),
+)
+SCALES_HEADING = ("Trainer", "File", "Alpha in the file", "Scale")
+SCALES_INTRODUCTION = """### Scales
+
+What each trainer multiplies the product of its factors by, read in its code. Where it is not alpha over the rank that
+the file shows (in **bold**), Graft takes it from the metadata: `ss_network_module` says who trained the file,
+`ss_network_dim`, `ss_network_alpha` and `ss_network_args` how. A file without them is read as alpha over its rank, and
+as 1 without a rank, which is how ComfyUI's own loader reads all of them.
+"""
+
+
+def scales() -> str:
+    """The part of the page on scales."""
+    rows = [SCALES_HEADING, ("---",) * len(SCALES_HEADING), *SCALES]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{SCALES_INTRODUCTION}\n{table}\n"
+
+
 def document(results: Sequence[Result]) -> str:
     """The whole page, with the trainers in the order in which they are given."""
     comfyui = " and ".join(sorted({result["comfyui"] for result in results}))
-    lines = [INTRODUCTION.format(comfyui=comfyui, tolerance=TOLERANCE)]
+    lines = [INTRODUCTION.format(comfyui=comfyui, tolerance=TOLERANCE), scales()]
     for result in results:
         lines += _section(result)
     return "\n".join(lines).rstrip() + "\n"

@@ -15,6 +15,7 @@ from ...patches.lora_files import open_file
 from ...patches.lora_files.key_formats.registry import embedding_names
 from ...patches.lora_files.parse import grouped, with_alphas, without_embeddings
 from ...patches.lora_files.peft_config import peft_configs
+from ...patches.lora_files.trained_scale import with_trained_scales
 from ...storage.float16 import SCALE_PREFIX, from_float16
 from ...storage.problem_list import problem_lines
 from ..state import TrainState
@@ -52,7 +53,8 @@ class Source:
             return snapshots.read(self.snapshot)
         tensors, metadata = open_file.load_once(self.path)
         if self.kind == "lora":
-            return with_alphas(from_float16(without_embeddings(tensors)), peft_configs(metadata))
+            layers = with_trained_scales(from_float16(without_embeddings(tensors)), metadata)
+            return with_alphas(layers, peft_configs(metadata))
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 

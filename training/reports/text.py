@@ -8,6 +8,7 @@ from statistics import fmean
 from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
+from ...patches.lora_files.metadata import ON_TOP_OF
 from ..data import sliders
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
@@ -61,6 +62,8 @@ def beginning(
         tokens = tokens_of(dataset.images[0].shape)
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
     lines += experts.said(state.settings.objective)
+    if state.notes.get(ON_TOP_OF):
+        lines.append(f"trained on top of {state.notes[ON_TOP_OF]}: what is saved belongs on a model that has it too")
     if training_only:
         lines += [_TRAINING_ONLY, *(f"  {line}" for line in training_only.splitlines())]
     if not dataset.held_out:

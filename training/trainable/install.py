@@ -231,10 +231,12 @@ def _as_layers(
         return lora
     for name, tensor in trained.items():
         lora[_generic_name(name)] = tensor.detach().to("cpu", torch.float32).clone()
-    for path in by_module(trained):
+    for path, tensors in by_module(trained).items():
         alpha = 0.0  # lycoris' OFT: no constraint
         if settings.adapter.takes_alpha:
-            alpha = settings.size_of(path)[1]
+            rank, alpha = settings.size_of(path)[:2]
+            if not settings.adapter.alpha_counts(tensors):
+                alpha = float(rank)  # as lycoris, so that alpha / rank is the scale for whoever knows the rank
         lora[f"{_generic_name(path)}.alpha"] = torch.tensor(alpha)
         mask = settings.rank_mask_of(path)
         if mask is not None:

@@ -2,12 +2,16 @@
 other.
 """
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from graft_nodes.patches.lora_files.average import average
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.low_rank import best
 from graft_nodes.patches.lora_files.merge import WeightChange, extract_lora, merge_changes, merge_loras
+from graft_nodes.patches.lora_files.merge_methods import MergeSettings
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.patching.fuse import Patch, in_order
 
@@ -405,3 +409,65 @@ def test_every_kind_is_merged_with_a_model(kind, rank):
         made.lost, least / float(np.linalg.norm(values)), atol=1e-3
     )
     assert made.rank <= (rank or 16)
+
+
+# --- what is left out, down to rounding -------------------------------------------------------------------------------
+
+
+def falling(rows, columns, kept, tail, seed=0):
+    """A matrix in float64 with `kept` large singular values, and a tail of this share of its norm."""
+    generator = torch.Generator().manual_seed(seed)
+    small = min(rows, columns)
+    sides = [
+        torch.linalg.qr(torch.randn(side, small, generator=generator, dtype=torch.float64)).Q
+        for side in (rows, columns)
+    ]
+    values = torch.zeros(small, dtype=torch.float64)
+    values[:kept] = torch.linspace(1, 0.5, kept, dtype=torch.float64)
+    values[kept:] = tail / math.sqrt(1 - tail**2) * float(values.norm()) / math.sqrt(small - kept)
+    return sides[0] * values @ sides[1].T
+
+
+@pytest.mark.parametrize("tail", [1e-2, 3e-4, 1e-4, 2e-5])
+@pytest.mark.parametrize("shape", [(300, 300), (120, 500), (700, 420)])  # the last one is large: a randomized SVD
+def test_an_extract_says_how_small_a_tail_is(shape, tail):
+    matrix = falling(*shape, 16, tail)
+    made = extract_lora({"diffusion_model.x.weight": lambda: matrix.float()}, 16)
+    assert made.lost == pytest.approx(tail, rel=0.05) and made.cut.worst_share == pytest.approx(tail, rel=0.05)
+
+
+@pytest.mark.parametrize("tail", [1e-2, 3e-4, 1e-4, 2e-5])
+@pytest.mark.parametrize("resize", ["none", "sv_ratio"])
+def test_a_merge_says_how_small_a_tail_is(resize, tail):
+    left, values, right = torch.linalg.svd(falling(60, 50, 4, tail), full_matrices=False)
+    state = {"a.lora_up.weight": (left * values).float(), "a.lora_down.weight": right.float()}
+    made = merge_loras([LoraEntry("x", state)], 4, settings=MergeSettings(resize=resize, resize_to=5.0))
+    assert made.rank == 4 and made.lost == pytest.approx(tail, rel=0.05)
+    assert average([state], [1.0], ["x"], "products", 4).lost == pytest.approx(tail, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(320, 320, 3, 3), (640, 320)])
+def test_all_ranks_of_models_in_fp16_leave_nothing_out(shape):
+    """The largest singular values and the smallest differ by so much that float32 cannot take one sum off another."""
+    first = (random(*shape) * 0.03).half()
+    second = (first.float() + random(*shape, seed=1) * 0.006).half()
+    assert extract_lora({"a.weight": lambda: second.float() - first.float()}, 4096).lost == 0
+
+
+@pytest.mark.parametrize(
+    "settings", [MergeSettings(), MergeSettings(resize="energy"), MergeSettings(resize="sv_ratio", resize_to=20)]
+)
+@pytest.mark.parametrize("kind", ["LoRA", "convolution", "LoKr", "LoHa"])
+@pytest.mark.parametrize("strength", [1.0, 0.37])
+def test_a_file_and_its_negative_are_no_change(kind, settings, strength):
+    files = {
+        "LoRA": lora("a", 1, 8, (60, 50), 3.0),
+        "convolution": lora("a", 1, 8, (16, 12, 3, 3), 3.0),
+        "LoKr": {"a.lokr_w1": random(4, 5), "a.lokr_w2": random(6, 7)},
+        "LoHa": {f"a.hada_w{n}_{f}": random(*s, seed=n) for n in (1, 2) for f, s in (("a", (20, 3)), ("b", (3, 30)))},
+    }
+    state = files[kind]
+    made = merge_loras([LoraEntry("x", state, strength), LoraEntry("y", state, -strength)], 2, settings=settings)
+    assert made.lost == 0 and all(not tensor.any() for key, tensor in made.state.items() if "up" in key)
+    if "a.lora_up.weight" in state:  # of which products can be averaged
+        assert average([state] * 2, [strength, -strength], ["x", "y"], "products", 2).lost == 0

@@ -148,6 +148,17 @@ def test_karcher_leaves_files_without_the_layer_out():
     assert torch.equal(both["a.lora_up.weight"], of_a["a.lora_up.weight"])
 
 
+def test_a_change_of_zero_is_not_in_the_length_of_the_karcher_mean():
+    """mergekit counts it with 0, which would make this mean 2 long."""
+    states = [
+        {"a.diff": torch.tensor([[3.0, 0.0]])},
+        {"a.diff": torch.zeros(1, 2)},
+        {"a.diff": torch.tensor([[3.0, 0.0]])},
+    ]
+    made = merged(states, 0, (1.0, 1.0, 1.0), method="karcher").state["a.diff"]
+    assert torch.allclose(made, torch.tensor([[3.0, 0.0]]))
+
+
 def test_opposite_changes_have_no_karcher_mean():
     with pytest.raises(
         ValueError, match=r"a: the changes of the files point in opposite directions.*use merge method sum"

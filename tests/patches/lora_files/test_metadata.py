@@ -74,6 +74,14 @@ def test_describe(tmp_path):
     )
 
 
+def test_what_a_lora_was_trained_on_top_of(tmp_path):
+    path = str(tmp_path / "a.safetensors")
+    below = "style.safetensors at 0.8"
+    save_file({"lora_unet_a.lora_up.weight": torch.ones(2, 1)}, path, {metadata.ON_TOP_OF: below})
+    assert metadata.describe(path)["on_top_of"] == below
+    assert f"on top of {below}" in metadata.about({metadata.ON_TOP_OF: below})
+
+
 @pytest.mark.parametrize(
     ("said", "title"),
     [

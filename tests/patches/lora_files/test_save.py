@@ -184,6 +184,18 @@ def test_what_cannot_be_saved(lora, message):
         to_key_format(lora, "kohya", torch.float32)
 
 
+def test_a_rank_is_not_said_beside_a_lokr_that_has_none():
+    """Readers that know the rank divide a LoKr's alpha by it."""
+    lokr = {
+        "diffusion_model.b.lokr_w1": torch.ones(2, 2),
+        "diffusion_model.b.lokr_w2": torch.ones(3, 4),
+        "diffusion_model.b.alpha": torch.tensor(1.0),
+    }
+    assert "ss_network_dim" not in saved_metadata(LORA | lokr, "x", {})
+    product = {"diffusion_model.b.lokr_w1": torch.ones(2, 2), "diffusion_model.b.lokr_w2_a": torch.ones(3, 2)}
+    assert "ss_network_dim" in saved_metadata(LORA | product, "x", {})
+
+
 def test_metadata():
     assert saved_metadata(LORA, "graft", {"ss_steps": "9"}) == {
         "format": "pt",

@@ -265,6 +265,18 @@ def test_rank_and_alpha_by_pattern():
     assert torch.allclose(out.double(), _merged(net, lora)(_input().double()), atol=2e-5)
 
 
+def test_a_lokr_of_two_whole_matrices_has_its_rank_for_alpha():
+    """Its scale is 1 whatever alpha is; lycoris stores the rank, and others divide what is stored by it."""
+    settings = AdapterSettings("lokr", rank=64, alpha=2.0, targets="all", pattern="*line*=rank 1")
+    trained = init_trainable(_odd(), settings, 0, {})
+    lora = as_lora(trained, settings, None)
+    whole = {path for path, tensors in by_module(trained).items() if "lokr_w2" in tensors}
+    products = by_module(trained).keys() - whole
+    assert whole and products
+    for paths, alpha in ((whole, 64.0), (products, 2.0)):
+        assert {float(lora[f"diffusion_model.{path}.alpha"]) for path in paths} == {alpha}
+
+
 def test_an_alpha_of_0_behind_a_comma_is_the_rank():
     for text in ("*=rank 8, alpha 0", "*=rank 8 alpha 0"):
         settings = AdapterSettings("lora", rank=16, alpha=4.0, targets="all", pattern=text)
