@@ -23,7 +23,7 @@ from ..state import TrainState, advance_position, state_key, with_planned_steps
 from ..store.names import KEEPS
 from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restored, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, behind, train
+from .loop import Callbacks, Stopped, behind, is_due, train
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class Call:
 
     def save_snapshot(self, after_minutes: float = 0.0) -> None:
         """Store what was trained since the last snapshot, between two pieces, when that is so many minutes ago."""
-        is_due = time.monotonic() - self._saved_at >= 60 * after_minutes
-        if is_due and self.at.step > self._saved_step and self._saving is not None and self._saving.save_snapshot:
+        is_late = time.monotonic() - self._saved_at >= 60 * after_minutes
+        if is_late and self.at.step > self._saved_step and self._saving is not None and self._saving.save_snapshot:
             self._saving.save_snapshot(self.at)
 
     def finish(self) -> Outcome:
@@ -306,7 +306,7 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif self.keep == "every" and not (callbacks.snapshot_every and state.step % callbacks.snapshot_every):
+            elif self.keep == "every" and is_due(state.step, callbacks.snapshot_every):
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)

@@ -362,6 +362,43 @@ def test_every_snapshot_can_be_kept(bench):
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
 
 
+def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypatch):
+    _measure(monkeypatch, [9.0, 5.0, 4.0, 6.0, 7.0])
+    bench.run(8, keep="every", validate_every=2, snapshot_every=2)
+    assert _kinds(bench) == [(2, "snapshot"), (4, "snapshot"), (6, "snapshot"), (8, "result")]
+
+
+LASTING = ["best", "snapshot", "result"]  # the least first
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("second", LASTING)
+@pytest.mark.parametrize("first", LASTING)
+def test_of_two_roles_of_a_state_the_lasting_one_counts(bench, first, second, damaged):
+    folder = bench.store.save(bench.state, first)
+    if damaged:
+        (folder / "state.safetensors").write_bytes(b"")
+    assert bench.store.save(bench.state, second) == folder
+    assert read_record(folder)["kind"] == max(first, second, key=LASTING.index)
+    assert equal(load(folder, bench.state)[0], bench.state)
+
+
+@pytest.mark.parametrize("snapshot_every", [0, 2])
+def test_of_snapshots_by_minutes_every_keeps_the_newest_alone(bench, monkeypatch, snapshot_every):
+    minutes = iter(range(1000))
+    monkeypatch.setattr("graft_nodes.training.run.loop.time.monotonic", lambda: next(minutes) * 60.0)
+
+    def fail(step, *_):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(8, keep="every", validate_every=0, snapshot_every=snapshot_every, snapshot_minutes=1.0, on_step=fail)
+    assert _kinds(bench) == [(step, "snapshot") for step in range(2, 5, 2) if snapshot_every]
+    (on_the_way,) = bench.store.folder.glob("*/partial/state.json")
+    assert read_record(on_the_way.parent)["step"] == 5
+
+
 @pytest.mark.parametrize("kind", ["result", "best"])
 def test_what_is_saved_again_is_read_once(bench, monkeypatch, kind):
     bench.store.save(bench.state)
@@ -508,6 +545,50 @@ def test_a_record_that_is_no_json_is_damage(bench, content):
     (folder / "state.json").write_bytes(content)
     with pytest.raises(Damaged, match=r"state\.json: cannot be read as JSON"):
         load(folder, bench.state)
+
+
+@pytest.mark.parametrize("kind", ["result", "partial"])
+def test_a_folder_of_another_run_is_not_taken_for_this_one(bench, kind):
+    other = bench.lab.state(bench.denoiser, bench.dataset, seed=4)
+    trained = train(other, bench.denoiser, bench.dataset, 4)
+    target = runs.target_key(bench.state, 4)
+    expected = "it began from another seed"
+    if kind == "result":
+        folder = bench.store.save(trained)
+        folder = folder.rename(bench.store.result_folder(target))
+    else:
+        folder = bench.store.save_partial(trained, target)
+    with pytest.raises(Damaged, match=expected):
+        load(folder, bench.state)
+    outcome = bench.run(4)
+    assert outcome.trained == 4 and equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
+    if kind == "result":
+        assert any(expected in note for note in outcome.notes)
+
+
+def test_a_state_under_the_name_of_another_step_is_said(bench):
+    three = bench.run(3)
+    three.folder.rename(bench.store.result_folder(runs.target_key(bench.state, 5)))
+    outcome = bench.run(5)
+    assert outcome.trained == 5 and any("it is the state of step 3" in note for note in outcome.notes)
+
+
+def test_the_search_for_stored_states_does_not_grow_with_the_steps_asked_for(bench, monkeypatch):
+    bench.run(3)
+    counted = []
+
+    def counting(*position):
+        counted.append(position)
+        return state_key(*position)
+
+    monkeypatch.setattr("graft_nodes.training.store.store.state_key", counting)
+    numbers = []
+    for steps in (10, 10_000_000):
+        found, problems = bench.store.furthest(bench.state, steps)
+        assert found.state.step == 3 and not problems
+        numbers.append(len(counted))
+        counted.clear()
+    assert numbers[0] == numbers[1] > 0
 
 
 @pytest.mark.parametrize("group", ["average", "powers"])
