@@ -335,7 +335,11 @@ def target_key(state: TrainState, steps: int) -> str:
 
 def _of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
     """The callbacks of ranks after the first: they save nothing, and take part in what takes every rank."""
-    rank_callbacks = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
+    rank_callbacks = Callbacks(
+        on_step=callbacks.on_step,
+        should_stop=callbacks.should_stop,
+        raise_if_interrupted=callbacks.raise_if_interrupted,
+    )
     if not group.shard:
         return rank_callbacks
     rank_callbacks = replace(rank_callbacks, validate_every=callbacks.validate_every)

@@ -52,8 +52,9 @@ class Callbacks:
     `at_strength(strength)` the adapter has that strength. It must not draw from a global generator.
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
-    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there. `note`
-    gets sentences for the report.
+    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
+    after the last whole step is kept. `note` gets sentences for the report.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -62,6 +63,7 @@ class Callbacks:
     save_best: Callable[[TrainState], None] | None = None
     preview: Callable[[Denoiser, int, bool, AtStrength], None] | None = None
     should_stop: Callable[[], bool] | None = None
+    raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
     validate_every: int = 0
@@ -94,6 +96,8 @@ def train(
             with group.raise_together():
                 work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
                 work.loader.until = until
+                if callbacks.raise_if_interrupted is not None:
+                    work.raise_if_interrupted = callbacks.raise_if_interrupted
                 stack.enter_context(work.installed())
             for note in work.notes:
                 if callbacks.note is not None:

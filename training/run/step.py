@@ -185,6 +185,7 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
 
     Each loss goes to `take_loss`, which says whether to go backward.
     """
+    work.raise_if_interrupted()
     settings = work.start_state.settings
     work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)

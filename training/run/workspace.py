@@ -256,6 +256,7 @@ class Workspace:
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
+        self.raise_if_interrupted: Callable[[], None] = lambda: None  # asked wherever a step or validation takes long
         self.strength = 1.0  # of the adapter; sliders change it
         self.base_latents: list[Tensor] = []  # of a VAE that is trained whole: those of held-out pictures before it
         self.held_out_starts: dict[int, Tensor] = {}  # of a slider: what held-out noise is denoised to

@@ -260,6 +260,35 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
     )
 
 
+class Interrupted(BaseException):
+    """As ComfyUI's, which is no Exception in every version."""
+
+
+@pytest.mark.parametrize("during", ["a step", "validation"])
+def test_an_interruption_is_noticed_between_micro_batches_and_between_held_out_pictures(lab, during):
+    """After two whole steps of six forwards; the third, or the validation after it, is left in the middle."""
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(held_out=[7, 8, 9]), []
+    state = lab.state(denoiser, dataset, accumulation=6, batch_size=1)
+    last, validate_every = {"a step": (2 * 6 + 2, 0), "validation": (3 * 6 + 3 + 1, 3)}[during]
+
+    def raise_if_interrupted():
+        if denoiser.calls == last:
+            raise Interrupted
+
+    callbacks = Callbacks(raise_if_interrupted=raise_if_interrupted, save_snapshot=kept.append)
+    if validate_every:
+        state = train(state, lab.Flow(), dataset, 1)  # past step 0, at which validation is due too
+        last -= 6 + 3
+    with pytest.raises(Interrupted):
+        train(state, denoiser, dataset, 5, replace(callbacks, validate_every=validate_every))
+    (snapshot,) = kept
+    step = {"a step": 2, "validation": 3}[during]
+    assert denoiser.calls == last and snapshot.step == step
+    whole = lab.state(lab.Flow(), dataset, accumulation=6, batch_size=1)
+    assert equal(snapshot, train(whole, lab.Flow(), dataset, step))
+    assert equal(train(snapshot, lab.Flow(), dataset, 2), train(whole, lab.Flow(), dataset, step + 2))
+
+
 @pytest.mark.parametrize(("snapshot_every", "steps"), [(1, [1, 2]), (2, [2]), (0, [])])
 def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch, snapshot_every, steps):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(), []
