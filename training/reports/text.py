@@ -51,6 +51,7 @@ def beginning(
             f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
         ),
         *remarks(settings),
+        *_open_schedule(settings),
         *_own_batch_sizes(dataset, settings),
         *sliders.said(dataset),
         _images(dataset, rounds),
@@ -119,6 +120,17 @@ def _without_picture(dataset: Dataset) -> list[str]:
     return [
         f"{without} of {len(dataset.images)} images have no control picture: this model takes one beside the noise, and"
         " trains on an empty one with them"
+    ]
+
+
+def _open_schedule(settings: OptimizerSettings) -> list[str]:
+    """What total steps of 0 means for a schedule that falls."""
+    if settings.total_steps or settings.schedule == "constant":
+        return []
+    return [
+        f"total steps (schedule) is 0, so the schedule ({settings.schedule}) falls to its end in each Train Step. In a"
+        " chain of them the learning rate rises again in the next, and more steps train all steps again: set total"
+        " steps (schedule) to the steps of the whole chain for one schedule"
     ]
 
 
@@ -259,7 +271,9 @@ def step(
         lines += _held_out_loss(outcome)
     weights = f"{_numbers_in(state.trained):,} trained parameters; MODEL has the last weights"
     if state.start.autoencoder is not None:
-        weights = f"{_numbers_in(state.trained):,} trained parameters; Trained VAE has the last weights and the average"
+        weights = f"{_numbers_in(state.trained):,} trained parameters; Trained VAE has the last weights"
+        if state.average:
+            weights += " and the average"
     elif state.average:
         weights += " (for the average use EMA Merge)"
     lines += [weights, *experts.said(state.settings.objective)]

@@ -218,7 +218,10 @@ class Call:
         return self._outcome()
 
     def _schedule_remarks(self) -> list[str]:
-        return schedule_remarks(self.state.settings.optimizer, self.state.step, self.until)
+        state = self.state
+        return schedule_remarks(
+            state.settings.optimizer, state.step, self.until, state.open_schedule, state.history.rate
+        )
 
     def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
         """The state to resume from, its folder, and that again where it is a snapshot."""

@@ -6,6 +6,7 @@ import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.reports import text
 from graft_nodes.training.run.call import Outcome
+from graft_nodes.training.trainable.autoencoder import AutoencoderSettings
 
 NO_SNAPSHOTS = "so no snapshots of averages were kept either"
 
@@ -19,3 +20,11 @@ def test_what_cannot_be_hashed_is_neither_stored_nor_are_its_snapshots(lab, ema,
     report = text.step(state, Outcome(state, None, 0, 0.0), ("CLIP", "hooks"))
     _, _, end = report.partition("MODEL has the last weights (for the average use EMA Merge)\n")
     assert end.splitlines() == ["not stored, because these cannot be hashed: CLIP, hooks", *said]
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_vae_has_an_average_where_there_is_one(lab, averaged):
+    state = lab.state(lab.Flow(), lab.pictures(), ema=averaged)
+    state = replace(state, start=replace(state.start, autoencoder=AutoencoderSettings()))
+    report = text.step(state, Outcome(state, None, 0, 0.0), ())
+    assert report.endswith("Trained VAE has the last weights" + averaged * " and the average")

@@ -10,7 +10,9 @@ import pytest
 import torch
 from graft_nodes.storage.bounded_read import read_bounded
 from graft_nodes.storage.digest import sha256_of_json
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.reports.text import beginning
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.validation import Held
@@ -131,10 +133,67 @@ def test_without_total_steps_a_schedule_ends_with_the_steps_asked_for(bench):
     six = bench.run(6, start)
     planned = bench.lab.state(bench.denoiser, bench.dataset, total_steps=6)
     assert equal(six.state, bench.run(6, planned).state) and bench.opened == 1 and not six.notes
-    assert six.state.history.rate[-1] == 0.0
+    assert 0.0 < six.state.history.rate[-1] < six.state.history.rate[-2] < six.state.history.rate[-3]
     ten = bench.run(4, six.state)  # a later call plans anew
-    assert ten.trained == 4 and ten.state.history.rate[6] > 0 and ten.state.history.rate[-1] == 0.0
-    assert not ten.notes and bench.run(4, six.state).trained == 0
+    assert ten.trained == 4 and ten.state.history.rate[6] > six.state.history.rate[-1]
+    assert bench.run(4, six.state).trained == 0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "cosine-restarts", "polynomial"])
+def test_a_schedule_that_is_planned_anew_in_a_chain_is_said_before_the_first_step(bench, schedule):
+    """Four and four steps with an open schedule are not the eight of one: it falls to its end twice."""
+    start, said = bench.lab.state(bench.denoiser, bench.dataset, total_steps=0, warmup=0, schedule=schedule), []
+    report = beginning(start, bench.dataset, ())
+    assert f"the schedule ({schedule}) falls to its end in each Train Step" in report
+    first = bench.run(4, start)
+    assert not first.notes
+
+    def opened():
+        assert said, "the model is opened only after it was said"
+        return bench.open()
+
+    second = runs.run(first.state, 4, opened, bench.dataset, None, Callbacks(), say=said.append)
+    assert said == [note for note in second.notes if "planned anew" in note]
+    before, after = second.state.history.rate[3:5]
+    assert f"step 4 had learning rate {before:g}, and step 5 has {after:g}" in said[0] and after >= before
+    assert "set total steps (schedule) to 8" in said[0]
+    planned = bench.lab.state(bench.denoiser, bench.dataset, total_steps=8, warmup=0, schedule=schedule)
+    assert "in each Train Step" not in beginning(planned, bench.dataset, ())
+    parts = bench.run(4, bench.run(4, planned).state)
+    assert equal(parts.state, bench.run(8, planned).state) and not any("anew" in note for note in parts.notes)
+
+
+def test_an_open_schedule_that_never_falls_has_nothing_to_say(bench):
+    start = bench.lab.state(bench.denoiser, bench.dataset, total_steps=0, warmup=0, schedule="constant")
+    assert "in each Train Step" not in beginning(start, bench.dataset, ())
+    assert not bench.run(4, bench.run(4, start).state).notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"optimizer": "adamw", "warmup": 5}, "begin at step 7, so it is over: step 7 has learning rate 0.001"),
+        ({"warmup": 5}, "begin at step 7, so it is over: step 7 has learning rate 0.001"),
+        ({"warmup": 10}, "begin at step 7, so only 4 of them are left: step 7 has learning rate 0.0007"),
+        ({"warmup": 0}, None),
+    ],
+)
+def test_a_warmup_that_is_over_when_its_settings_begin_is_said_before_the_first_step(bench, changed, said):
+    settings = {"optimizer": "sgd", "schedule": "constant", "learning_rate": 1e-3, "warmup": 0}
+    start = bench.lab.state(bench.denoiser, bench.dataset, **settings)
+    other = OptimizerSettings(**{**settings, "batch_size": 4, **changed})
+    later, heard = with_settings(bench.run(6, start).state, other, None), []
+    notes = runs.run(later, 6, bench.open, bench.dataset, None, Callbacks(), say=heard.append).notes
+    found = [note for note in notes if "warmup" in note]
+    assert found == heard and (said in found[0] if said else not found)
+
+
+def test_a_warmup_that_the_steps_before_have_made_is_not_said_to_be_over(bench):
+    start = bench.lab.state(bench.denoiser, bench.dataset, schedule="constant", warmup=3)
+    six = bench.run(6, start)
+    assert not bench.run(6, six.state).notes
+    other = with_settings(six.state, None, ObjectiveSettings(loss="huber"))
+    assert not bench.run(6, other).notes
 
 
 def test_a_schedule_without_length_is_refused_where_nothing_planned_it(bench):
