@@ -12,6 +12,7 @@ from ..data import sliders
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
 from ..objective import experts
+from ..objective.settings import remarks as objective_remarks
 from ..objective.timesteps import NO_EXPERT, describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
@@ -51,6 +52,7 @@ def beginning(
             f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
         ),
         *remarks(settings),
+        *objective_remarks(state.settings.objective),
         *_open_schedule(settings),
         *_own_batch_sizes(dataset, settings),
         *sliders.said(dataset),
@@ -258,7 +260,7 @@ def step(
     state = outcome.state
     losses = state.history.loss[before.step :]
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
-    lines += [*outcome.notes, *remarks(state.settings.optimizer)]
+    lines += [*outcome.notes, *remarks(state.settings.optimizer), *objective_remarks(state.settings.objective)]
     if outcome.trained and outcome.seconds:
         lines.append(f"{outcome.seconds / outcome.trained:.3f} s per step, {outcome.seconds:.1f} s in total")
     if losses:

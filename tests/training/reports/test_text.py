@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.reports import text
 from graft_nodes.training.run.call import Outcome
 from graft_nodes.training.trainable.autoencoder import AutoencoderSettings
@@ -28,3 +29,17 @@ def test_a_vae_has_an_average_where_there_is_one(lab, averaged):
     state = replace(state, start=replace(state.start, autoencoder=AutoencoderSettings()))
     report = text.step(state, Outcome(state, None, 0, 0.0), ())
     assert report.endswith("Trained VAE has the last weights" + averaged * " and the average")
+
+
+@pytest.mark.parametrize(
+    ("weighting", "terminal", "said"),
+    [("min-snr", True, True), ("min-snr", False, False), ("none", True, False), ("debiased", True, False)],
+)
+def test_a_weighting_that_leaves_nothing_of_pure_noise_is_said(lab, weighting, terminal, said):
+    """Min-SNR weighs the v loss by min(SNR, gamma) / (SNR + 1), and at the last level SNR is 4.9e-8."""
+    objective = ObjectiveSettings(weighting=weighting, zero_terminal_snr=terminal)
+    dataset = lab.pictures()
+    state = lab.state(lab.Flow(), dataset, objective=objective)
+    for report in (text.beginning(state, dataset, ()), text.step(state, Outcome(state, None, 0, 0.0), ())):
+        lines = [line for line in report.splitlines() if line.startswith(f"loss weighting {weighting} counts")]
+        assert len(lines) == said and all("pure noise, 5e-08 times" in line for line in lines)
