@@ -87,10 +87,9 @@ class BatchSchedule:
         """The captions that the steps from `first` on need, by dataset, with the pictures that the text encoder sees.
         Empty if no caption varies.
         """
-        sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
-        if not any(_needs_preparation(image) for source in sources for image in source.images):
+        if not captions_vary(self.dataset):
             return {}
-        needed: dict[Dataset, set[str]] = {source: set() for source in sources}
+        needed: dict[Dataset, set[str]] = {source: set() for source in _sources(self.dataset)}
         for step in range(first, first + steps):
             for part in range(self.parts):
                 for item in self.shown(step, part):
@@ -116,6 +115,15 @@ class BatchSchedule:
                 for group in group_by_size(self.shown(step, part)):
                     for item in group:
                         yield f"  {_said(item)}"
+
+
+def captions_vary(dataset: Dataset) -> bool:
+    """Whether captions are drawn anew in each step, or encoded with pictures, so that they are encoded before it."""
+    return any(_needs_preparation(image) for source in _sources(dataset) for image in source.images)
+
+
+def _sources(dataset: Dataset) -> list[Dataset]:
+    return [source for source in (dataset, dataset.regularisation) if source is not None]
 
 
 def _needs_preparation(image: DatasetImage) -> bool:

@@ -316,9 +316,7 @@ class Store:
 
 def _key_after(state: TrainState, step: int) -> str:
     """The key of the state at `step` on the way from `state`."""
-    return state_key(
-        state.start.digest, advance_position(state.position, state.settings.digest, step - state.step)
-    )
+    return state_key(state.start.digest, advance_position(state.position, state.settings.digest, step - state.step))
 
 
 def _leads_over(folder: Path, state: TrainState, steps: int) -> bool:

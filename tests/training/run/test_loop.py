@@ -376,7 +376,11 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, ca
         dataset, batch_size, accumulation = _of_sizes(lab, (4, 2, 1)), 4, 3
     elif case == "regularization images":
         objective = replace(objective, prior="regularisation", prior_weight=0.5)
-        dataset, batch_size, accumulation = lab.pictures(5, regularisation=lab.pictures(4, seed=7), regularisation_share=0.5), 4, 3
+        dataset, batch_size, accumulation = (
+            lab.pictures(5, regularisation=lab.pictures(4, seed=7), regularisation_share=0.5),
+            4,
+            3,
+        )
     elif case == "regularization batches":
         objective = replace(objective, prior="regularisation", prior_weight=0.5)
         dataset = _of_sizes(lab, (1, 1), regularisation=lab.pictures(3, seed=7), regularisation_share=0.5)

@@ -4,12 +4,16 @@ import contextlib
 import errno
 import json
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from graft_nodes.storage.bounded_read import read_bounded
 from graft_nodes.storage.digest import sha256_of_json
+from graft_nodes.training.data.conditionings import Conditionings
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.tags import Caption, CaptionRules
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.reports.text import beginning
@@ -630,6 +634,62 @@ def test_a_state_under_the_name_of_another_step_is_said(bench):
     three.folder.rename(bench.store.result_folder(runs.target_key(bench.state, 5)))
     outcome = bench.run(5)
     assert outcome.trained == 5 and any("it is the state of step 3" in note for note in outcome.notes)
+
+
+class Encoding(Conditionings):
+    """Conditionings of captions that remember when they were encoded: after how many forwards."""
+
+    def __init__(self, denoiser, texts):
+        self.at = []
+
+        def encode(texts):
+            self.at += [denoiser.calls] * len(texts)
+            return {text: Conditioning(torch.full((1, 1, 1), len(text) / 100)) for text in texts}
+
+        super().__init__(encode, texts)
+        self.at.clear()
+
+
+def _varying(bench, **settings):
+    """The bench with captions that are drawn anew in each step."""
+    rules, images = CaptionRules(shuffle=1.0, dropout=0.5), []
+    for number, image in enumerate(bench.dataset.images):
+        caption = Caption(tags=tuple("abcdefgh"[: 3 + number % 6]), rules=rules)
+        images.append(replace(image, caption=caption.plain, caption_template=caption))
+    encoding = Encoding(bench.denoiser, [image.caption for image in images] + ["a", "b", ""])
+    bench.dataset = replace(bench.dataset, images=tuple(images), conditionings=encoding, held_out=(), **settings)
+    return encoding
+
+
+def test_varying_captions_and_schedules_are_prepared_some_steps_at_a_time(bench, lab, tmp_path, monkeypatch):
+    whole = _varying(bench)
+    outcome = bench.run(8, keep="every", validate_every=0, snapshot_every=3)
+    assert set(whole.at) == {0} and bench.opened == 1
+    pieces = Bench(lab, tmp_path / "pieces")
+    encoding = _varying(pieces, write_schedule=True)
+    monkeypatch.setattr("graft_nodes.training.run.prepare.MOST_STEPS", 3)
+    again = pieces.run(8, keep="every", validate_every=0, snapshot_every=3)
+    assert equal(again.state, outcome.state) and again.state.history == outcome.state.history
+    assert set(encoding.at) == {0, 3, 6} and len(encoding.at) >= len(whole.at) and pieces.opened == 3
+    assert _kinds(pieces) == _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
+    files = sorted(path.name for path in pieces.store.folder.glob("schedule-*"))
+    assert files == [f"schedule-{a:08d}-{b:08d}.txt" for a, b in ((1, 3), (4, 6), (7, 8))]
+    assert all(any(name in note for note in again.notes) for name in files)
+
+
+def test_an_interruption_while_captions_are_encoded_keeps_the_steps_before(bench, monkeypatch):
+    encoding = _varying(bench)
+    monkeypatch.setattr("graft_nodes.training.run.prepare.MOST_STEPS", 3)
+
+    def raise_if_interrupted():
+        if encoding.at and encoding.at[-1] == 3 and bench.denoiser.calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(8, validate_every=0, snapshot_every=0, raise_if_interrupted=raise_if_interrupted)
+    assert bench.denoiser.calls == 3
+    rest = bench.run(8, validate_every=0, snapshot_every=0)
+    assert rest.trained == 5 and "went on from the snapshot at step 3" in rest.notes
 
 
 def test_the_search_for_stored_states_does_not_grow_with_the_steps_asked_for(bench, monkeypatch):
