@@ -253,6 +253,14 @@ def _previews(state: TrainState, pictures: Sequence[Mapping[str, str]]) -> list[
     return lines
 
 
+def _where_weights_are(state: TrainState) -> str:
+    """Which outputs and nodes give the trained weights, and their average where there is one."""
+    trained = f"{_numbers_in(state.trained):,} trained parameters"
+    if state.start.autoencoder is None:
+        return f"{trained}; MODEL has the last weights" + (" (for the average use EMA Merge)" if state.average else "")
+    return f"{trained}; Trained VAE has the last weights" + (" and the average" if state.average else "")
+
+
 def step(
     before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()
 ) -> str:
@@ -271,14 +279,7 @@ def step(
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)
-    weights = f"{_numbers_in(state.trained):,} trained parameters; MODEL has the last weights"
-    if state.start.autoencoder is not None:
-        weights = f"{_numbers_in(state.trained):,} trained parameters; Trained VAE has the last weights"
-        if state.average:
-            weights += " and the average"
-    elif state.average:
-        weights += " (for the average use EMA Merge)"
-    lines += [weights, *experts.said(state.settings.objective)]
+    lines += [_where_weights_are(state), *experts.said(state.settings.objective)]
     if state.start.training_only:
         lines.append(_TRAINING_ONLY)
     if state.settings.objective.zero_terminal_snr:

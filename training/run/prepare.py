@@ -14,7 +14,6 @@ from .batch_loader import BatchSchedule, captions_vary
 from .loop import Callbacks
 from .workspace import HeldOutLoss, StepResult
 
-
 # How many steps are prepared at a time where each needs something of its own, so that the first one need not wait for
 # what the millionth needs.
 MOST_STEPS = 1000
