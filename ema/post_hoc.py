@@ -42,8 +42,8 @@ class Profile:
 class Fit:
     """How snapshots combine into a profile: one weight per snapshot, and how far the result is from that average.
 
-    `profile_miss` is what the combined profile misses, as a share of the asked one's L2 norm. `noise` is what the
-    weights make of the snapshots' rounding, as a share of the averaged values. `miss` is both.
+    `profile_miss` is what the combined profile misses, as a share of the asked one's L2 norm. `noise` is the most that
+    the weights make of the snapshots' rounding, as a share of the averaged values. `miss` is both.
     """
 
     weights: tuple[float, ...]
@@ -112,7 +112,17 @@ class _System:
         weights = self.vectors @ ((self.vectors.T @ right_side) / (self.eigenvalues + ridge))
         squared_miss = squared_norm - 2 * float(weights @ right_side) + float(weights @ self.gram @ weights)
         profile_miss = (max(0.0, squared_miss) / squared_norm) ** 0.5
-        return Fit(tuple(weights.tolist()), profile_miss, self.rounding * float(weights.norm()))
+        return Fit(tuple(weights.tolist()), profile_miss, self._noise(weights, squared_norm))
+
+    def _noise(self, weights: Tensor, squared_norm: float) -> float:
+        """The rms rounding of the sum, as a share of an average whose profile has that squared L2 norm.
+
+        A snapshot's rounding is a share of its own size. Where the averaged values stay the same, every snapshot is as
+        large as the average. Where they are noise around zero, each is as large as its profile's L2 norm, and early
+        ones, which average fewer steps, are larger. Values between the two are rounded by no more than the worse.
+        """
+        constant, noise = weights.square().sum(), weights.square() @ self.gram.diagonal() / squared_norm
+        return self.rounding * float(torch.maximum(constant, noise)) ** 0.5
 
 
 def fit(snapshots: Sequence[Profile], target: Profile, rounding: float = 0.0) -> Fit:

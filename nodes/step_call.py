@@ -318,7 +318,12 @@ class StepCall:
 
     def watching(self, callbacks: Any) -> Any:
         """The callbacks with progress and events of the host."""
-        return replace(callbacks, on_begin=lambda begun: self.begun(begun.history), on_step=self.stepped)
+        return replace(
+            callbacks,
+            on_begin=lambda begun: self.begun(begun.history),
+            on_step=self.stepped,
+            raise_if_interrupted=host.events.raise_if_interrupted,
+        )
 
     def opened(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""

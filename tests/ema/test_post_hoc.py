@@ -16,6 +16,7 @@ from graft_nodes.ema.post_hoc import (
     width_of_gamma,
 )
 from graft_nodes.ema.weighted_sum import mixture
+from graft_nodes.storage.float16 import from_float16, to_float16
 from torch import nn
 
 
@@ -35,7 +36,7 @@ def trajectory(steps, seed=0):
 
 def ran_along(path, width, until):
     """The power-function average as a float64 recursion, written out: beta_t = (1 - 1/t)^(gamma + 1)."""
-    exponent, average = gamma_of_width(width) + 1, torch.zeros(40, dtype=torch.float64)
+    exponent, average = gamma_of_width(width) + 1, torch.zeros_like(path[0])
     for t, weights in enumerate(path[:until], 1):
         beta = (1 - 1 / t) ** exponent
         average = beta * average + (1 - beta) * weights
@@ -149,7 +150,7 @@ def kept_along(path, snapshots):
     """Every snapshot's average, float64, from one walk along the run for each width."""
     kept = {}
     for width in {snapshot.width for snapshot in snapshots}:
-        exponent, average = gamma_of_width(width) + 1, torch.zeros(40, dtype=torch.float64)
+        exponent, average = gamma_of_width(width) + 1, torch.zeros_like(path[0])
         steps = {snapshot.step for snapshot in snapshots if snapshot.width == width}
         for t, weights in enumerate(path, 1):
             average = average + (1 - (1 - 1 / t) ** exponent) * (weights - average)
@@ -177,6 +178,25 @@ def test_from_float16_snapshots_an_accepted_width_is_as_exact_as_it_says(apart, 
         assert rounding <= 1.3 * found.noise and found.noise <= found.miss <= 0.05
         assert float((stored - expected).norm() / expected.norm()) <= found.miss
     assert 0.065 in accepted and (0.01 in accepted) == (apart == 2)
+
+
+@pytest.mark.parametrize(("every_steps", "width"), [(50, 0.2), (100, 0.2), (200, 0.2), (20, 0.03), (100, 0.065)])
+@pytest.mark.parametrize("constant", [0.0, 0.05, 1.0])
+def test_early_snapshots_of_noise_are_larger_and_rounded_more_and_so_is_what_is_said(every_steps, width, constant):
+    """Weights that are noise around a constant: what is said is at least what float64 measures, and little more."""
+    steps = 1000
+    draws = torch.Generator().manual_seed(3)
+    path = constant + torch.randn(steps, 400, generator=draws, dtype=torch.float64)
+    snapshots = every(every_steps, steps, (0.05, 0.06, 0.07, 0.08))
+    found = reconstruction(snapshots, width)
+    weights = torch.tensor(found.weights, dtype=torch.float64)
+    exact, expected = torch.stack(kept_along(path, snapshots)), ran_along(path, width, steps)
+    stored = torch.stack([from_float16(to_float16({"a": one.float()}))["a"].double() for one in exact])
+    rounding = float((weights @ (stored - exact)).norm() / expected.norm())
+    missed = float((weights @ stored - expected).norm() / expected.norm())
+    assert rounding <= 1.1 * found.noise and missed <= 1.1 * found.miss
+    if constant in (0.0, 1.0) and found.noise > 10 * found.profile_miss:
+        assert found.miss <= 3 * missed
 
 
 def test_rounding_counts_in_the_miss_and_the_least_of_both_is_taken():

@@ -6,8 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...storage.digest import hashed_settings
 from .loss_kinds import LOSSES
+from .noise import LAST_SIGNAL
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
 
@@ -26,6 +29,7 @@ _LATER = frozenset(
         "sigma_bounds",
     }
 )
+_LEAST_SHARE = 1e-3  # what a weighting leaves of a noise level's loss, for the level to be learned at all
 _MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
 
@@ -169,6 +173,21 @@ def _wrong_expert(settings: ObjectiveSettings) -> list[str]:
             " to 1, and another border in expert boundary"
         )
     return errors
+
+
+def remarks(settings: ObjectiveSettings) -> list[str]:
+    """Warnings for the report: settings that work but are probably not meant."""
+    if not settings.zero_terminal_snr:
+        return []
+    last = torch.tensor([(1 / LAST_SIGNAL - 1) ** 0.5])
+    share = float(WEIGHTINGS.get(settings.weighting).weights(last, "v", settings.gamma))
+    if share > _LEAST_SHARE:
+        return []
+    return [
+        f"loss weighting {settings.weighting} counts the last noise level, which zero terminal SNR makes pure noise,"
+        f" {share:.0e} times: next to nothing is learned there. To learn it, set loss weighting of Objective Settings"
+        " to none or debiased"
+    ]
 
 
 def check_for(settings: ObjectiveSettings, prediction: str) -> None:

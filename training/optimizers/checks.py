@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...patches.adapters.registry import trainable_kind
@@ -103,10 +105,53 @@ def _unusual_rate(settings: OptimizerSettings, least: float, most: float) -> lis
     return []
 
 
-def schedule_remarks(settings: OptimizerSettings, first: int, until: int) -> list[str]:
-    """Sentences about steps `first` to `until` of a run, where they do not end with the learning rate's schedule."""
+def schedule_remarks(
+    settings: OptimizerSettings, first: int, until: int, is_open: bool = False, rates: Sequence[float] = ()
+) -> list[str]:
+    """Sentences about steps `first` to `until` of a run, where their learning rates may not be those that were meant.
+
+    `is_open` is whether the schedule was left to the steps asked for, and so ends with these. `rates` are those of the
+    steps before.
+    """
+    if first == until:
+        return []
+    sentences = _missed_warmup(settings, first, rates)
+    if settings.schedule == "constant":
+        return sentences
+    if is_open:
+        return [*sentences, *_planned_anew(settings, first, until, rates)]
+    return [*sentences, *_another_end(settings, first, until)]
+
+
+def _missed_warmup(settings: OptimizerSettings, first: int, rates: Sequence[float]) -> list[str]:
+    """Where these settings came after the first step: what of their warmup is over."""
+    missed = min(settings.warmup, first, len(rates))
+    if all(math.isclose(rates[step], rate_at(settings, step)) for step in range(missed)):
+        return []
+    rest = "so it is over"
+    if first < settings.warmup:
+        rest = f"so only {settings.warmup - first} of them are left"
+    return [
+        f"warmup steps is {settings.warmup} and counts from the run's first step, and these settings begin at step"
+        f" {first + 1}, {rest}: step {first + 1} has learning rate {rate_at(settings, first):g}. For a slow start put a"
+        " Train Step of a few steps with a lower learning rate before this one"
+    ]
+
+
+def _planned_anew(settings: OptimizerSettings, first: int, until: int, rates: Sequence[float]) -> list[str]:
+    """Where an open schedule begins in the middle of a run: the steps before had an end of their own."""
+    if not first or not rates:
+        return []
+    return [
+        f"total steps (schedule) is 0, so the schedule ({settings.schedule}) is planned anew and ends at step {until}:"
+        f" step {first} had learning rate {rates[-1]:g}, and step {first + 1} has {rate_at(settings, first):g}. For one"
+        f" schedule over the whole chain, set total steps (schedule) to {until} and train it from Start Training"
+    ]
+
+
+def _another_end(settings: OptimizerSettings, first: int, until: int) -> list[str]:
     total, schedule = settings.total_steps, settings.schedule
-    if schedule == "constant" or until == total or first == until:
+    if until == total:
         return []
     if until > total:
         after = until - max(first, total)

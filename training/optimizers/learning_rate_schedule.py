@@ -23,9 +23,10 @@ def peak_rate(settings: OptimizerSettings) -> float:
 def rate_at(settings: OptimizerSettings, step: int) -> float:
     """The learning rate of optimizer step `step`; 0 is the first.
 
-    It rises linearly during the warmup, and is at the floor from the last of `total_steps` on. linear, polynomial
-    (power 2) and cosine fall between the two; cosine-restarts falls four times over the same length. Raises ValueError
-    if the length is open (`total_steps` 0).
+    It rises linearly during the warmup, and is at the floor after `total_steps`. linear, polynomial (power 2) and
+    cosine fall between the two; cosine-restarts falls four times over the same length. As in diffusers (and with it
+    sd-scripts and EveryDream2), the last step is just above the floor: with floor 0 it still moves the weights. Raises
+    ValueError if the length is open (`total_steps` 0).
     """
     peak = peak_rate(settings)
     if step < settings.warmup:
@@ -36,9 +37,10 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
         raise ValueError(
             f"total steps (schedule) is 0, so the length of learning rate schedule {settings.schedule} is open."
         )
-    # The last step of the run (total_steps - 1) has the floor, the first one after the warmup the peak.
-    length = max(1, settings.total_steps - 1 - settings.warmup)
-    progress = min(1.0, (step - settings.warmup) / length)
+    # The first step after the warmup has the peak, and the first one after the schedule (total_steps) the floor.
+    progress = 1.0
+    if step < settings.total_steps:
+        progress = (step - settings.warmup) / (settings.total_steps - settings.warmup)
     if settings.schedule == "cosine-restarts" and progress < 1.0:
         progress = (progress * RESTARTS) % 1.0
     return peak * (settings.floor + (1 - settings.floor) * _left(settings.schedule, progress))

@@ -13,6 +13,7 @@ from ..data import sliders
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
 from ..objective import experts
+from ..objective.settings import remarks as objective_remarks
 from ..objective.timesteps import NO_EXPERT, describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
@@ -52,6 +53,8 @@ def beginning(
             f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
         ),
         *remarks(settings),
+        *objective_remarks(state.settings.objective),
+        *_open_schedule(settings),
         *_own_batch_sizes(dataset, settings),
         *sliders.said(dataset),
         _images(dataset, rounds),
@@ -122,6 +125,17 @@ def _without_picture(dataset: Dataset) -> list[str]:
     return [
         f"{without} of {len(dataset.images)} images have no control picture: this model takes one beside the noise, and"
         " trains on an empty one with them"
+    ]
+
+
+def _open_schedule(settings: OptimizerSettings) -> list[str]:
+    """What total steps of 0 means for a schedule that falls."""
+    if settings.total_steps or settings.schedule == "constant":
+        return []
+    return [
+        f"total steps (schedule) is 0, so the schedule ({settings.schedule}) falls to its end in each Train Step. In a"
+        " chain of them the learning rate rises again in the next, and more steps train all steps again: set total"
+        " steps (schedule) to the steps of the whole chain for one schedule"
     ]
 
 
@@ -242,6 +256,14 @@ def _previews(state: TrainState, pictures: Sequence[Mapping[str, str]]) -> list[
     return lines
 
 
+def _where_weights_are(state: TrainState) -> str:
+    """Which outputs and nodes give the trained weights, and their average where there is one."""
+    trained = f"{_numbers_in(state.trained):,} trained parameters"
+    if state.start.autoencoder is None:
+        return f"{trained}; MODEL has the last weights" + (" (for the average use EMA Merge)" if state.average else "")
+    return f"{trained}; Trained VAE has the last weights" + (" and the average" if state.average else "")
+
+
 def step(
     before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()
 ) -> str:
@@ -249,7 +271,7 @@ def step(
     state = outcome.state
     losses = state.history.loss[before.step :]
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
-    lines += [*outcome.notes, *remarks(state.settings.optimizer)]
+    lines += [*outcome.notes, *remarks(state.settings.optimizer), *objective_remarks(state.settings.objective)]
     if outcome.trained and outcome.seconds:
         lines.append(f"{outcome.seconds / outcome.trained:.3f} s per step, {outcome.seconds:.1f} s in total")
     if losses:
@@ -260,12 +282,7 @@ def step(
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)
-    weights = f"{_numbers_in(state.trained):,} trained parameters; MODEL has the last weights"
-    if state.start.autoencoder is not None:
-        weights = f"{_numbers_in(state.trained):,} trained parameters; Trained VAE has the last weights and the average"
-    elif state.average:
-        weights += " (for the average use EMA Merge)"
-    lines += [weights, *experts.said(state.settings.objective)]
+    lines += [_where_weights_are(state), *experts.said(state.settings.objective)]
     if state.start.training_only:
         lines.append(_TRAINING_ONLY)
     if state.settings.objective.zero_terminal_snr:

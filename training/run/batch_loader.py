@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..data.batches import Batch, BatchItem, collate, draw_items, group_by_size, make_batches
 from ..data.dataset import Dataset, DatasetImage
+from ..data.epoch_order import select_images
 from ..data.reading_ahead import NeedsEncodingError, reading_ahead
 
 if TYPE_CHECKING:
@@ -42,6 +43,14 @@ class BatchSchedule:
     def shown(self, step: int, part: int) -> list[BatchItem]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
         return draw_items(*self._place(step, part))
+
+    def images_of(self, step: int) -> int:
+        """How many pictures all micro-batches of a step have together."""
+        count = 0
+        for part in range(self.parts):
+            number = step * self.parts + part
+            count += sum(map(len, select_images(self.dataset, self.batch_size, self.seed, number)))
+        return count
 
     def batches(self, step: int, part: int) -> list[Batch]:
         """The batches of that micro-batch, grouped by image size."""
@@ -78,10 +87,9 @@ class BatchSchedule:
         """The captions that the steps from `first` on need, by dataset, with the pictures that the text encoder sees.
         Empty if no caption varies.
         """
-        sources = [source for source in (self.dataset, self.dataset.regularisation) if source is not None]
-        if not any(_needs_preparation(image) for source in sources for image in source.images):
+        if not captions_vary(self.dataset):
             return {}
-        needed: dict[Dataset, set[str]] = {source: set() for source in sources}
+        needed: dict[Dataset, set[str]] = {source: set() for source in _sources(self.dataset)}
         for step in range(first, first + steps):
             for part in range(self.parts):
                 for item in self.shown(step, part):
@@ -107,6 +115,15 @@ class BatchSchedule:
                 for group in group_by_size(self.shown(step, part)):
                     for item in group:
                         yield f"  {_said(item)}"
+
+
+def captions_vary(dataset: Dataset) -> bool:
+    """Whether captions are drawn anew in each step, or encoded with pictures, so that they are encoded before it."""
+    return any(_needs_preparation(image) for source in _sources(dataset) for image in source.images)
+
+
+def _sources(dataset: Dataset) -> list[Dataset]:
+    return [source for source in (dataset, dataset.regularisation) if source is not None]
 
 
 def _needs_preparation(image: DatasetImage) -> bool:
@@ -147,6 +164,13 @@ class BatchLoader:
             self._threads = ThreadPoolExecutor(workers, thread_name_prefix="graft-loader")
         self._ahead = 2 * workers
         self._coming: dict[tuple[int, int], Future[list[Batch]]] = {}
+        self._counted = -1, 0  # a step and its pictures
+
+    def images_of(self, step: int) -> int:
+        """How many pictures all micro-batches of a step have together, those of other ranks too."""
+        if self._counted[0] != step:
+            self._counted = step, self.schedule.images_of(step)
+        return self._counted[1]
 
     def take(self, step: int, part: int) -> list[Batch]:
         """Micro-batch `part` of a step, grouped by picture size."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..state import TrainState, advance_position, state_key, with_planned_steps
 from ..store.names import KEEPS
 from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restored, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, behind, train
+from .loop import Callbacks, Stopped, behind, is_due, train
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ class Call:
         self._snapshot: Path | None = None  # that training went on from
         self._first_step, self._seconds = state.step, 0.0
         self._saving: Callbacks | None = None  # once training has begun
+        self._ready_until = state.step  # the step up to which everything is prepared
         self._saved_step, self._saved_at = state.step, time.monotonic()
 
     @property
@@ -178,11 +179,26 @@ class Call:
 
     def train_to(self, step: int) -> None:
         """Train up to a step, or until somebody asks to stop."""
-        left = max(0, step - self.at.step)
         started = time.perf_counter()
-        if left or behind(self.at, self.dataset, self.callbacks):
-            self._train(left)
+        if step > self.at.step or behind(self.at, self.dataset, self.callbacks):
+            goal = self._train_piece(step)
+            while self.at.step == goal < step:
+                self.save_snapshot_if_due()
+                goal = self._train_piece(step)
         self._seconds += time.perf_counter() - started
+
+    def _train_piece(self, step: int) -> int:
+        """Train towards a step as far as everything is prepared; returns how far that is."""
+        try:
+            saving = self._prepared()
+        except BaseException:
+            if self.at.step > self._first_step:
+                with suppress(OSError):  # a full disk: the first error counts
+                    self.save_snapshot()
+            raise
+        goal = min(step, self._ready_until)
+        self._train(max(0, goal - self.at.step), saving)
+        return goal
 
     def save(self) -> None:
         """Store what was reached as a result, in place of the snapshots on the way to it."""
@@ -200,9 +216,16 @@ class Call:
 
     def save_snapshot(self, after_minutes: float = 0.0) -> None:
         """Store what was trained since the last snapshot, between two pieces, when that is so many minutes ago."""
-        is_due = time.monotonic() - self._saved_at >= 60 * after_minutes
-        if is_due and self.at.step > self._saved_step and self._saving is not None and self._saving.save_snapshot:
+        is_late = time.monotonic() - self._saved_at >= 60 * after_minutes
+        if is_late and self.at.step > self._saved_step and self._saving is not None and self._saving.save_snapshot:
             self._saving.save_snapshot(self.at)
+
+    def save_snapshot_if_due(self) -> None:
+        """Store what was trained so far, between two pieces, when a snapshot is due at this step or by now."""
+        if is_due(self.at.step, self.callbacks.snapshot_every):
+            self.save_snapshot()
+        elif self.callbacks.snapshot_minutes:
+            self.save_snapshot(self.callbacks.snapshot_minutes)
 
     def finish(self) -> Outcome:
         """How the call ended, on every rank."""
@@ -218,7 +241,10 @@ class Call:
         return self._outcome()
 
     def _schedule_remarks(self) -> list[str]:
-        return schedule_remarks(self.state.settings.optimizer, self.state.step, self.until)
+        state = self.state
+        return schedule_remarks(
+            state.settings.optimizer, state.step, self.until, state.open_schedule, state.history.rate
+        )
 
     def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
         """The state to resume from, its folder, and that again where it is a snapshot."""
@@ -243,13 +269,12 @@ class Call:
             return stored.state, stored.folder, stored.folder
         return stored.state, stored.folder, None
 
-    def _train(self, left: int) -> None:
+    def _train(self, left: int, saving: Callbacks) -> None:
         """`left` steps further."""
         first_step = self.at.step
         try:
             with ExitStack() as stack:
                 with self.group.raise_together():
-                    saving = self._prepared()
                     denoiser = stack.enter_context(self.open_model())
                     self._note_base(denoiser)
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
@@ -269,24 +294,37 @@ class Call:
             self.notes.append(remark)
 
     def _prepared(self) -> Callbacks:
-        """The callbacks of training, once what comes before the first step is done."""
-        if self._saving is not None:
-            return self._saving
+        """The callbacks of training, once what comes before the next steps is done."""
+        with self.group.raise_together():
+            if self._saving is None:
+                self._saving = self._begun()
+            if self._ready_until <= self.at.step < self.until:
+                self._get_ready()
+        return self._saving
+
+    def _get_ready(self) -> None:
+        """Prepare the next steps: all that are left, or a piece of them where each step needs something of its own."""
+        steps = self.until - self.at.step
+        if prepare.prepares_each_step(self.dataset):
+            steps = min(steps, prepare.MOST_STEPS)
+        folder = None
+        if self.store is not None:
+            folder = self.store.folder
+        raise_if_interrupted = self.callbacks.raise_if_interrupted
+        for note in prepare.ready(self.at, steps, self.dataset, folder, raise_if_interrupted):
+            self._note_once(note)
+        self._ready_until = self.at.step + steps
+
+    def _begun(self) -> Callbacks:
+        """The callbacks of training, once the caller was told what there is to say before the first step."""
         if self.say is not None:
             for remark in self._schedule_remarks():
                 self.say(remark)
         callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
         callbacks = replace(callbacks, note=self._note_once)
-        left = self.until - self.at.step
-        if left:
-            folder = None
-            if self.store is not None:
-                folder = self.store.folder
-            self.notes.extend(prepare.ready(self.at, left, self.dataset, folder))
         if callbacks.on_begin is not None:
             callbacks.on_begin(self.at)
-        self._saving = self._with_saving(callbacks)
-        return self._saving
+        return self._with_saving(callbacks)
 
     def _stored_in(self, state: TrainState) -> str:
         """Where the state that a stopped call ended with is stored, as a sentence; empty where it is not."""
@@ -306,7 +344,7 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif self.keep == "every" and not (callbacks.snapshot_every and state.step % callbacks.snapshot_every):
+            elif self.keep == "every" and is_due(state.step, callbacks.snapshot_every):
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)
@@ -335,7 +373,11 @@ def target_key(state: TrainState, steps: int) -> str:
 
 def _of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
     """The callbacks of ranks after the first: they save nothing, and take part in what takes every rank."""
-    rank_callbacks = Callbacks(on_step=callbacks.on_step, should_stop=callbacks.should_stop)
+    rank_callbacks = Callbacks(
+        on_step=callbacks.on_step,
+        should_stop=callbacks.should_stop,
+        raise_if_interrupted=callbacks.raise_if_interrupted,
+    )
     if not group.shard:
         return rank_callbacks
     rank_callbacks = replace(rank_callbacks, validate_every=callbacks.validate_every)

@@ -68,8 +68,4 @@ def _take_turn(call: Call, goal: int) -> None:
         return
     call.train_to(goal)
     if call.at.step == goal and goal < call.until:
-        every, minutes = call.callbacks.snapshot_every, call.callbacks.snapshot_minutes
-        if every and goal % every == 0:
-            call.save_snapshot()
-        elif minutes:
-            call.save_snapshot(minutes)
+        call.save_snapshot_if_due()

@@ -52,8 +52,9 @@ class Callbacks:
     `at_strength(strength)` the adapter has that strength. It must not draw from a global generator.
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
-    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there. `note`
-    gets sentences for the report.
+    power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
+    after the last whole step is kept. `note` gets sentences for the report.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -62,6 +63,7 @@ class Callbacks:
     save_best: Callable[[TrainState], None] | None = None
     preview: Callable[[Denoiser, int, bool, AtStrength], None] | None = None
     should_stop: Callable[[], bool] | None = None
+    raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
     validate_every: int = 0
@@ -94,6 +96,8 @@ def train(
             with group.raise_together():
                 work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
                 work.loader.until = until
+                if callbacks.raise_if_interrupted is not None:
+                    work.raise_if_interrupted = callbacks.raise_if_interrupted
                 stack.enter_context(work.installed())
             for note in work.notes:
                 if callbacks.note is not None:
@@ -181,7 +185,7 @@ def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
     It may have left a loss unmeasured or averages unsaved.
     """
     ema = state.start.ema
-    if ema is not None and state.step and _is_due(state.step, ema.snapshots):
+    if ema is not None and state.step and is_due(state.step, ema.snapshots):
         return True
     return bool(dataset.held_out) and _unmeasured(state, callbacks)
 
@@ -191,12 +195,12 @@ def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
 
     That is so at the start, or if a call ended just before it.
     """
-    if not _is_due(state.step, callbacks.validate_every):
+    if not is_due(state.step, callbacks.validate_every):
         return False
     return state.step not in {step for step, _ in state.history.validation}
 
 
-def _is_due(step: int, every: int) -> bool:
+def is_due(step: int, every: int) -> bool:
     """Whether an action that runs every `every` steps (0: never) is due after this one."""
     return every > 0 and step % every == 0
 
@@ -224,7 +228,7 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
     while work.step < until:
         result = _timed_step(work)
         validation = None
-        if _is_due(work.step, callbacks.validate_every):
+        if is_due(work.step, callbacks.validate_every):
             validation = _validate(work, callbacks)
         _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
@@ -253,13 +257,13 @@ def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> 
     is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
     if work.placement.is_sharded:
         is_late = work.group.broadcast_flag(is_late)
-    return is_late or _is_due(work.step, callbacks.snapshot_every)
+    return is_late or is_due(work.step, callbacks.snapshot_every)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
     """Passes the power-function averages to the caller at the steps of the run's EMASettings."""
     ema = work.start_state.start.ema
-    if callbacks.save_average is None or ema is None or not work.step or not _is_due(work.step, ema.snapshots):
+    if callbacks.save_average is None or ema is None or not work.step or not is_due(work.step, ema.snapshots):
         return
     for settings, shadow in work.powers:
         callbacks.save_average(work.position(), settings.widths[0], partial(work.as_lora, shadow))
@@ -285,7 +289,7 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
-    if callbacks.preview is None or not _is_due(work.step, callbacks.preview_every):
+    if callbacks.preview is None or not is_due(work.step, callbacks.preview_every):
         return
     with work.own_weights():
         with work.stepper.evaluated():

@@ -11,19 +11,40 @@ from ..data.changed_files import FileWatcher
 from ..data.dataset import Dataset
 from ..data.file_names import printable
 from ..state import TrainState
-from .batch_loader import BatchSchedule
+from .batch_loader import BatchSchedule, captions_vary
 from .loop import Callbacks
 from .workspace import HeldOutLoss, StepResult
 
+# How many steps are prepared at a time where each needs something of its own, so that the first one need not wait for
+# what the millionth needs.
+MOST_STEPS = 1000
 
-def ready(state: TrainState, steps: int, dataset: Dataset, folder: Path | None) -> list[str]:
+
+def prepares_each_step(dataset: Dataset) -> bool:
+    """Whether each step needs something of its own before it: captions that vary, or lines of the schedule."""
+    return dataset.write_schedule or captions_vary(dataset)
+
+
+def ready(
+    state: TrainState,
+    steps: int,
+    dataset: Dataset,
+    folder: Path | None,
+    raise_if_interrupted: Callable[[], None] | None = None,
+) -> list[str]:
     """What there is to say before `steps` steps from `state`: the captions that they draw are encoded, the schedule is
     in `folder`.
 
-    Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written.
+    Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written,
+    and what `raise_if_interrupted`, which is called between captions, raises.
     """
     schedule, notes = BatchSchedule.of(state, dataset), []
-    encoded = schedule.prepare(state.step, steps)
+
+    def done(*_: int) -> None:
+        if raise_if_interrupted is not None:
+            raise_if_interrupted()
+
+    encoded = schedule.prepare(state.step, steps, done)
     if encoded:
         notes.append(f"{encoded} wordings of captions encoded for these steps")
     if dataset.write_schedule and folder is None:

@@ -159,9 +159,9 @@ def _base_predictions(
 def backward_(work: Workspace) -> float:
     """Compute the gradients of the next step into `.grad` of the trained tensors; returns the loss.
 
-    Every micro-batch counts the same, and in it every image. So the images of a micro-batch that the end of an epoch
-    has cut short count more. With several ranks, each computes one micro-batch at a time, and all have the gradients of
-    all of them in the end.
+    Every image of the step counts the same, however many are in its micro-batch: sizes and the end of an epoch make
+    some of them small. With several ranks, each computes one micro-batch at a time, and all have the gradients of all
+    of them in the end.
     """
     parts, total, ranks = work.start_state.settings.optimizer.accumulation, 0.0, work.gradients.size
     work.gradients.begin_step(work.step, parts)
@@ -185,11 +185,12 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
 
     Each loss goes to `take_loss`, which says whether to go backward.
     """
+    work.raise_if_interrupted()
     settings = work.start_state.settings
     work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)
     strengths = strengths_of(work.dataset)
-    count = sum(len(batch.conditionings) for batch in groups) * len(strengths)
+    count = work.loader.images_of(work.step) * len(strengths)
     passes = [(strength, number) for strength in strengths for number in range(len(groups))]
     for strength, number in passes:
         if number == 0:  # every strength gets the same noise
@@ -198,7 +199,7 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
         is_first, is_last = (strength, number) == passes[0], (strength, number) == passes[-1]
         with work.at_strength(strength):
             per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
-            loss = per_image.sum() / (count * settings.optimizer.accumulation)
+            loss = per_image.sum() / count
             if not take_loss(loss.detach()):  # before fused_backward updates anything
                 return
             stepping: AbstractContextManager[None] = nullcontext()

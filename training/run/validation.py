@@ -63,6 +63,7 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> Held | 
     for number, image in enumerate(images):
         if numbers is not None and number not in numbers:
             continue
+        work.raise_if_interrupted()
         losses, accuracy = _image_losses(work, number, image)
         means.append(losses.mean())
         if accuracy is not None:

@@ -102,14 +102,18 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         )
     if objective.compares_pairs:
         _check_pairs(objective.loss, dataset)
-    if (
-        objective.zero_terminal_snr
-        and float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
-    ):
+    if objective.zero_terminal_snr and _ends_with_signal(denoiser):
         raise ValueError(
             "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
         )
+
+
+def _ends_with_signal(denoiser: Denoiser) -> bool:
+    """Whether the model's last noise level has any signal left. A plan has no numbers to tell it from."""
+    if denoiser.device.type == "meta":
+        return False
+    return float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
 
 
 def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
@@ -256,6 +260,7 @@ class Workspace:
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
+        self.raise_if_interrupted: Callable[[], None] = lambda: None  # asked wherever a step or validation takes long
         self.strength = 1.0  # of the adapter; sliders change it
         self.base_latents: list[Tensor] = []  # of a VAE that is trained whole: those of held-out pictures before it
         self.held_out_starts: dict[int, Tensor] = {}  # of a slider: what held-out noise is denoised to

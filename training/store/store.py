@@ -26,7 +26,7 @@ from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
 from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
-from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
+from ..state import History, RunCost, Start, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
 from .names import check_run_name
 from .schema import block_of_history, problem
@@ -39,6 +39,7 @@ MOST_RECORD = 256 * MB  # bytes of a state.json: the history of three million st
 _MOST_BLOCK = 16 * MB  # bytes of a block of history
 HISTORY = "history"
 BLOCK = 1000  # steps per block of history
+_KINDS = ("partial", "best", "snapshot", "result")  # why a state is kept; each of them stays longer than those before
 GROUPS = ("trained", "optimizer", "average", "powers")
 
 
@@ -92,24 +93,24 @@ class Store:
     def save(self, state: TrainState, kind: str = "result") -> Path:
         """Keep a state as a result, as the `best` so far or as one `snapshot` of many; its folder.
 
-        A result stays a result when it is saved again as something else. Raises OSError (a full disk) with nothing
-        half-written left behind.
+        A state that is saved again as something else is from then on what stays longer. Raises OSError (a full disk)
+        with nothing half-written left behind.
         """
         folder = self.result_folder(state.key)
         record = _readable_record(folder)
-        if record is not None:
-            if kind != "result" and _is_whole(folder, record):
+        if record is not None and record["kind"] in _KINDS:
+            wanted, kind = kind, max(record["kind"], kind, key=_KINDS.index)
+            if wanted != "result" and _is_whole(folder, record):
+                _keep_as(folder, record, kind)
                 return folder
-            if record["kind"] == "result":
-                kind = "result"
         self._write(state, folder, "state.safetensors", kind)
         return folder
 
     def promote(self, folder: Path) -> None:
         """Turn a state that was kept as the best so far, or as a snapshot, into a result, which stays."""
         record = read_record(folder)
-        if record["kind"] not in ("result", "partial"):
-            write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": "result"})
+        if record["kind"] != "partial":
+            _keep_as(folder, record, "result")
 
     def save_best(self, state: TrainState, since: int) -> Path:
         """Save the state with the lowest held-out loss so far, in place of those that had it since step `since`; its
@@ -268,62 +269,97 @@ class Store:
         Raises NewerFormat when the way leads over a state that a newer Graft stored.
         """
         problems: list[str] = []
-        names = set(names_in(self.folder))
         settings, start = state.settings.digest, state.start.digest
         target = self.result_folder(state_key(start, advance_position(state.position, settings, steps)))
         refuse_newer(target)
         refuse_newer(target / "partial")
-        snapshots = self._snapshots(names, state, steps, problems)
-        for count in range(steps, 0, -1):
-            position = advance_position(state.position, settings, count)
-            key = state_key(start, position)
-            if key[:32] in names:
-                folders = [(self.result_folder(key), False)]
-            else:
-                folders = []
-            folders += [(folder, True) for folder in snapshots.get(state.step + count, [])]
-            for folder, partial in folders:
-                if not (folder / "state.json").is_file():
-                    continue
-                try:
-                    stored, recorded = load(folder, state, self.folder / HISTORY)
-                except NewerFormat:
-                    raise
-                except Damaged as error:
-                    problems.append(str(error))
-                    continue
-                if stored.key == key:
-                    disk_quota.touch(folder)
-                    return StoredState(stored, folder, partial, recorded), problems
-        return None, problems
-
-    def _snapshots(self, names: set[str], state: TrainState, steps: int, problems: list[str]) -> dict[int, list[Path]]:
-        folders: dict[int, list[Path]] = {}
-        for name in sorted(names):
-            folder = self.folder / name / "partial"
-            if not (folder / "state.json").is_file():
-                continue
+        for step, partial, folder in self._on_the_way(state, steps, problems):
             try:
-                record = read_record(folder)
+                stored, recorded = load(folder, state, self.folder / HISTORY)
+            except NewerFormat:
+                raise
             except Damaged as error:
                 problems.append(str(error))
                 continue
-            if record["start"] == state.start.digest and state.step < record["step"] <= state.step + steps:
-                folders.setdefault(record["step"], []).append(folder)
-        return folders
+            if stored.key == _key_after(state, step):
+                disk_quota.touch(folder)
+                return StoredState(stored, folder, partial, recorded), problems
+        return None, problems
+
+    def _on_the_way(self, state: TrainState, steps: int, problems: list[str]) -> list[tuple[int, bool, Path]]:
+        """Step, whether it is a snapshot on the way to a result, and folder of the states that may be on the way from
+        `state` to `steps` more steps, the furthest first.
+
+        What is stored is read, rather than each step looked for: there may be millions of steps.
+        """
+        found: list[tuple[int, bool, Path]] = []
+        for name in names_in(self.folder):
+            for folder, partial in ((self.folder / name, False), (self.folder / name / "partial", True)):
+                if not (folder / "state.json").is_file():
+                    continue
+                try:
+                    record = read_record(folder)
+                    if not partial:
+                        _check_name(folder, record, state)
+                except NewerFormat as error:
+                    if not partial and _leads_over(folder, state, steps):
+                        raise
+                    problems.append(str(error))
+                    continue
+                except Damaged as error:
+                    problems.append(str(error))
+                    continue
+                if record["start"] == state.start.digest and state.step < record["step"] <= state.step + steps:
+                    found.append((record["step"], partial, folder))
+        return sorted(found, key=lambda one: (-one[0], one[1], one[2]))
+
+
+def _key_after(state: TrainState, step: int) -> str:
+    """The key of the state at `step` on the way from `state`."""
+    return state_key(state.start.digest, advance_position(state.position, state.settings.digest, step - state.step))
+
+
+def _leads_over(folder: Path, state: TrainState, steps: int) -> bool:
+    """Whether the way to `steps` more steps leads over the state in a folder, which a newer Graft stored."""
+    step = _parsed_record(folder / "state.json").get("step")
+    if type(step) is not int or not state.step < step <= state.step + steps:
+        return False
+    return folder.name == _key_after(state, step)[:32]
+
+
+def _check_name(folder: Path, record: Mapping[str, Any], like: TrainState) -> None:
+    """Raises Damaged where the folder of a result has the name of another state, as after it was renamed."""
+    if record["key"][:32] == folder.name:
+        return
+    _check_beginning(folder, record, like)
+    raise Damaged(f"{folder / 'state.json'}: it is the state of step {record['step']}, in the folder of another state")
+
+
+def _check_beginning(folder: Path, record: Mapping[str, Any], like: TrainState) -> None:
+    """Raises Damaged where a recorded state began from something else than the run of `like`."""
+    if record["start"] == like.start.digest:
+        return
+    here, there = json.loads(json.dumps(_begun_from(like.start))), record["begun_from"]  # tuples are lists there
+    differing = [_BEGINNINGS[name] for name in _BEGINNINGS if here.get(name) != there.get(name)]
+    raise Damaged(
+        f"{folder / 'state.json'}: it began from another {' and another '.join(differing) or 'start'} than this run,"
+        " so its steps are not those of this run"
+    )
 
 
 def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[TrainState, dict[str, str]]:
     """Load the state in a folder, and the versions it was made with.
 
     The run's beginning, settings and attachments are those of `like`. `history` is the folder of the run's blocks of
-    history, by default the one two folders up.
+    history, by default the one two folders up. Raises Damaged where the files were changed, or are of a run that began
+    from something else.
     """
     record = read_record(folder)
     if "files" in record["tensors"]:
         raise Damaged(
             f"{folder / 'state.json'}: it is a saved state, not one of a run's own folder; Load State reads it"
         )
+    _check_beginning(folder, record, like)
     files = record["tensors"].get("parts", [record["tensors"]])
     paths = [folder / file["file"] for file in files]
     for path, file in zip(paths, files, strict=True):
@@ -451,24 +487,11 @@ def check_file(path: Path, expected: str) -> None:
 
 def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
     """The entries of a state.json, except its history and files."""
-    begun_from = {
-        "model": state.start.model,
-        "dataset": state.start.dataset,
-        "adapter": state.start.adapter.identity(),
-        "ema": None if state.start.ema is None else asdict(state.start.ema),
-        "seed": state.start.seed,
-    }
-    if state.start.training_only:
-        begun_from["training_only"] = state.start.training_only
-    if state.start.words is not None:
-        begun_from["words"] = asdict(state.start.words)
-    if state.start.autoencoder is not None:
-        begun_from["autoencoder"] = asdict(state.start.autoencoder)
     return {
         "format": FORMAT,
         "key": state.key,
         "start": state.start.digest,
-        "begun_from": begun_from,
+        "begun_from": _begun_from(state.start),
         "settings": {"optimizer": asdict(state.settings.optimizer), "objective": state.settings.objective.identity()},
         "position": [list(part) for part in state.position],
         "step": state.step,
@@ -476,6 +499,42 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
         "effort": asdict(state.cost),
         "versions": dict(made_with),
     }
+
+
+def _begun_from(start: Start) -> dict[str, Any]:
+    """What a run began from, as a state.json says it."""
+    begun_from = {
+        "model": start.model,
+        "dataset": start.dataset,
+        "adapter": start.adapter.identity(),
+        "ema": None if start.ema is None else asdict(start.ema),
+        "seed": start.seed,
+    }
+    if start.training_only:
+        begun_from["training_only"] = start.training_only
+    if start.words is not None:
+        begun_from["words"] = asdict(start.words)
+    if start.autoencoder is not None:
+        begun_from["autoencoder"] = asdict(start.autoencoder)
+    return begun_from
+
+
+_BEGINNINGS = {  # what `_begun_from` tells, in words
+    "model": "model",
+    "dataset": "dataset",
+    "adapter": "Adapter Settings",
+    "ema": "EMA Settings",
+    "seed": "seed",
+    "training_only": "training-only LoRA",
+    "words": "Train Words",
+    "autoencoder": "Start VAE Training",
+}
+
+
+def _keep_as(folder: Path, record: Mapping[str, Any], kind: str) -> None:
+    """Say in the record of a state why it is kept from now on."""
+    if record["kind"] != kind:
+        write_record(folder, {**{key: value for key, value in record.items() if key != "sha256"}, "kind": kind})
 
 
 def write_record(folder: Path, body: dict[str, Any]) -> None:

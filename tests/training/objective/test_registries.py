@@ -1,6 +1,9 @@
 """The contract of every loss, loss weighting and timestep sampling; one of each is made up and trained with."""
 
+import importlib.util
+import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from graft_nodes.training.objective.weightings import WEIGHTINGS, LossWeighting
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import equal
 
+CONTRIBUTING = Path(__file__).parents[3] / "CONTRIBUTING.md"
 SIGMA = torch.tensor([0.05, 0.3, 0.6, 0.95])
 
 
@@ -37,6 +41,25 @@ def test_every_weighting_is_finite_and_never_negative(name, prediction):
     weights = step_weights(ObjectiveSettings(weighting=name), prediction, SIGMA)
     assert weights.shape == (4,) and torch.isfinite(weights).all() and (weights >= 0).all()
     assert all(key.startswith("ss_") for key in WEIGHTINGS.get(name).metadata(5.0))
+
+
+@pytest.mark.parametrize("gamma", [1.0, 5.0])
+@pytest.mark.parametrize("prediction", ["eps", "v"])
+def test_the_weighting_that_contributing_shows_is_min_snr_without_its_corner(tmp_path, prediction, gamma):
+    """a b / (a + b) is from half of min(a, b) to all of it; far from the corner it is all of it."""
+    recipe = CONTRIBUTING.read_text(encoding="utf-8").partition("### Add a loss weighting")[2]
+    code = textwrap.dedent(recipe.partition("```python\n")[2].partition("```")[0])
+    imports = "from torch import Tensor\nfrom graft_nodes.training.objective.weightings import _snr\n"
+    file = tmp_path / "shown.py"
+    file.write_text(imports + code, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("shown", file)
+    shown = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shown)
+    sigma = torch.logspace(-2, 3, 50, dtype=torch.float64)
+    soft = shown._soft_min_snr(sigma, prediction, gamma)
+    hard = step_weights(ObjectiveSettings(weighting="min-snr", gamma=gamma), prediction, sigma)
+    assert (soft <= hard * (1 + 1e-6)).all() and (soft >= hard / 2 * (1 - 1e-6)).all()
+    torch.testing.assert_close(soft[[0, -1]], hard[[0, -1]], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("weighting", list(WEIGHTINGS), ids=lambda record: record.name)

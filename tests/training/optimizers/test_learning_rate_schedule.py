@@ -10,19 +10,30 @@ from graft_nodes.training.optimizers.settings import OptimizerSettings
 
 
 def _rates(schedule, **settings):
-    held = OptimizerSettings(learning_rate=2.0, schedule=schedule, total_steps=101, **settings)
+    held = OptimizerSettings(learning_rate=2.0, schedule=schedule, total_steps=100, **settings)
     return [rate_at(held, step) for step in range(130)]
 
 
-def test_schedules_end_at_their_floor_on_the_last_step():
-    for schedule in ("linear", "cosine", "cosine-restarts", "polynomial"):
+FALLING = ("linear", "cosine", "cosine-restarts", "polynomial")
+
+
+def test_schedules_are_at_their_floor_after_the_last_step():
+    for schedule in FALLING:
         rates = _rates(schedule, floor=0.1)
-        assert rates[0] == 2.0 and rates[100] == pytest.approx(0.2) and rates[129] == pytest.approx(0.2), schedule
+        assert rates[0] == 2.0 and rates[99] > rates[100] == pytest.approx(0.2) and rates[129] == rates[100], schedule
     assert set(_rates("constant")) == {2.0}
 
 
+@pytest.mark.parametrize("schedule", FALLING)
+@pytest.mark.parametrize(("total", "warmup"), [(1, 0), (2, 0), (2, 1), (3, 3), (100, 0), (100, 99), (100, 10)])
+def test_every_step_of_a_schedule_moves_the_weights(schedule, total, warmup):
+    settings = OptimizerSettings(learning_rate=2.0, schedule=schedule, total_steps=total, warmup=warmup)
+    rates = [rate_at(settings, step) for step in range(total)]
+    assert min(rates) > 1e-6 and max(rates) == 2.0 and rate_at(settings, total) == 0.0
+
+
 def test_schedules_are_their_formulas():
-    for k in (0, 13, 50, 99, 100):
+    for k in (0, 13, 50, 99, 100):  # 100 is the first step after the schedule
         x = k / 100
         assert _rates("linear")[k] == pytest.approx(2 * (1 - x))
         assert _rates("cosine", floor=0.02)[k] == pytest.approx(2 * (0.02 + 0.98 * (1 + math.cos(math.pi * x)) / 2))
@@ -52,13 +63,19 @@ def test_scale_lr_is_the_documented_power():
         ("polynomial", "polynomial", {"power": 2.0}),
     ],
 )
-def test_schedules_are_those_of_diffusers(schedule, theirs, more):
-    # Theirs ends one step after the last and so never uses the floor; ours ends on the last.
-    settings = OptimizerSettings(learning_rate=1.0, schedule=schedule, total_steps=41)
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_schedules_are_those_of_diffusers(schedule, theirs, more, warmup):
+    """But for the warmup: theirs begins with a step of rate 0, which moves nothing, and is one step later."""
+    settings = OptimizerSettings(learning_rate=1.0, schedule=schedule, total_steps=40, warmup=warmup)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=0, num_training_steps=40, **more)
+    if theirs != "constant":
+        more = {**more, "num_warmup_steps": warmup, "num_training_steps": 40}
+    scheduler = get_scheduler(theirs, optimizer, **more)
     for step in range(40):
-        assert rate_at(settings, step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6), step
+        if step < warmup:
+            assert rate_at(settings, step) == pytest.approx((step + 1) / warmup)
+        else:
+            assert rate_at(settings, step) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-6), step
         optimizer.step()
         scheduler.step()

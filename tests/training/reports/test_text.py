@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 from graft_nodes.ema.decay import EMASettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.reports import text
 from graft_nodes.training.run.call import Outcome
+from graft_nodes.training.trainable.autoencoder import AutoencoderSettings
 
 NO_SNAPSHOTS = "so no snapshots of averages were kept either"
 
@@ -19,3 +21,25 @@ def test_what_cannot_be_hashed_is_neither_stored_nor_are_its_snapshots(lab, ema,
     report = text.step(state, Outcome(state, None, 0, 0.0), ("CLIP", "hooks"))
     _, _, end = report.partition("MODEL has the last weights (for the average use EMA Merge)\n")
     assert end.splitlines() == ["not stored, because these cannot be hashed: CLIP, hooks", *said]
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_vae_has_an_average_where_there_is_one(lab, averaged):
+    state = lab.state(lab.Flow(), lab.pictures(), ema=averaged)
+    state = replace(state, start=replace(state.start, autoencoder=AutoencoderSettings()))
+    report = text.step(state, Outcome(state, None, 0, 0.0), ())
+    assert report.endswith("Trained VAE has the last weights" + averaged * " and the average")
+
+
+@pytest.mark.parametrize(
+    ("weighting", "terminal", "said"),
+    [("min-snr", True, True), ("min-snr", False, False), ("none", True, False), ("debiased", True, False)],
+)
+def test_a_weighting_that_leaves_nothing_of_pure_noise_is_said(lab, weighting, terminal, said):
+    """Min-SNR weighs the v loss by min(SNR, gamma) / (SNR + 1), and at the last level SNR is 4.9e-8."""
+    objective = ObjectiveSettings(weighting=weighting, zero_terminal_snr=terminal)
+    dataset = lab.pictures()
+    state = lab.state(lab.Flow(), dataset, objective=objective)
+    for report in (text.beginning(state, dataset, ()), text.step(state, Outcome(state, None, 0, 0.0), ())):
+        lines = [line for line in report.splitlines() if line.startswith(f"loss weighting {weighting} counts")]
+        assert len(lines) == said and all("pure noise, 5e-08 times" in line for line in lines)

@@ -260,6 +260,35 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
     )
 
 
+class Interrupted(BaseException):
+    """As ComfyUI's, which is no Exception in every version."""
+
+
+@pytest.mark.parametrize("during", ["a step", "validation"])
+def test_an_interruption_is_noticed_between_micro_batches_and_between_held_out_pictures(lab, during):
+    """After two whole steps of six forwards; the third, or the validation after it, is left in the middle."""
+    denoiser, dataset, kept = lab.Flow(), lab.pictures(held_out=[7, 8, 9]), []
+    state = lab.state(denoiser, dataset, accumulation=6, batch_size=1)
+    last, validate_every = {"a step": (2 * 6 + 2, 0), "validation": (3 * 6 + 3 + 1, 3)}[during]
+
+    def raise_if_interrupted():
+        if denoiser.calls == last:
+            raise Interrupted
+
+    callbacks = Callbacks(raise_if_interrupted=raise_if_interrupted, save_snapshot=kept.append)
+    if validate_every:
+        state = train(state, lab.Flow(), dataset, 1)  # past step 0, at which validation is due too
+        last -= 6 + 3
+    with pytest.raises(Interrupted):
+        train(state, denoiser, dataset, 5, replace(callbacks, validate_every=validate_every))
+    (snapshot,) = kept
+    step = {"a step": 2, "validation": 3}[during]
+    assert denoiser.calls == last and snapshot.step == step
+    whole = lab.state(lab.Flow(), dataset, accumulation=6, batch_size=1)
+    assert equal(snapshot, train(whole, lab.Flow(), dataset, step))
+    assert equal(train(snapshot, lab.Flow(), dataset, 2), train(whole, lab.Flow(), dataset, step + 2))
+
+
 @pytest.mark.parametrize(("snapshot_every", "steps"), [(1, [1, 2]), (2, [2]), (0, [])])
 def test_an_interruption_inside_the_optimizer_keeps_nothing_half_moved(lab, monkeypatch, snapshot_every, steps):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(), []
@@ -308,26 +337,76 @@ def test_training_tells_the_model_its_step_and_validation_does_not(lab):
     ]
 
 
-def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch):
-    denoiser, dataset = lab.Flow(), lab.pictures(8)
-    work = Workspace(lab.state(denoiser, dataset, KINDS["full"], batch_size=2, accumulation=2), denoiser, dataset)
-    seen, own = [], []
-    monkeypatch.setattr(denoiser, "denoise", lambda *call: (seen.append(call), lab.Flow.denoise(denoiser, *call))[1])
-    monkeypatch.setattr(denoiser, "noisy", lambda *call: (own.append(call), lab.Flow.noisy(denoiser, *call))[1])
+class Recorded:
+    """A denoiser that remembers what its network saw and should have predicted, to compute it once more in float64."""
+
+    def __init__(self, denoiser, monkeypatch):
+        self.denoiser, self.seen, self.own = denoiser, [], []
+        denoise, noisy = denoiser.denoise, denoiser.noisy
+        monkeypatch.setattr(denoiser, "denoise", lambda *call: (self.seen.append(call), denoise(*call))[1])
+        monkeypatch.setattr(denoiser, "noisy", lambda *call: (self.own.append(call), noisy(*call))[1])
+
+    def losses(self, weights):
+        """The flow loss of every image in float64, with these weights of the network."""
+        per_image = []
+        for (x, _, conditionings, _), (clean, noise, _) in zip(self.seen, self.own, strict=True):
+            context = torch.stack([c.context.mean().double() for c in conditionings]).view(-1, 1, 1, 1)
+            module = copy.deepcopy(self.denoiser.module).double()
+            velocity = torch.func.functional_call(module, weights, (x.double(), context))
+            per_image.append((velocity - (noise - clean).double()).square().flatten(1).mean(1))
+        return torch.cat(per_image)
+
+
+def _of_sizes(lab, counts, **settings):
+    """A dataset with so many pictures of each size, and its own batch size for one of them."""
+    datasets = [lab.pictures(count, (4, 6, 4 + 2 * number), number) for number, count in enumerate(counts)]
+    return replace(datasets[0], images=sum((dataset.images for dataset in datasets), ()), **settings)
+
+
+@pytest.mark.parametrize(
+    "case", ["equal", "the end of an epoch", "sizes", "regularization images", "regularization batches"]
+)
+def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, case):
+    """However the images of a step are divided among its micro-batches, each counts the same."""
+    objective, batch_size, accumulation = ObjectiveSettings(conditioning_dropout=0.0), 2, 2
+    dataset = lab.pictures(8)
+    if case == "the end of an epoch":
+        dataset, batch_size, accumulation = lab.pictures(7), 4, 2
+    elif case == "sizes":
+        dataset, batch_size, accumulation = _of_sizes(lab, (4, 2, 1)), 4, 3
+    elif case == "regularization images":
+        objective = replace(objective, prior="regularisation", prior_weight=0.5)
+        dataset, batch_size, accumulation = (
+            lab.pictures(5, regularisation=lab.pictures(4, seed=7), regularisation_share=0.5),
+            4,
+            3,
+        )
+    elif case == "regularization batches":
+        objective = replace(objective, prior="regularisation", prior_weight=0.5)
+        dataset = _of_sizes(lab, (1, 1), regularisation=lab.pictures(3, seed=7), regularisation_share=0.5)
+        batch_size, accumulation = 1, 5
+    denoiser = lab.Flow()
+    batches = {"batch_size": batch_size, "accumulation": accumulation}
+    state = lab.state(denoiser, dataset, KINDS["full"], objective=objective, **batches)
+    work = Workspace(state, denoiser, dataset)
+    recorded, counts, regular = Recorded(denoiser, monkeypatch), [], []
+    for part in range(accumulation):
+        groups = work.loader.take(0, part)
+        counts.append(sum(len(group.captions) for group in groups))
+        regular += [group.is_regularisation for group in groups]
     with work.installed():
         loss = backward_(work)
-        accumulated = {name: t.grad.clone() for name, t in work.trained.items()}
-        x, sigma = torch.cat([call[0] for call in seen]), torch.cat([call[1] for call in seen])
-        clean, noise = (torch.cat([call[i] for call in own]) for i in (0, 1))
-        velocity = denoiser.module(
-            x, torch.stack([c.context.mean() for call in seen for c in call[2]]).view(-1, 1, 1, 1)
-        )
-        large = (velocity - (noise - clean)).square().mean()
-        grads = torch.autograd.grad(large, list(work.trained.values()))
-    assert x.shape[0] == 4 and sigma.shape == (4,)
-    assert loss == pytest.approx(float(large.detach()), rel=1e-4)
-    for name, grad in zip(work.trained, grads, strict=True):
-        assert torch.allclose(accumulated[name], grad, rtol=1e-3, atol=1e-5), name
+        accumulated = {name: t.grad.double() for name, t in work.trained.items()}
+    assert (len(set(counts)) == 1) == case.startswith(("equal", "regularization batches")), counts
+    weights = {name: t.detach().double().requires_grad_() for name, t in work.trained.items()}
+    losses = recorded.losses(weights)
+    if objective.prior != "none":
+        losses = torch.where(torch.cat(regular), losses * objective.prior_weight, losses)
+    large = losses.mean()
+    assert len(losses) == sum(counts) and loss == pytest.approx(float(large.detach()), rel=1e-5)
+    grads = torch.autograd.grad(large, list(weights.values()), allow_unused=True)
+    for name, grad in zip(weights, grads, strict=True):
+        assert torch.allclose(accumulated[name], grad, rtol=1e-4, atol=1e-6), name
 
 
 def test_positions_join_equal_neighbours():

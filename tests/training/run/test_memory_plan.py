@@ -9,6 +9,7 @@ from graft_nodes.tests.allocated import most_held, recorded
 from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.quantised_base import base
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
 from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
 from graft_nodes.training.run.step import advance_
@@ -65,6 +66,14 @@ def test_weights_trained_tensors_optimizer_and_average_are_counted_exactly(lab, 
     steps = 4 * len(state.trained)  # AdamW's count of each tensor, which is on the CPU unless fused
     assert parts["weights"] == network and parts["trained"] == parts["average"] == trained
     assert 2 * trained <= parts["optimizer"] <= 2 * trained + steps
+
+
+def test_zero_terminal_snr_is_planned_as_any_v_model(lab):
+    """On the meta device the noise levels have no values, by which a step is refused that ends with signal."""
+    state, denoiser, dataset = _run(lab, LORA, META)
+    denoiser.prediction = "v"
+    terminal = replace(state, settings=replace(state.settings, objective=ObjectiveSettings(zero_terminal_snr=True)))
+    assert plan(terminal, denoiser, dataset) == plan(state, denoiser, dataset)
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])

@@ -14,6 +14,8 @@ from graft_nodes.training.reports import text
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.batch_loader import BatchSchedule
 from graft_nodes.training.run.loop import Callbacks, train
+from graft_nodes.training.run.step import backward_, batch_losses
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -123,6 +125,26 @@ def test_two_calls_are_one_and_the_state_has_the_bytes(lab, settings):
     whole = train(start, lab.Flow(), dataset, 5, callbacks)
     parts = train(train(start, lab.Flow(), dataset, 2, callbacks), lab.Flow(), dataset, 3, callbacks)
     assert equal(whole, parts) and whole.history == parts.history
+
+
+def test_every_pair_of_a_step_counts_the_same(lab):
+    """Of seven pairs, four are in the first micro-batch and three in the second."""
+    dataset, denoiser = _with_pairs(lab.pictures(7)), lab.Flow()
+    work = Workspace(lab.state(denoiser, dataset, objective=DPO, accumulation=2), denoiser, dataset)
+    with work.installed():
+        loss = backward_(work)
+        accumulated = {name: tensor.grad.clone() for name, tensor in work.trained.items()}
+        each = []
+        for part in range(2):
+            (batch,) = work.loader.take(0, part)
+            generator = seeded_generator(work.start_state.start.seed, 0, f"noise part {part}")
+            each.append(batch_losses(work, batch, generator, {}))
+        mean = torch.cat(each).mean()
+        grads = torch.autograd.grad(mean, list(work.trained.values()))
+    assert [len(losses) for losses in each] == [4, 3]
+    assert loss == pytest.approx(float(mean.detach()), rel=1e-5)
+    for (name, gradient), expected in zip(accumulated.items(), grads, strict=True):
+        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -16,6 +16,7 @@ from graft_nodes.training.objective.slider import (
     PICTURE_PAIRS,
     SliderSettings,
 )
+from graft_nodes.training.random_draws import generator as seeded_generator
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.slider_step import losses_at
@@ -97,6 +98,28 @@ def merged(module, state, strength):
             change = up.double().flatten(1) @ down.double().flatten(1)
             weight.data += strength * change.reshape(weight.shape)
     return module
+
+
+def test_every_pair_of_a_step_counts_the_same_at_both_strengths(lab):
+    """Of five pairs, four are in the first micro-batch and one in the second."""
+    data, denoiser = pairs(lab, 6), lab.Flow()
+    work = Workspace(moved_state(lab, denoiser, data, accumulation=2), denoiser, data)
+    with work.installed():
+        loss = steps.backward_(work)
+        accumulated = {name: tensor.grad.clone() for name, tensor in work.trained.items()}
+        each = []
+        for part in range(2):
+            (batch,) = work.loader.take(0, part)
+            for strength in (1.0, -1.0):
+                generator = seeded_generator(work.start_state.start.seed, 0, f"noise part {part}")
+                with work.at_strength(strength):
+                    each.append(steps.batch_losses(work, batch, generator, {}))
+        mean = torch.cat(each).mean()
+        grads = torch.autograd.grad(mean, list(work.trained.values()))
+    assert sorted(len(losses) for losses in each) == [1, 1, 4, 4]
+    assert loss == pytest.approx(float(mean.detach()), rel=1e-5)
+    for (name, gradient), expected in zip(accumulated.items(), grads, strict=True):
+        assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6), name
 
 
 @pytest.mark.parametrize("prediction", ["eps", "v", "flow"])

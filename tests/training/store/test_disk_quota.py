@@ -16,7 +16,7 @@ from graft_nodes.training.run.loop import Callbacks
 from graft_nodes.training.state import equal
 from graft_nodes.training.store import disk_quota
 from graft_nodes.training.store.disk_quota import StoredFiles, choose_removals
-from graft_nodes.training.store.store import Store, load
+from graft_nodes.training.store.store import Store, load, read_record
 
 
 class Bench:
@@ -81,6 +81,11 @@ def test_what_is_used_again_stays(bench):
     assert first.folder.exists() and not second.folder.exists()
 
 
+def seed_of(folder):
+    """The seed of the run that a state is of."""
+    return read_record(folder)["begun_from"]["seed"]
+
+
 def test_every_snapshot_within_a_limit_keeps_the_latest_the_best_and_the_result(bench):
     size = bench.run("sizes", 1)
     one = sum(path.stat().st_size for path in size.folder.iterdir())
@@ -90,7 +95,7 @@ def test_every_snapshot_within_a_limit_keeps_the_latest_the_best_and_the_result(
     assert (done.folder / "state.json").is_file() and done.best is not None and (done.best / "state.json").is_file()
     assert done.used.limit == limit and done.used.every == bench.size() and done.notes
     for folder in bench.states():
-        load(folder, bench.begun())  # what is left is whole
+        load(folder, bench.begun(seed=seed_of(folder)))  # what is left is whole
 
 
 def test_a_limit_that_is_too_small_for_one_run_keeps_what_it_needs_and_says_so(bench):
@@ -238,7 +243,7 @@ def test_a_kill_while_room_is_made_leaves_no_record_of_what_is_gone(bench, monke
             except Killed:
                 done = None
         for state in bench.states():
-            load(state, bench.begun())
+            load(state, bench.begun(seed=seed_of(state)))
         after = bench.run("three", 1, 10, seed=5)
         assert bench.states() == {after.folder} and (done is None or after.trained == 0)
         if done is not None:

@@ -4,13 +4,19 @@ import contextlib
 import errno
 import json
 import os
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from graft_nodes.storage.bounded_read import read_bounded
 from graft_nodes.storage.digest import sha256_of_json
+from graft_nodes.training.data.conditionings import Conditionings
+from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.tags import Caption, CaptionRules
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.reports.text import beginning
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.validation import Held
@@ -131,10 +137,67 @@ def test_without_total_steps_a_schedule_ends_with_the_steps_asked_for(bench):
     six = bench.run(6, start)
     planned = bench.lab.state(bench.denoiser, bench.dataset, total_steps=6)
     assert equal(six.state, bench.run(6, planned).state) and bench.opened == 1 and not six.notes
-    assert six.state.history.rate[-1] == 0.0
+    assert 0.0 < six.state.history.rate[-1] < six.state.history.rate[-2] < six.state.history.rate[-3]
     ten = bench.run(4, six.state)  # a later call plans anew
-    assert ten.trained == 4 and ten.state.history.rate[6] > 0 and ten.state.history.rate[-1] == 0.0
-    assert not ten.notes and bench.run(4, six.state).trained == 0
+    assert ten.trained == 4 and ten.state.history.rate[6] > six.state.history.rate[-1]
+    assert bench.run(4, six.state).trained == 0
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "cosine-restarts", "polynomial"])
+def test_a_schedule_that_is_planned_anew_in_a_chain_is_said_before_the_first_step(bench, schedule):
+    """Four and four steps with an open schedule are not the eight of one: it falls to its end twice."""
+    start, said = bench.lab.state(bench.denoiser, bench.dataset, total_steps=0, warmup=0, schedule=schedule), []
+    report = beginning(start, bench.dataset, ())
+    assert f"the schedule ({schedule}) falls to its end in each Train Step" in report
+    first = bench.run(4, start)
+    assert not first.notes
+
+    def opened():
+        assert said, "the model is opened only after it was said"
+        return bench.open()
+
+    second = runs.run(first.state, 4, opened, bench.dataset, None, Callbacks(), say=said.append)
+    assert said == [note for note in second.notes if "planned anew" in note]
+    before, after = second.state.history.rate[3:5]
+    assert f"step 4 had learning rate {before:g}, and step 5 has {after:g}" in said[0] and after >= before
+    assert "set total steps (schedule) to 8" in said[0]
+    planned = bench.lab.state(bench.denoiser, bench.dataset, total_steps=8, warmup=0, schedule=schedule)
+    assert "in each Train Step" not in beginning(planned, bench.dataset, ())
+    parts = bench.run(4, bench.run(4, planned).state)
+    assert equal(parts.state, bench.run(8, planned).state) and not any("anew" in note for note in parts.notes)
+
+
+def test_an_open_schedule_that_never_falls_has_nothing_to_say(bench):
+    start = bench.lab.state(bench.denoiser, bench.dataset, total_steps=0, warmup=0, schedule="constant")
+    assert "in each Train Step" not in beginning(start, bench.dataset, ())
+    assert not bench.run(4, bench.run(4, start).state).notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"optimizer": "adamw", "warmup": 5}, "begin at step 7, so it is over: step 7 has learning rate 0.001"),
+        ({"warmup": 5}, "begin at step 7, so it is over: step 7 has learning rate 0.001"),
+        ({"warmup": 10}, "begin at step 7, so only 4 of them are left: step 7 has learning rate 0.0007"),
+        ({"warmup": 0}, None),
+    ],
+)
+def test_a_warmup_that_is_over_when_its_settings_begin_is_said_before_the_first_step(bench, changed, said):
+    settings = {"optimizer": "sgd", "schedule": "constant", "learning_rate": 1e-3, "warmup": 0}
+    start = bench.lab.state(bench.denoiser, bench.dataset, **settings)
+    other = OptimizerSettings(**{**settings, "batch_size": 4, **changed})
+    later, heard = with_settings(bench.run(6, start).state, other, None), []
+    notes = runs.run(later, 6, bench.open, bench.dataset, None, Callbacks(), say=heard.append).notes
+    found = [note for note in notes if "warmup" in note]
+    assert found == heard and (said in found[0] if said else not found)
+
+
+def test_a_warmup_that_the_steps_before_have_made_is_not_said_to_be_over(bench):
+    start = bench.lab.state(bench.denoiser, bench.dataset, schedule="constant", warmup=3)
+    six = bench.run(6, start)
+    assert not bench.run(6, six.state).notes
+    other = with_settings(six.state, None, ObjectiveSettings(loss="huber"))
+    assert not bench.run(6, other).notes
 
 
 def test_a_schedule_without_length_is_refused_where_nothing_planned_it(bench):
@@ -362,6 +425,43 @@ def test_every_snapshot_can_be_kept(bench):
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
 
 
+def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypatch):
+    _measure(monkeypatch, [9.0, 5.0, 4.0, 6.0, 7.0])
+    bench.run(8, keep="every", validate_every=2, snapshot_every=2)
+    assert _kinds(bench) == [(2, "snapshot"), (4, "snapshot"), (6, "snapshot"), (8, "result")]
+
+
+LASTING = ["best", "snapshot", "result"]  # the least first
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize("second", LASTING)
+@pytest.mark.parametrize("first", LASTING)
+def test_of_two_roles_of_a_state_the_lasting_one_counts(bench, first, second, damaged):
+    folder = bench.store.save(bench.state, first)
+    if damaged:
+        (folder / "state.safetensors").write_bytes(b"")
+    assert bench.store.save(bench.state, second) == folder
+    assert read_record(folder)["kind"] == max(first, second, key=LASTING.index)
+    assert equal(load(folder, bench.state)[0], bench.state)
+
+
+@pytest.mark.parametrize("snapshot_every", [0, 2])
+def test_of_snapshots_by_minutes_every_keeps_the_newest_alone(bench, monkeypatch, snapshot_every):
+    minutes = iter(range(1000))
+    monkeypatch.setattr("graft_nodes.training.run.loop.time.monotonic", lambda: next(minutes) * 60.0)
+
+    def fail(step, *_):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(8, keep="every", validate_every=0, snapshot_every=snapshot_every, snapshot_minutes=1.0, on_step=fail)
+    assert _kinds(bench) == [(step, "snapshot") for step in range(2, 5, 2) if snapshot_every]
+    (on_the_way,) = bench.store.folder.glob("*/partial/state.json")
+    assert read_record(on_the_way.parent)["step"] == 5
+
+
 @pytest.mark.parametrize("kind", ["result", "best"])
 def test_what_is_saved_again_is_read_once(bench, monkeypatch, kind):
     bench.store.save(bench.state)
@@ -508,6 +608,106 @@ def test_a_record_that_is_no_json_is_damage(bench, content):
     (folder / "state.json").write_bytes(content)
     with pytest.raises(Damaged, match=r"state\.json: cannot be read as JSON"):
         load(folder, bench.state)
+
+
+@pytest.mark.parametrize("kind", ["result", "partial"])
+def test_a_folder_of_another_run_is_not_taken_for_this_one(bench, kind):
+    other = bench.lab.state(bench.denoiser, bench.dataset, seed=4)
+    trained = train(other, bench.denoiser, bench.dataset, 4)
+    target = runs.target_key(bench.state, 4)
+    expected = "it began from another seed"
+    if kind == "result":
+        folder = bench.store.save(trained)
+        folder = folder.rename(bench.store.result_folder(target))
+    else:
+        folder = bench.store.save_partial(trained, target)
+    with pytest.raises(Damaged, match=expected):
+        load(folder, bench.state)
+    outcome = bench.run(4)
+    assert outcome.trained == 4 and equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 4))
+    if kind == "result":
+        assert any(expected in note for note in outcome.notes)
+
+
+def test_a_state_under_the_name_of_another_step_is_said(bench):
+    three = bench.run(3)
+    three.folder.rename(bench.store.result_folder(runs.target_key(bench.state, 5)))
+    outcome = bench.run(5)
+    assert outcome.trained == 5 and any("it is the state of step 3" in note for note in outcome.notes)
+
+
+class Encoding(Conditionings):
+    """Conditionings of captions that remember when they were encoded: after how many forwards."""
+
+    def __init__(self, denoiser, texts):
+        self.at = []
+
+        def encode(texts):
+            self.at += [denoiser.calls] * len(texts)
+            return {text: Conditioning(torch.full((1, 1, 1), len(text) / 100)) for text in texts}
+
+        super().__init__(encode, texts)
+        self.at.clear()
+
+
+def _varying(bench, **settings):
+    """The bench with captions that are drawn anew in each step."""
+    rules, images = CaptionRules(shuffle=1.0, dropout=0.5), []
+    for number, image in enumerate(bench.dataset.images):
+        caption = Caption(tags=tuple("abcdefgh"[: 3 + number % 6]), rules=rules)
+        images.append(replace(image, caption=caption.plain, caption_template=caption))
+    encoding = Encoding(bench.denoiser, [image.caption for image in images] + ["a", "b", ""])
+    bench.dataset = replace(bench.dataset, images=tuple(images), conditionings=encoding, held_out=(), **settings)
+    return encoding
+
+
+def test_varying_captions_and_schedules_are_prepared_some_steps_at_a_time(bench, lab, tmp_path, monkeypatch):
+    whole = _varying(bench)
+    outcome = bench.run(8, keep="every", validate_every=0, snapshot_every=3)
+    assert set(whole.at) == {0} and bench.opened == 1
+    pieces = Bench(lab, tmp_path / "pieces")
+    encoding = _varying(pieces, write_schedule=True)
+    monkeypatch.setattr("graft_nodes.training.run.prepare.MOST_STEPS", 3)
+    again = pieces.run(8, keep="every", validate_every=0, snapshot_every=3)
+    assert equal(again.state, outcome.state) and again.state.history == outcome.state.history
+    assert set(encoding.at) == {0, 3, 6} and len(encoding.at) >= len(whole.at) and pieces.opened == 3
+    assert _kinds(pieces) == _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
+    files = sorted(path.name for path in pieces.store.folder.glob("schedule-*"))
+    assert files == [f"schedule-{a:08d}-{b:08d}.txt" for a, b in ((1, 3), (4, 6), (7, 8))]
+    assert all(any(name in note for note in again.notes) for name in files)
+
+
+def test_an_interruption_while_captions_are_encoded_keeps_the_steps_before(bench, monkeypatch):
+    encoding = _varying(bench)
+    monkeypatch.setattr("graft_nodes.training.run.prepare.MOST_STEPS", 3)
+
+    def raise_if_interrupted():
+        if encoding.at and encoding.at[-1] == 3 and bench.denoiser.calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(8, validate_every=0, snapshot_every=0, raise_if_interrupted=raise_if_interrupted)
+    assert bench.denoiser.calls == 3
+    rest = bench.run(8, validate_every=0, snapshot_every=0)
+    assert rest.trained == 5 and "went on from the snapshot at step 3" in rest.notes
+
+
+def test_the_search_for_stored_states_does_not_grow_with_the_steps_asked_for(bench, monkeypatch):
+    bench.run(3)
+    counted = []
+
+    def counting(*position):
+        counted.append(position)
+        return state_key(*position)
+
+    monkeypatch.setattr("graft_nodes.training.store.store.state_key", counting)
+    numbers = []
+    for steps in (10, 10_000_000):
+        found, problems = bench.store.furthest(bench.state, steps)
+        assert found.state.step == 3 and not problems
+        numbers.append(len(counted))
+        counted.clear()
+    assert numbers[0] == numbers[1] > 0
 
 
 @pytest.mark.parametrize("group", ["average", "powers"])

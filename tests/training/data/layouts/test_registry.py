@@ -21,7 +21,7 @@ from .csv_layout import LAYOUT as CSV
 
 HELP = Path(__file__).parents[4] / "web" / "docs" / "GraftDataset.md"
 
-# Per layout: the text files of its example, the captions and the repeats of its images.
+# Per layout, in the registry's order: the text files of its example, the captions and the repeats of its images.
 EXAMPLES = {
     "txt": (
         {"1.txt": "a red ball", "3_cats/2.caption": "a cat"},
@@ -157,8 +157,9 @@ def test_every_key_of_filters_is_documented_and_refuses_what_it_cannot_be(key):
 
 
 def test_options_and_errors_list_what_is_registered():
-    assert registry.options() == ["auto", "txt", "folder", "json", "yaml", "metadata"]
-    with pytest.raises(ValueError, match="caption source is 'csv', expected one of auto, txt, folder, json, yaml"):
+    options = ["auto", *EXAMPLES]
+    assert registry.options() == options
+    with pytest.raises(ValueError, match=f"caption source is 'csv', expected one of {', '.join(options)}"):
         FolderSettings(captions="csv")
     with registry.LAYOUTS.registered(CSV):
         assert registry.options()[-1] == "csv" and ".csv" in registry.suffixes()
