@@ -390,7 +390,7 @@ def _run_opened(
     if arguments.command == "plan" and not problems:
         graph = plan.of_trainings(host, graph, arguments.memory)
     with log.quiet():
-        problems += run.validate(host, graph, look_up)
+        problems += run.validate(host, graph, look_up, document.of_no_server)
     if problems:
         status = _invalid(problems, report)
         if arguments.command == "plan" and (advice := plan.advice(problems)):

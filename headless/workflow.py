@@ -8,13 +8,13 @@ import contextlib
 import difflib
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..storage.bounded_read import MB, read_bounded
-from . import editor_json, widgets
+from . import browser_nodes, editor_json, widgets
 from .problem import Problem, WorkflowError
 from .schema import COMBO, DYNAMIC_COMBO, NUMBERS, Input, Schema
 
@@ -37,6 +37,13 @@ class Document:
             self._refuse_malformed()
             return editor_json.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
+
+    @cached_property
+    def of_no_server(self) -> frozenset[str]:
+        """The node types that may exist only in the browser, as far as the file tells: an API graph holds none."""
+        if not self.is_editor or self._malformed:
+            return frozenset()
+        return editor_json.of_no_server(self.data)
 
     def graph(self, look_up: Catalogue) -> Graph:
         """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
@@ -169,11 +176,11 @@ def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> 
     return result, problems
 
 
-def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
+def check(graph: Graph, look_up: Catalogue, of_no_server: Collection[str] = ()) -> list[Problem]:
     """All problems of the graph: unknown classes and cycles anywhere; bad links, bad values and missing inputs in the
-    nodes that would run.
+    nodes that would run. `of_no_server` are the unknown classes that may exist only in the browser.
     """
-    problems = cannot_run(graph, look_up)
+    problems = cannot_run(graph, look_up, of_no_server)
     roots = _roots(graph, look_up)
     if not roots:
         problems.append(
@@ -189,7 +196,7 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
     return problems + [_cycle(graph, cycle) for cycle in cycles(graph)]
 
 
-def cannot_run(graph: Graph, look_up: Catalogue) -> list[Problem]:
+def cannot_run(graph: Graph, look_up: Catalogue, of_no_server: Collection[str] = ()) -> list[Problem]:
     """What the graph needs and this host cannot have: nodes and choices that it lacks, and in the nodes that would run
     pictures that only a browser draws.
     """
@@ -197,7 +204,7 @@ def cannot_run(graph: Graph, look_up: Catalogue) -> list[Problem]:
     needed = reachable(graph, _roots(graph, look_up) or list(graph))
     for node_id, node in graph.items():
         if _is_unknown(node, look_up):
-            problems.append(problem(graph, node_id, _unknown(node)))
+            problems.append(problem(graph, node_id, _unknown(node, of_no_server)))
         elif node_id in needed:
             for name, message in widgets.cannot_run(_schema(node, look_up), node["inputs"]):
                 problems.append(problem(graph, node_id, message, name))
@@ -311,13 +318,16 @@ def _schema(node: Mapping[str, Any], look_up: Catalogue) -> Schema:
     return schema
 
 
-def _unknown(node: Mapping[str, Any]) -> str:
+def _unknown(node: Mapping[str, Any], of_no_server: Collection[str]) -> str:
     if not node.get("class_type"):
         return "has no class_type"
-    return (
+    message = (
         f"this host has no node '{node['class_type']}'; load the pack that brings it (--pack DIR), or name a ComfyUI"
         " that has it (--comfyui DIR)"
     )
+    if node["class_type"] in of_no_server:
+        return f"{message}. {browser_nodes.NO_SERVER_BROUGHT_IT}"
+    return message
 
 
 def _cycle(graph: Graph, path: Sequence[str]) -> Problem:
