@@ -16,6 +16,7 @@ from ..storage.digest import sha256_of_json
 from .problem import CommandError, Problem
 
 MOST_BYTES = 20 * MB  # of a table
+MOST_RESULTS = 1000 * MB  # of a file of results
 DONE = "done"
 OTHER_SEPARATORS = (";", "\t")  # what some spreadsheets write
 
@@ -94,7 +95,7 @@ def read_results(table: str) -> Results:
     if not results.path.exists():
         return results
     try:
-        for line in results.path.read_text(encoding="utf-8").splitlines():
+        for line in read_bounded(results.path, MOST_RESULTS).decode("utf-8").splitlines():
             entry = json.loads(line)
             results.rows[int(entry["row"])] = entry
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from .regular_file import open_regular
+
 _CHUNK = 1 << 20  # bytes of a file that are read at a time
 
 sha256 = hashlib.sha256  # a running hash: `update` it with bytes, then read `hexdigest()`
@@ -54,7 +56,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 def sha256_of_file(path: str | os.PathLike[str]) -> str:
     """sha256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return sha256_of_open_file(file)
 
 

@@ -9,6 +9,8 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, BinaryIO
 
+from .regular_file import require_regular
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -18,10 +20,13 @@ FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF")  # Pillow's name
 def open_picture(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
     """The picture in a file, as Pillow's `Image.open` gives it: its pixels are not read yet.
 
-    Raises PIL.UnidentifiedImageError when it is of none of `FORMATS`, and one of `picture_errors` when it is damaged.
+    Raises PIL.UnidentifiedImageError when it is of none of `FORMATS`, one of `picture_errors` when it is damaged, and
+    NotAFile when it is a folder or a pipe.
     """
     from PIL import Image
 
+    if isinstance(file, str | os.PathLike):
+        require_regular(file)  # Pillow would wait for a pipe
     Image.init()  # registers the formats that this Pillow can read; AVIF may be missing
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 

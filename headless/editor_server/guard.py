@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ...storage.disk_errors import with_next_step
+from ...storage.regular_file import NotAFile
 from .answers import NotJson
 from .paths import PathRefused, identifier
 
@@ -155,9 +156,11 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.json_response({"error": str(error)}, status=400)
     except (ConnectionError, web.RequestPayloadError) as error:  # the body is incomplete, or its compression is broken
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, NotAFile) as error:
         return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
     except OSError as error:  # a full or broken disk, or a read-only folder
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
         logging.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -15,12 +15,14 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256
 from ..hosts import Host
 from .answers import answer, problem
 from .files import served
 from .paths import inside, single
 
+MOST_BYTES = 100 * MB  # of a workflow or of texts
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
 # What front ends of 1.49 open with: the essential templates of this title.
 MODULE = {"category": "Examples", "title": "Getting Started", "type": "image", "isEssential": True}
@@ -164,7 +166,7 @@ class Packs:
         if blueprint is None:
             return problem("there is no such subgraph", 404)
         entry, path = blueprint
-        return answer({**entry, "data": path.read_text(encoding="utf-8")})
+        return answer({**entry, "data": read_bounded(path, MOST_BYTES).decode("utf-8")})
 
     def _blueprints(self) -> dict[str, tuple[dict[str, Any], Path]]:
         blueprints = {}
@@ -200,7 +202,7 @@ def _template(pack: str, path: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no file, or if it is broken (which is logged)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

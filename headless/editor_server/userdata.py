@@ -13,12 +13,14 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from ...storage.atomic import move_file, write_whole
+from ...storage.bounded_read import MB, read_bounded
 from ..hosts import Host
 from .answers import answer, asked, body_of, problem
 from .files import download
 from .paths import PathRefused, inside
 
 SETTINGS = "comfy.settings.json"
+MOST_SETTINGS = 100 * MB
 # The front end requests these files when it opens, so they always exist. The first settings turn off the check for new
 # ComfyUI releases.
 FOLDERS, FILES = ("workflows", "subgraphs"), {"comfy.templates.json": b"[]", "user.css": b""}
@@ -89,8 +91,7 @@ class UserData:
         """The saved settings; empty if there is no file, or if it is broken (which is logged, and the file renamed)."""
         path = os.path.join(self.root, SETTINGS)
         try:
-            with open(path, encoding="utf-8") as file:
-                settings = json.load(file)
+            settings = json.loads(read_bounded(path, MOST_SETTINGS).decode("utf-8"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:

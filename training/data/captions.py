@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...storage.regular_file import open_regular
+
 MAX_TEXT_BYTES = 1 << 20  # of a caption file
 
 
@@ -42,7 +44,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long. In place of
     UTF-8 it may be UTF-16 that begins with its mark, as Windows editors save it.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_TEXT_BYTES:
             raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
