@@ -215,7 +215,7 @@ def _edit(arguments: argparse.Namespace) -> int:
             )
         return serve.main(arguments)
     except HostError as error:
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -259,16 +259,16 @@ def _run_reported(
         if arguments.watch is not None:
             folder = watch.watch(arguments.watch)  # what comes while the host opens is run
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
-        print(f"host: {choice}", file=stream, flush=True)
+        log.say(f"host: {choice}", stream)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         hosts.load_packs(host, arguments.packs)
         report["device"] = doctor.device(host)
-        print(f"device: {report['device']}", file=stream, flush=True)
+        log.say(f"device: {report['device']}", stream)
         with _join(host, place, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
-                print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
+                log.say(f"ranks: {group.size}, training as on {group.as_ranks}", stream)
             opened = _Opened(arguments, argv, stream, events, host, group, caching.new_executor(host))
             if document is not None and rows is not None:
                 status = _run_rows(opened, document, rows, report)
@@ -285,7 +285,7 @@ def _run_reported(
         return _invalid(error.problems, report)
     except HostError as error:
         report["status"], report["errors"] = "failed", [{"message": str(error)}]
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -312,9 +312,9 @@ def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch
         identity = batch.identity(document.data, opened.arguments.assignments, row)
         label = f"row {row.number} of {rows[-1].number}"
         if results.has(row, identity):
-            print(f"{label}: done before", file=opened.stream, flush=True)
+            log.say(f"{label}: done before", opened.stream)
             continue
-        print(f"{label}: {', '.join(row.assignments)}", file=opened.stream, flush=True)
+        log.say(f"{label}: {', '.join(row.assignments)}", opened.stream)
         own = _report()
         opened.events.send("row", row=row.number, set=row.assignments)
         status = _one_of_many(opened, document, row.assignments, own)
@@ -327,21 +327,21 @@ def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch
             failed.append(row.number)
     report.update(rows=[results.rows[row.number] for row in rows], status="failed" if failed else "done")
     done = len(rows) - len(failed)
-    print(f"{done} of {len(rows)} rows are done; their results are in {results.path}", file=opened.stream)
+    log.say(f"{done} of {len(rows)} rows are done; their results are in {results.path}", opened.stream)
     if failed:
-        print(f"not done: row {', '.join(map(str, failed))}", file=opened.stream)
+        log.say(f"not done: row {', '.join(map(str, failed))}", opened.stream)
     return FAILED if failed else DONE
 
 
 def _run_watched(opened: _Opened, folder: watch.Watch, report: dict[str, Any]) -> int:
     """Run each workflow file that comes into the folder, until Ctrl-C; 1 if one failed."""
-    print(f"watching {folder.folder}; Ctrl-C ends it", file=opened.stream, flush=True)
+    log.say(f"watching {folder.folder}; Ctrl-C ends it", opened.stream)
     failed = 0
     try:
         with signals.stopping():
             while True:
                 for path in folder.ready():
-                    print(f"run {path.name}", file=opened.stream, flush=True)
+                    log.say(f"run {path.name}", opened.stream)
                     failed += _run_file(opened, str(path)) != DONE
                 time.sleep(watch.EVERY)
     except KeyboardInterrupt:
@@ -394,7 +394,7 @@ def _run_opened(
     if problems:
         status = _invalid(problems, report)
         if arguments.command == "plan" and (advice := plan.advice(problems)):
-            print(advice, file=sys.stderr)
+            log.say(advice, sys.stderr)
         return status
     spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None
@@ -409,7 +409,8 @@ def _run_opened(
         opened.events.send("error", **result.error)
     if arguments.command == "plan":
         for text in plan.texts(result.outputs):
-            print(text, file=stream)
+            for line in text.splitlines():
+                log.say(line, stream)
     return _finish(result, report, opened.argv, stream, arguments.verbose)
 
 
@@ -426,7 +427,7 @@ def _follow(arguments: argparse.Namespace) -> int:
         with log.quiet("execution"), _join(host, place, arguments) as group:
             return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -447,7 +448,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
             reason = "--custom-nodes"
         else:
             reason = f"the workflow uses {', '.join(missing)}"
-        print(f"loading the other custom nodes ({reason})", file=stream, flush=True)
+        log.say(f"loading the other custom nodes ({reason})", stream)
         hosts.load_other_packs(host)
         return True
     return False
@@ -459,30 +460,30 @@ def _invalid(problems: Sequence[Problem], report: dict[str, Any], what: str = "t
         count = "1 error"
     else:
         count = f"{len(problems)} errors"
-    print(f"graft_nodes: {what} is not valid ({count}); nothing was run", file=sys.stderr)
+    log.say(f"graft_nodes: {what} is not valid ({count}); nothing was run", sys.stderr)
     for problem in problems:
-        print(f"  {problem}", file=sys.stderr)
+        log.say(f"  {problem}", sys.stderr)
     return INVALID
 
 
 def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], stream: TextIO, verbose: bool) -> int:
     report.update(status=result.status, outputs=result.outputs, files=result.files)
     for path in result.files:
-        print(f"wrote {path}", file=stream)
+        log.say(f"wrote {path}", stream)
     if result.error is not None:
         report["errors"] = [result.error]
         error = result.error
-        print(
+        log.say(
             f'graft_nodes: node {error["node"]} "{error["title"]}" ({error["class"]}) failed: {error["exception"]}:'
             f" {error['message']}",
-            file=sys.stderr,
+            sys.stderr,
         )
         if verbose:
-            print("".join(error["traceback"]), file=sys.stderr)
+            log.say("".join(error["traceback"]), sys.stderr)
     if result.status == "interrupted":
         command_line = [*typed_name().split(), *argv]
         report["continue"] = subprocess.list2cmdline(command_line) if os.name == "nt" else shlex.join(command_line)
-        print(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", file=sys.stderr)
+        log.say(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", sys.stderr)
     if result.status == "done":
-        print(f"done in {result.seconds:.1f} s", file=stream, flush=True)
+        log.say(f"done in {result.seconds:.1f} s", stream)
     return STATUS[result.status]

@@ -5,7 +5,6 @@ against each other.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.key_formats.key_format import DTYPES
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from ..storage.digest import sha256
+from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..patches.lora_files.entry import LoraEntry
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")

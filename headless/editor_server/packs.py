@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 from pathlib import Path
@@ -17,10 +16,13 @@ from aiohttp import web
 
 from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256
+from ...storage.printable import logger
 from ..hosts import Host
 from .answers import answer, problem
 from .files import served
 from .paths import inside, single
+
+log = logger(__name__)
 
 MOST_BYTES = 100 * MB  # of a workflow or of texts
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
@@ -206,7 +208,7 @@ def _json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
-        logging.error("%s is not JSON, so its texts are missing: %s", path, error)
+        log.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
     if isinstance(content, dict):
         return content

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 from typing import Any
 from urllib.parse import unquote
@@ -14,10 +13,13 @@ from aiohttp import web
 
 from ...storage.atomic import move_file, write_whole
 from ...storage.bounded_read import MB, read_bounded
+from ...storage.printable import logger
 from ..hosts import Host
 from .answers import answer, asked, body_of, problem
 from .files import download
 from .paths import PathRefused, inside
+
+log = logger(__name__)
 
 SETTINGS = "comfy.settings.json"
 MOST_SETTINGS = 100 * MB
@@ -97,7 +99,7 @@ class UserData:
         except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
                 move_file(path, f"{path}.broken")
-            logging.error(
+            log.error(
                 "%s is not JSON (%s); it was renamed to %s.broken, and settings start from their defaults",
                 path,
                 error,

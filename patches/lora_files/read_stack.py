@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from ...storage.printable import logger
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
 from ..patching.fuse import MERGEABLE_DTYPES, Patch, additive
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
 _MISFITS_SHOWN = 3
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class ModelWeights(NamedTuple):

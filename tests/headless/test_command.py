@@ -76,6 +76,34 @@ def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
     assert (place / "out" / "out.txt").read_text() == "hello"
 
 
+STRANGE = "half \ud83d 🙂\x1b]0;owned\x07\x1b[2J\nERROR: faked\u202e"
+
+
+@any_host
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_a_title_that_the_output_cannot_show_is_escaped_and_its_node_runs(place, encoding):
+    words, how = command(place, {**GOOD, "1": {**SOURCE, "_meta": {"title": STRANGE}}}, "run", "w.json", "--output", "o")
+    how = {**how, "text": False, "env": {**how["env"], "PYTHONIOENCODING": encoding}}
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.decode(encoding).splitlines() if "node 1 " in line]
+    assert "half \\ud83d" in line and "\\x1b]0;owned\\x07\\x1b[2J" in line and line.endswith("(OddSource)")
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", done.stdout.replace(b"\r\n", b"\n"))
+
+
+@any_host
+def test_what_strangers_name_cannot_write_to_the_terminal_or_fake_a_line(place):
+    odd = {"class_type": STRANGE, "inputs": {STRANGE: ["1", 0]}, "_meta": {"title": STRANGE}}
+    fails = {"class_type": "OddFailure", "inputs": {"message": STRANGE}, "_meta": {"title": STRANGE}}
+    for workflow in (GOOD | {"2": odd}, {"1": fails, "2": SINK}):
+        words, how = command(place, workflow, "run", "w.json", "--output", "out", "--verbose")
+        done = subprocess.run(words, timeout=120, check=False, **how)
+        said = done.stdout + done.stderr
+        assert "owned" in said
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", said), said
+        assert not re.search("^ERROR: faked", said, re.MULTILINE)
+
+
 def test_what_a_node_refuses_is_said_once_at_the_inputs_that_it_names(place):
     """A host says it at every input that Optimizer Settings checks itself: sixteen times."""
     settings = {"optimizer": "adamw", "learning_rate": 1e-4, "text_encoder_rate": 0.0, "schedule": "constant"}
