@@ -307,6 +307,7 @@ class _Opened:
 def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch.Row], report: dict[str, Any]) -> int:
     """Run the workflow once for each row that is not done yet; 1 if one failed."""
     results = batch.read_results(opened.arguments.set_from)
+    results.check_place()
     failed: list[int] = []
     for row in rows:
         identity = batch.identity(document.data, opened.arguments.assignments, row)

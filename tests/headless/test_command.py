@@ -82,7 +82,9 @@ STRANGE = "half \ud83d 🙂\x1b]0;owned\x07\x1b[2J\nERROR: faked\u202e"
 @any_host
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_a_title_that_the_output_cannot_show_is_escaped_and_its_node_runs(place, encoding):
-    words, how = command(place, {**GOOD, "1": {**SOURCE, "_meta": {"title": STRANGE}}}, "run", "w.json", "--output", "o")
+    words, how = command(
+        place, {**GOOD, "1": {**SOURCE, "_meta": {"title": STRANGE}}}, "run", "w.json", "--output", "o"
+    )
     how = {**how, "text": False, "env": {**how["env"], "PYTHONIOENCODING": encoding}}
     done = subprocess.run(words, timeout=120, check=False, **how)
     assert done.returncode == 0, done.stderr
