@@ -459,6 +459,55 @@ def test_help_says_the_name_that_was_typed(monkeypatch, capsys, typed, name):
     assert capsys.readouterr().out.startswith(f"usage: {name} run ")
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from graft_nodes.headless.command import main
+sys.argv[0] = "graft"
+try:
+    status = main(sys.argv[1:])
+except SystemExit as left:
+    status = left.code
+print("imported:", *sorted({"numpy", "safetensors", "PIL", "yaml", "aiohttp"} & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+def without_torch(place, *words):
+    _, how = command(place, GOOD)
+    return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], timeout=120, check=False, **how)
+
+
+@any_host
+def test_without_torch_the_version_is_said_and_nothing_large_is_imported(place):
+    done = without_torch(place, "--version")
+    assert done.returncode == 0 and re.fullmatch(r"Graft \S+\nimported:\s*", done.stdout), done.stderr
+
+
+@any_host
+@pytest.mark.parametrize("words", [("doctor",), ("run", "w.json"), ("plan", "w.json")])
+def test_without_torch_a_command_says_what_to_install(place, words):
+    done = without_torch(place, *words, "--embedded")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "torch" in done.stderr and "[standalone]" in done.stderr
+    if words == ("doctor",):
+        assert "python: " in done.stdout
+        assert "not ready: workflows cannot run here" in done.stdout
+
+
+@any_host
+@pytest.mark.parametrize("name", ["Graft", "ComfyUI-Graft-1.0"])
+@pytest.mark.parametrize("ending", ["", "/__main__.py"])
+def test_the_folder_run_as_a_file_says_how_to_run_it(place, name, ending):
+    (place / name).symlink_to(hosts.PACKAGE)
+    words = [sys.executable, name + ending, "--version"]
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f'-m pip install -e "{place / name}[standalone]"' in done.stderr
+    assert f"-m {name.replace('.', '_')} --version" in done.stderr
+    assert ("rename it to ComfyUI-Graft-1_0" in done.stderr) == ("." in name)
+
+
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
