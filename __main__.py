@@ -27,9 +27,8 @@ def _not_a_module() -> str:
     )
     if "." in name:
         renamed = name.replace(".", "_")
-        return f"{message}  rename it to {renamed}, as a module has no dot in its name, then " + _as_module(
-            parent, renamed
-        )
+        message += f"  rename it to {renamed}, as a module has no dot in its name, then "
+        return message + _as_module(parent, renamed)
     return f"{message}  {_as_module(parent, name)}"
 
 

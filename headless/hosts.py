@@ -348,8 +348,8 @@ def _import_failure(choice: Choice, error: Exception) -> str:
     message = f"{choice} cannot be imported: {error}"
     if choice.root is None:
         return (
-            f"{message}. Use a Python that has torch, such as the one that runs your ComfyUI, or install Graft with what"
-            f' it needs: {sys.executable} -m pip install -e "{PACKAGE}[standalone]"'
+            f"{message}. Use a Python that has torch, such as the one that runs your ComfyUI, or install Graft with"
+            f' what it needs: {sys.executable} -m pip install -e "{PACKAGE}[standalone]"'
         )
     missing, broken = missing_requirements(choice.root), _broken_package(error)
     detail = ""

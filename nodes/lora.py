@@ -67,13 +67,18 @@ def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
 
 
 def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
-    results, problems = [], []
+    results = []
+    rows_by_problem: dict[str, list[str]] = {}
     for row in listed:
         try:
             results.append(find(row[0]))
         except (ValueError, FileNotFoundError) as error:
-            problems.append(f"row {row.number}: {error}")
-    if problems:
+            rows_by_problem.setdefault(str(error), []).append(str(row.number))
+    if rows_by_problem:
+        problems = [
+            f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(numbers)}: {problem}"
+            for problem, numbers in rows_by_problem.items()
+        ]
         raise ValueError("LoRA stack:\n" + problem_lines(problems))
     return results
 
