@@ -14,11 +14,14 @@ from functools import cached_property
 from typing import Any
 
 from ..storage.bounded_read import MB, read_bounded
+from ..storage.regular_file import open_regular
 from . import browser_nodes, editor_json, widgets
 from .problem import Problem, WorkflowError
 from .schema import COMBO, DYNAMIC_COMBO, NUMBERS, Input, Schema
+from .workflow_inside import workflow_inside
 
 MOST_BYTES = 100 * MB  # of a workflow file
+WRAPPERS = ("prompt", "workflow", "input")
 Graph = dict[str, dict[str, Any]]
 Catalogue = Callable[[str], Schema | None]
 
@@ -84,15 +87,24 @@ def forget() -> None:
 
 
 def read(path: str) -> Document:
-    """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
+    """Read a workflow file of either format, or the workflow inside of a picture or another file that ComfyUI saved.
+    Raises WorkflowError if it is missing, not JSON, or not a workflow.
+    """
     try:
         with _no_garbage():
-            data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
+            data = _inside(path)
+            if data is None:
+                data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:
         raise WorkflowError(
-            [Problem(f"{path}: not a text file in UTF-8; expected a workflow saved as JSON ({error.reason})")]
+            [
+                Problem(
+                    f"{path}: not a text file in UTF-8; expected a workflow saved as JSON, or a file that ComfyUI saved"
+                    f" with the workflow inside ({error.reason})"
+                )
+            ]
         ) from error
     except json.JSONDecodeError as error:
         raise WorkflowError(
@@ -103,12 +115,33 @@ def read(path: str) -> Document:
     return parse(data, path)
 
 
+def _inside(path: str) -> Any:
+    """The workflow inside of a picture, a clip or a model; None for another file. Raises WorkflowError."""
+    with open_regular(path) as file:
+        try:
+            return workflow_inside(file)
+        except ValueError as error:
+            raise WorkflowError([Problem(f"{path}: {error}")]) from error
+
+
+def _unwrapped(data: Any) -> Any:
+    """The workflow in what servers are sent: {"prompt": …}, and {"input": {"workflow": …}} of serverless ones."""
+    for _ in range(len(WRAPPERS)):
+        if not isinstance(data, dict) or isinstance(data.get("nodes"), list):
+            break
+        inner = [data[name] for name in WRAPPERS if isinstance(data.get(name), dict)]
+        inner = [one for one in inner if "class_type" not in one]
+        if not inner:
+            break
+        data = next((one for one in inner if one), inner[0])
+    return data
+
+
 def parse(data: Any, path: str = "workflow") -> Document:
     """Detect the format of a workflow's JSON. Raises WorkflowError if it is neither."""
+    data = _unwrapped(data)
     if isinstance(data, dict) and isinstance(data.get("nodes"), list):
         return Document(path, data, True)
-    if isinstance(data, dict) and isinstance(data.get("prompt"), dict) and "class_type" not in data["prompt"]:
-        data = data["prompt"]
     expected = (
         'an API workflow ({"id": {"class_type": …, "inputs": {…}}}) or an editor workflow ({"nodes": […], "links":'
         " […]})"
