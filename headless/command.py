@@ -1,5 +1,5 @@
-"""The command line: `run` a workflow, `plan` its memory, `editor` to build one, `doctor`. Exit status 0 done, 1 failed,
-2 not valid, 130 interrupted.
+"""The command line: `run` a workflow, `check` it, `plan` its memory, `editor` to build one, `doctor`. Exit status 0
+done, 1 failed, 2 not valid, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,27 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import batch, caching, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow
+from . import (
+    batch,
+    caching,
+    checking,
+    doctor,
+    hosts,
+    log,
+    node_replacements,
+    plan,
+    run,
+    signals,
+    torchrun,
+    watch,
+    workflow,
+)
 from .problem import CommandError, HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
@@ -129,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         " (default: FSDP2's own order of sums; without --shard you always get the bytes of one process)",
     )
     caching.add_options(runs)
+    _add_check(commands, shared)
     _add_plan(commands, shared)
     commands.add_parser(
         "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
@@ -155,6 +170,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_check(commands: Any, shared: argparse.ArgumentParser) -> None:
+    checks = commands.add_parser(
+        "check", parents=[shared], help="say what of a workflow would run and what is wrong with it, without running it"
+    )
+    checks.add_argument("workflow", metavar="WORKFLOW.json")
+    checks.add_argument(
+        "--export",
+        metavar="API.json",
+        help="write the workflow in API format, as the editor's 'Export (API)' does, with what --set sets",
+    )
+    _add_what_runs(checks)
+
+
+def _add_what_runs(command: argparse.ArgumentParser) -> None:
+    """The options of `run` that commands share which run nothing, or not all."""
+    command.add_argument(
+        "--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments", help="as for run"
+    )
+    command.add_argument("--pack", metavar="DIR", action="append", default=[], dest="packs", help="as for run")
+    command.add_argument("--custom-nodes", action="store_true", help="as for run")
+    command.set_defaults(set_from=None, watch=None, as_ranks=None, shard=False, reproducible=False)
+    caching.add_options(command)
+
+
 def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
     plans = commands.add_parser(
         "plan", parents=[shared], help="say how much memory a workflow's training takes, without training"
@@ -167,13 +206,7 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
         default=0,
         help="the device's memory, such as 12GB: say which settings make the training fit",
     )
-    plans.add_argument(
-        "--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments", help="as for run"
-    )
-    plans.add_argument("--pack", metavar="DIR", action="append", default=[], dest="packs", help="as for run")
-    plans.add_argument("--custom-nodes", action="store_true", help="as for run")
-    plans.set_defaults(set_from=None, watch=None, as_ranks=None, shard=False, reproducible=False)
-    caching.add_options(plans)
+    _add_what_runs(plans)
 
 
 def typed_name() -> str:
@@ -379,26 +412,67 @@ def _run_opened(
     opened: _Opened, document: workflow.Document, assignments: Sequence[str], report: dict[str, Any]
 ) -> int:
     """Validate and run a workflow in an open host, with what --set and these assignments set."""
-    host, group, arguments, stream = opened.host, opened.group, opened.arguments, opened.stream
+    host, arguments = opened.host, opened.arguments
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
-        if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
-            group.publish({"packs": True})
+        translated = _translated(opened, document, look_up)
         wanted = [*arguments.assignments, *assignments]
-        graph, problems = workflow.set_values(document.graph(look_up), wanted, look_up)
+        graph, problems = workflow.set_values(translated.graph(look_up), wanted, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)
     if arguments.command == "plan" and not problems:
         graph = plan.of_trainings(host, graph, arguments.memory)
     with log.quiet():
-        problems += run.validate(host, graph, look_up, document.of_no_server)
+        problems += run.validate(host, graph, look_up, translated.of_no_server)
+    if arguments.command == "check":
+        return _checked(opened, graph, look_up, problems, report)
     if problems:
         status = _invalid(problems, report)
         if arguments.command == "plan" and (advice := plan.advice(problems)):
             log.say(advice, sys.stderr)
         return status
-    spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None
+    return _execute(opened, graph, look_up, metadata, report)
+
+
+def _translated(opened: _Opened, document: workflow.Document, look_up: workflow.Catalogue) -> workflow.Document:
+    """The workflow with nodes of this host in place of old ones; loads other packs where it needs them."""
+    document = _replaced(opened.host, document, look_up, opened.stream)
+    if _other_packs(opened.host, document, opened.arguments.custom_nodes, opened.stream):
+        if opened.group.size > 1:
+            opened.group.publish({"packs": True})
+        document = _replaced(opened.host, document, look_up, opened.stream)  # packs replace nodes too
+    return document
+
+
+def _checked(
+    opened: _Opened,
+    graph: workflow.Graph,
+    look_up: workflow.Catalogue,
+    problems: Sequence[Problem],
+    report: dict[str, Any],
+) -> int:
+    """Say what would run and what is wrong, and export what was read."""
+    checking.say(graph, look_up, opened.stream, report)
+    if opened.arguments.export is not None:
+        checking.export(graph, opened.arguments.export, opened.stream)
+    if problems:
+        return _invalid(problems, report)
+    report["status"] = "done"
+    log.say("valid: it would run", opened.stream)
+    return DONE
+
+
+def _execute(
+    opened: _Opened,
+    graph: workflow.Graph,
+    look_up: workflow.Catalogue,
+    metadata: Mapping[str, Any] | None,
+    report: dict[str, Any],
+) -> int:
+    """Run a valid graph; nodes save `metadata` (the editor's JSON) into pictures."""
+    host, group, arguments, stream = opened.host, opened.group, opened.arguments, opened.stream
+    spread = partial(torchrun.spread, host, group, look_up)
     reading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if arguments.command == "plan":
         reading = plan.loading(host, arguments.memory)
@@ -437,6 +511,16 @@ def _join(
 ) -> contextlib.AbstractContextManager[Any]:
     """The group of ranks that the command line asks for."""
     return torchrun.joined(host, at, arguments.as_ranks, arguments.shard, arguments.reproducible)
+
+
+def _replaced(
+    host: hosts.Host, document: workflow.Document, look_up: workflow.Catalogue, stream: TextIO
+) -> workflow.Document:
+    """The workflow with the nodes that this ComfyUI has in place of old ones."""
+    document, made = node_replacements.replaced(document, node_replacements.of_host(host.server), look_up)
+    for old, new in made.items():
+        log.say(f"replaced: '{old}' is '{new}' in this ComfyUI", stream)
+    return document
 
 
 def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from . import log, signals, workflow
+from . import choice_files, log, signals, workflow
 from .caching import new_executor
 from .hosts import Host
 from .problem import Problem
@@ -56,7 +56,7 @@ def validate(host: Host, graph: Graph, look_up: Catalogue, of_no_server: Collect
             for host_problem in _once(_host_problems(host, copy, cut, faulty), look_up)
             if (host_problem.node, host_problem.input) not in reported
         ]
-    return problems
+    return choice_files.with_advice(host, graph, look_up, problems)
 
 
 def execute(

@@ -268,6 +268,25 @@ def reachable(graph: Graph, roots: Sequence[str]) -> set[str]:
     return reached
 
 
+def run_order(graph: Graph, look_up: Catalogue) -> list[str]:
+    """The nodes that would run, each after those that it needs."""
+    order: list[str] = []
+    reached: set[str] = set()
+    for root in (root for root in _roots(graph, look_up) if root not in reached):
+        reached.add(root)
+        trail = [(root, _sources(graph, root))]
+        while trail:
+            node_id, sources = trail[-1]
+            source = next((one for one in sources if one not in reached), None)
+            if source is None:
+                order.append(node_id)
+                trail.pop()
+            else:
+                reached.add(source)
+                trail.append((source, _sources(graph, source)))
+    return order
+
+
 def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
     """The node's links as (input, source node, source slot)."""
     for name, value in graph[node_id]["inputs"].items():

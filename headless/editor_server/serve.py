@@ -126,7 +126,6 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
         log.say(
             "\neditor: stopping; a running workflow is interrupted and its state is kept (press Ctrl-C again to stop"
             " at once)",
-            flush=True,
         )
         for signal_number, handler in previous.items():
             signal.signal(signal_number, handler)
