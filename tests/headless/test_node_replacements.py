@@ -2,11 +2,16 @@
 front end give them.
 """
 
+import json
+import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 from graft_nodes.headless import node_replacements, workflow
 from graft_nodes.headless.schema import catalogue
+
+from .test_command import SINK, SOURCE, command
 
 TOLD = {  # as GET /node_replacements of ComfyUI 0.33.0 says it
     "ResizeImagesByLongerEdge": [
@@ -167,3 +172,16 @@ def test_what_is_no_workflow_is_left_to_the_reader(data):
     document = workflow.Document("w", data, True)
     again, made = node_replacements.replaced(document, node_replacements.of_host(SERVER), LOOK_UP)
     assert again.data == data and not made
+
+
+def test_the_command_says_what_its_host_replaced(tmp_path):
+    """The embedded host has no Conditioning Average to put there."""
+    (tmp_path / "in").mkdir()
+    graph = {"1": SOURCE, "2": {"class_type": "ConditioningAverage ", "inputs": {}}, "3": SINK}
+    words, how = command(tmp_path, graph, "check", "w.json", "--input", "in", "--output", "out", "--export", "a.json")
+    done = subprocess.run(words, timeout=180, check=False, **how)
+    exported = json.loads((tmp_path / "a.json").read_text())["2"]["class_type"]
+    replaced = "GRAFT_TEST_COMFYUI" in os.environ
+    assert exported == ("ConditioningAverage" if replaced else "ConditioningAverage ")
+    assert ("replaced: 'ConditioningAverage ' is 'ConditioningAverage' in this ComfyUI" in done.stdout) == replaced
+    assert ("this host has no node 'ConditioningAverage '" in done.stderr) != replaced
