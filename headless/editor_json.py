@@ -519,7 +519,7 @@ class _Placement:
         name = str(_first_saved_value(item) or "")
         sets = self._sets_seen(item, kind, looks_around)
         named = [one for one in sets if name and str(_first_saved_value(one) or "") == name]
-        own = [one for one in named if one.graph is item.graph]
+        own = [one for one in named if _host_id(one) == _host_id(item)]
         if not named:
             names = ", ".join(sorted({str(_first_saved_value(one) or "") for one in sets})) or "none"
             message = f"no Set node is named '{name}' (the Set nodes here: {names}); choose another name in the editor"
@@ -544,14 +544,21 @@ class _Placement:
         found: list[PlacedNode] = []
         around: PlacedNode | None = item
         while around is not None:
-            found += [one for one in self._siblings(around) if one.type == kind]
+            found += self._sets.get((_host_id(around), kind), [])
             around = around.host if looks_around else None
         return found
 
-    def _siblings(self, item: PlacedNode) -> list[PlacedNode]:
-        """The nodes of the graph that a node is in, in the file's order."""
-        ids = [str(node.get("id")) for node in item.graph.nodes]
-        return [one for one in (self._neighbour(item, node_id) for node_id in dict.fromkeys(ids)) if one is not None]
+    @cached_property
+    def _sets(self) -> dict[tuple[str, str], list[PlacedNode]]:
+        """The Set nodes by the subgraph node around them and their type, in the file's order; all nodes are placed by
+        now.
+        """
+        kinds = {kind for kind, _ in SETS_OF_GETS.values()}
+        found: dict[tuple[str, str], list[PlacedNode]] = {}
+        for item in self.all.values():
+            if item.type in kinds:
+                found.setdefault((_host_id(item), item.type), []).append(item)
+        return found
 
     def _output_of_subgraph(
         self, item: PlacedNode, inside: EditorGraph, slot: int, wanted: str, walk: _Walk
@@ -565,6 +572,11 @@ class _Placement:
         if inner is None:
             return None
         return self._output(inner, link.origin_slot, wanted, walk)
+
+
+def _host_id(item: PlacedNode) -> str:
+    """The id of the subgraph node around a node; empty in the root."""
+    return item.host.id if item.host is not None else ""
 
 
 def _with_links_of_table(slots: Sequence[Slot], node: Mapping[str, Any], graph: EditorGraph) -> list[Slot]:
