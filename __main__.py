@@ -16,6 +16,26 @@ def main(argv: list[str] | None = None) -> int:
         return signals.say_stopped()
 
 
+def _not_a_module() -> str:
+    """Why `python __main__.py` and `python FOLDER` do not run, and what does."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    parent, name = os.path.split(folder)
+    message = (
+        f"graft_nodes: {__file__} is a part of a package and does not run by itself. Install the package once,\n"
+        f'  {sys.executable} -m pip install -e "{folder}[standalone]"\n'
+        "and run `graft`, or run the folder as a module:\n"
+    )
+    if "." in name:
+        renamed = name.replace(".", "_")
+        message += f"  rename it to {renamed}, as a module has no dot in its name, then "
+        return message + _as_module(parent, renamed)
+    return f"{message}  {_as_module(parent, name)}"
+
+
+def _as_module(parent: str, name: str) -> str:
+    return f'cd "{parent}" && {sys.executable} -m {name} {" ".join(sys.argv[1:]) or "doctor"}\n'
+
+
 def _leave_current_folder() -> None:
     """Remove the current folder from sys.path, so that a file there with the name of a host module is not imported
     instead.
@@ -25,5 +45,7 @@ def _leave_current_folder() -> None:
 
 
 if __name__ == "__main__":
+    if not __package__:
+        sys.exit(_not_a_module())
     _leave_current_folder()
     sys.exit(main())

@@ -79,12 +79,18 @@ def input_problems(name: str, entry: Any) -> Iterator[str]:
     default = options.get("default")
     if default is None:
         return
-    if entry[0] in ("INT", "FLOAT"):
+    kind = plain(entry[0])
+    if kind in ("INT", "FLOAT"):
         yield from number_problems(name, default, options)
-    if entry[0] == "BOOLEAN" and isinstance(default, str):
+    if kind == "BOOLEAN" and isinstance(default, str):
         yield f"input {name}: its default {default!r} is neither True nor False"
-    if entry[0] == "COMBO" or isinstance(entry[0], list):
-        yield from choice_problems(name, default, entry[0] if isinstance(entry[0], list) else options.get("options"))
+    if kind == "COMBO" or isinstance(kind, list):
+        yield from choice_problems(name, default, kind if isinstance(kind, list) else options.get("options"))
+
+
+def plain(kind: Any) -> Any:
+    """A type as a plain text: packs write "any" as a text that says it equals every other one."""
+    return str.__str__(kind) if isinstance(kind, str) else kind
 
 
 def number_problems(name: str, default: Any, options: dict) -> Iterator[str]:
@@ -199,6 +205,6 @@ def missing_arguments(
 
 def is_socket(entry: Any) -> bool:
     """Whether an input gets a value by a link alone."""
-    kind, options = entry[0], entry[1] if len(entry) > 1 else {}
+    kind, options = plain(entry[0]), entry[1] if len(entry) > 1 else {}
     has_widget = isinstance(kind, list) or kind in WIDGETS or "widgetType" in options
     return not has_widget or bool(options.get("forceInput"))

@@ -13,9 +13,10 @@ from typing import Any
 from ..storage.atomic import write_whole
 from ..storage.bounded_read import MB, read_bounded
 from ..storage.digest import sha256_of_json
-from .problem import CommandError, Problem
+from .problem import CommandError, HostError, Problem
 
 MOST_BYTES = 20 * MB  # of a table
+MOST_RESULTS = 1000 * MB  # of a file of results
 DONE = "done"
 OTHER_SEPARATORS = (";", "\t")  # what some spreadsheets write
 
@@ -41,10 +42,29 @@ class Results:
         return kept.get("status") == DONE and kept.get("run") == run
 
     def keep(self, row: Row, run: str, report: dict[str, Any]) -> None:
-        """Write down what came of a row."""
+        """Write down what came of a row. Raises HostError when that cannot be."""
         self.rows[row.number] = {"row": row.number, "run": run, "set": list(row.assignments), **report}
+        try:
+            self._write()
+        except OSError as error:
+            raise HostError(f"row {row.number}: {_unwritable(self.path, error)}") from error
+
+    def check_place(self) -> None:
+        """Write what is there already, so that a place where nothing can be written is said before a row runs. Raises
+        HostError.
+        """
+        try:
+            self._write()
+        except OSError as error:
+            raise HostError(f"{_unwritable(self.path, error)}; nothing was run") from error
+
+    def _write(self) -> None:
         lines = [json.dumps(self.rows[number], default=str) + "\n" for number in sorted(self.rows)]
         write_whole(self.path, [line.encode() for line in lines])
+
+
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"the results {path} cannot be written ({error}); make room there, or move the table to another folder"
 
 
 def results_path(table: str) -> Path:
@@ -94,7 +114,7 @@ def read_results(table: str) -> Results:
     if not results.path.exists():
         return results
     try:
-        for line in results.path.read_text(encoding="utf-8").splitlines():
+        for line in read_bounded(results.path, MOST_RESULTS).decode("utf-8").splitlines():
             entry = json.loads(line)
             results.rows[int(entry["row"])] = entry
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,5 +1,5 @@
-"""The command line: `run` a workflow, `plan` its memory, `editor` to build one, `doctor`. Exit status 0 done, 1 failed,
-2 not valid, 130 interrupted.
+"""The command line: `run` a workflow, `check` it, `plan` its memory, `editor` to build one, `doctor`. Exit status 0
+done, 1 failed, 2 not valid, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,27 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import batch, caching, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow
+from . import (
+    batch,
+    caching,
+    checking,
+    doctor,
+    hosts,
+    log,
+    node_replacements,
+    plan,
+    run,
+    signals,
+    torchrun,
+    watch,
+    workflow,
+)
 from .problem import CommandError, HostError, Problem, WorkflowError
 from .progress import Events
 from .schema import catalogue
@@ -129,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         " (default: FSDP2's own order of sums; without --shard you always get the bytes of one process)",
     )
     caching.add_options(runs)
+    _add_check(commands, shared)
     _add_plan(commands, shared)
     commands.add_parser(
         "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
@@ -155,6 +170,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_check(commands: Any, shared: argparse.ArgumentParser) -> None:
+    checks = commands.add_parser(
+        "check", parents=[shared], help="say what of a workflow would run and what is wrong with it, without running it"
+    )
+    checks.add_argument("workflow", metavar="WORKFLOW.json")
+    checks.add_argument(
+        "--export",
+        metavar="API.json",
+        help="write the workflow in API format, as the editor's 'Export (API)' does, with what --set sets",
+    )
+    _add_what_runs(checks)
+
+
+def _add_what_runs(command: argparse.ArgumentParser) -> None:
+    """The options of `run` that commands share which run nothing, or not all."""
+    command.add_argument(
+        "--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments", help="as for run"
+    )
+    command.add_argument("--pack", metavar="DIR", action="append", default=[], dest="packs", help="as for run")
+    command.add_argument("--custom-nodes", action="store_true", help="as for run")
+    command.set_defaults(set_from=None, watch=None, as_ranks=None, shard=False, reproducible=False)
+    caching.add_options(command)
+
+
 def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
     plans = commands.add_parser(
         "plan", parents=[shared], help="say how much memory a workflow's training takes, without training"
@@ -167,13 +206,7 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
         default=0,
         help="the device's memory, such as 12GB: say which settings make the training fit",
     )
-    plans.add_argument(
-        "--set", metavar="NODE.INPUT=VALUE", action="append", default=[], dest="assignments", help="as for run"
-    )
-    plans.add_argument("--pack", metavar="DIR", action="append", default=[], dest="packs", help="as for run")
-    plans.add_argument("--custom-nodes", action="store_true", help="as for run")
-    plans.set_defaults(set_from=None, watch=None, as_ranks=None, shard=False, reproducible=False)
-    caching.add_options(plans)
+    _add_what_runs(plans)
 
 
 def typed_name() -> str:
@@ -215,7 +248,7 @@ def _edit(arguments: argparse.Namespace) -> int:
             )
         return serve.main(arguments)
     except HostError as error:
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -259,16 +292,16 @@ def _run_reported(
         if arguments.watch is not None:
             folder = watch.watch(arguments.watch)  # what comes while the host opens is run
         choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
-        print(f"host: {choice}", file=stream, flush=True)
+        log.say(f"host: {choice}", stream)
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
         report["host"] = {"name": host.name, "version": host.version, "path": str(choice.root) if choice.root else None}
         hosts.load_packs(host, arguments.packs)
         report["device"] = doctor.device(host)
-        print(f"device: {report['device']}", file=stream, flush=True)
+        log.say(f"device: {report['device']}", stream)
         with _join(host, place, arguments) as group:
             if group.size > 1:
                 report["ranks"] = group.size
-                print(f"ranks: {group.size}, training as on {group.as_ranks}", file=stream, flush=True)
+                log.say(f"ranks: {group.size}, training as on {group.as_ranks}", stream)
             opened = _Opened(arguments, argv, stream, events, host, group, caching.new_executor(host))
             if document is not None and rows is not None:
                 status = _run_rows(opened, document, rows, report)
@@ -285,7 +318,7 @@ def _run_reported(
         return _invalid(error.problems, report)
     except HostError as error:
         report["status"], report["errors"] = "failed", [{"message": str(error)}]
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -307,14 +340,15 @@ class _Opened:
 def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch.Row], report: dict[str, Any]) -> int:
     """Run the workflow once for each row that is not done yet; 1 if one failed."""
     results = batch.read_results(opened.arguments.set_from)
+    results.check_place()
     failed: list[int] = []
     for row in rows:
         identity = batch.identity(document.data, opened.arguments.assignments, row)
         label = f"row {row.number} of {rows[-1].number}"
         if results.has(row, identity):
-            print(f"{label}: done before", file=opened.stream, flush=True)
+            log.say(f"{label}: done before", opened.stream)
             continue
-        print(f"{label}: {', '.join(row.assignments)}", file=opened.stream, flush=True)
+        log.say(f"{label}: {', '.join(row.assignments)}", opened.stream)
         own = _report()
         opened.events.send("row", row=row.number, set=row.assignments)
         status = _one_of_many(opened, document, row.assignments, own)
@@ -327,21 +361,21 @@ def _run_rows(opened: _Opened, document: workflow.Document, rows: Sequence[batch
             failed.append(row.number)
     report.update(rows=[results.rows[row.number] for row in rows], status="failed" if failed else "done")
     done = len(rows) - len(failed)
-    print(f"{done} of {len(rows)} rows are done; their results are in {results.path}", file=opened.stream)
+    log.say(f"{done} of {len(rows)} rows are done; their results are in {results.path}", opened.stream)
     if failed:
-        print(f"not done: row {', '.join(map(str, failed))}", file=opened.stream)
+        log.say(f"not done: row {', '.join(map(str, failed))}", opened.stream)
     return FAILED if failed else DONE
 
 
 def _run_watched(opened: _Opened, folder: watch.Watch, report: dict[str, Any]) -> int:
     """Run each workflow file that comes into the folder, until Ctrl-C; 1 if one failed."""
-    print(f"watching {folder.folder}; Ctrl-C ends it", file=opened.stream, flush=True)
+    log.say(f"watching {folder.folder}; Ctrl-C ends it", opened.stream)
     failed = 0
     try:
         with signals.stopping():
             while True:
                 for path in folder.ready():
-                    print(f"run {path.name}", file=opened.stream, flush=True)
+                    log.say(f"run {path.name}", opened.stream)
                     failed += _run_file(opened, str(path)) != DONE
                 time.sleep(watch.EVERY)
     except KeyboardInterrupt:
@@ -378,26 +412,67 @@ def _run_opened(
     opened: _Opened, document: workflow.Document, assignments: Sequence[str], report: dict[str, Any]
 ) -> int:
     """Validate and run a workflow in an open host, with what --set and these assignments set."""
-    host, group, arguments, stream = opened.host, opened.group, opened.arguments, opened.stream
+    host, arguments = opened.host, opened.arguments
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
-        if _other_packs(host, document, arguments.custom_nodes, stream) and group.size > 1:
-            group.publish({"packs": True})
+        translated = _translated(opened, document, look_up)
         wanted = [*arguments.assignments, *assignments]
-        graph, problems = workflow.set_values(document.graph(look_up), wanted, look_up)
+        graph, problems = workflow.set_values(translated.graph(look_up), wanted, look_up)
     except WorkflowError as error:
         return _invalid(error.problems, report)
     if arguments.command == "plan" and not problems:
         graph = plan.of_trainings(host, graph, arguments.memory)
     with log.quiet():
-        problems += run.validate(host, graph, look_up)
+        problems += run.validate(host, graph, look_up, translated.of_no_server)
+    if arguments.command == "check":
+        return _checked(opened, graph, look_up, problems, report)
     if problems:
         status = _invalid(problems, report)
         if arguments.command == "plan" and (advice := plan.advice(problems)):
-            print(advice, file=sys.stderr)
+            log.say(advice, sys.stderr)
         return status
-    spread = partial(torchrun.spread, host, group, look_up)
     metadata = document.data if document.is_editor else None
+    return _execute(opened, graph, look_up, metadata, report)
+
+
+def _translated(opened: _Opened, document: workflow.Document, look_up: workflow.Catalogue) -> workflow.Document:
+    """The workflow with nodes of this host in place of old ones; loads other packs where it needs them."""
+    document = _replaced(opened.host, document, look_up, opened.stream)
+    if _other_packs(opened.host, document, opened.arguments.custom_nodes, opened.stream):
+        if opened.group.size > 1:
+            opened.group.publish({"packs": True})
+        document = _replaced(opened.host, document, look_up, opened.stream)  # packs replace nodes too
+    return document
+
+
+def _checked(
+    opened: _Opened,
+    graph: workflow.Graph,
+    look_up: workflow.Catalogue,
+    problems: Sequence[Problem],
+    report: dict[str, Any],
+) -> int:
+    """Say what would run and what is wrong, and export what was read."""
+    checking.say(graph, look_up, opened.stream, report)
+    if opened.arguments.export is not None:
+        checking.export(graph, opened.arguments.export, opened.stream)
+    if problems:
+        return _invalid(problems, report)
+    report["status"] = "done"
+    log.say("valid: it would run", opened.stream)
+    return DONE
+
+
+def _execute(
+    opened: _Opened,
+    graph: workflow.Graph,
+    look_up: workflow.Catalogue,
+    metadata: Mapping[str, Any] | None,
+    report: dict[str, Any],
+) -> int:
+    """Run a valid graph; nodes save `metadata` (the editor's JSON) into pictures."""
+    host, group, arguments, stream = opened.host, opened.group, opened.arguments, opened.stream
+    spread = partial(torchrun.spread, host, group, look_up)
     reading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if arguments.command == "plan":
         reading = plan.loading(host, arguments.memory)
@@ -409,7 +484,8 @@ def _run_opened(
         opened.events.send("error", **result.error)
     if arguments.command == "plan":
         for text in plan.texts(result.outputs):
-            print(text, file=stream)
+            for line in text.splitlines():
+                log.say(line, stream)
     return _finish(result, report, opened.argv, stream, arguments.verbose)
 
 
@@ -426,7 +502,7 @@ def _follow(arguments: argparse.Namespace) -> int:
         with log.quiet("execution"), _join(host, place, arguments) as group:
             return torchrun.Follower(host, group).follow(STATUS)
     except HostError as error:
-        print(f"graft_nodes: {error}", file=sys.stderr)
+        log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
 
 
@@ -435,6 +511,16 @@ def _join(
 ) -> contextlib.AbstractContextManager[Any]:
     """The group of ranks that the command line asks for."""
     return torchrun.joined(host, at, arguments.as_ranks, arguments.shard, arguments.reproducible)
+
+
+def _replaced(
+    host: hosts.Host, document: workflow.Document, look_up: workflow.Catalogue, stream: TextIO
+) -> workflow.Document:
+    """The workflow with the nodes that this ComfyUI has in place of old ones."""
+    document, made = node_replacements.replaced(document, node_replacements.of_host(host.server), look_up)
+    for old, new in made.items():
+        log.say(f"replaced: '{old}' is '{new}' in this ComfyUI", stream)
+    return document
 
 
 def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool, stream: TextIO) -> bool:
@@ -447,7 +533,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
             reason = "--custom-nodes"
         else:
             reason = f"the workflow uses {', '.join(missing)}"
-        print(f"loading the other custom nodes ({reason})", file=stream, flush=True)
+        log.say(f"loading the other custom nodes ({reason})", stream)
         hosts.load_other_packs(host)
         return True
     return False
@@ -459,30 +545,30 @@ def _invalid(problems: Sequence[Problem], report: dict[str, Any], what: str = "t
         count = "1 error"
     else:
         count = f"{len(problems)} errors"
-    print(f"graft_nodes: {what} is not valid ({count}); nothing was run", file=sys.stderr)
+    log.say(f"graft_nodes: {what} is not valid ({count}); nothing was run", sys.stderr)
     for problem in problems:
-        print(f"  {problem}", file=sys.stderr)
+        log.say(f"  {problem}", sys.stderr)
     return INVALID
 
 
 def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], stream: TextIO, verbose: bool) -> int:
     report.update(status=result.status, outputs=result.outputs, files=result.files)
     for path in result.files:
-        print(f"wrote {path}", file=stream)
+        log.say(f"wrote {path}", stream)
     if result.error is not None:
         report["errors"] = [result.error]
         error = result.error
-        print(
+        log.say(
             f'graft_nodes: node {error["node"]} "{error["title"]}" ({error["class"]}) failed: {error["exception"]}:'
             f" {error['message']}",
-            file=sys.stderr,
+            sys.stderr,
         )
         if verbose:
-            print("".join(error["traceback"]), file=sys.stderr)
+            log.say("".join(error["traceback"]), sys.stderr)
     if result.status == "interrupted":
         command_line = [*typed_name().split(), *argv]
         report["continue"] = subprocess.list2cmdline(command_line) if os.name == "nt" else shlex.join(command_line)
-        print(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", file=sys.stderr)
+        log.say(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", sys.stderr)
     if result.status == "done":
-        print(f"done in {result.seconds:.1f} s", file=stream, flush=True)
+        log.say(f"done in {result.seconds:.1f} s", stream)
     return STATUS[result.status]

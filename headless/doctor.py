@@ -12,7 +12,7 @@ import shutil
 import sys
 from typing import Any
 
-from . import hosts
+from . import hosts, log
 from .problem import HostError
 
 GIB = 2**30
@@ -50,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
         else:
             report.update(ok=True, **_look(host))
     if arguments.json:
-        print(json.dumps(report, default=str))
+        log.write(json.dumps(report, default=str) + "\n")
     else:
         _print(report)
     if report["ok"]:
@@ -164,15 +164,15 @@ def _print(report: dict[str, Any]) -> None:
         if name in ("ok", "errors") or value in ([], {}):
             continue
         if isinstance(value, dict):
-            print(f"{name}:")
+            log.say(f"{name}:")
             for key, entry in value.items():
-                print(f"  {key}: {entry}")
+                log.say(f"  {key}: {entry}")
         elif isinstance(value, list):
-            print(f"{name}:")
+            log.say(f"{name}:")
             for entry in value:
-                print(f"  - {entry}")
+                log.say(f"  - {entry}")
         else:
-            print(f"{name}: {value}")
+            log.say(f"{name}: {value}")
     for error in report["errors"]:
-        print(f"graft_nodes: {error}", file=sys.stderr)
-    print("ready" if report["ok"] else "not ready: workflows cannot run here")
+        log.say(f"graft_nodes: {error}", sys.stderr)
+    log.say("ready" if report["ok"] else "not ready: workflows cannot run here")

@@ -10,7 +10,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from . import editor_file, group_nodes, prompt_text, widgets
+from . import browser_nodes, editor_file, group_nodes, prompt_text, widgets
+from .browser_nodes import SETS_OF_GETS
 from .editor_file import (
     SAVE_AGAIN,
     EditorGraph,
@@ -30,8 +31,6 @@ MUTED, BYPASSED = 2, 4
 INPUT_NODE, OUTPUT_NODE = "-10", "-20"
 _LINK_AGAIN = "link it again in the editor, or remove its link"
 _OUT_OF_ITSELF = "take it out of itself in the editor and save the workflow"
-# Nodes that exist only in the editor: they are resolved or dropped, and never run.
-EDITOR_ONLY = frozenset(("Note", "MarkdownNote", "Reroute", "PrimitiveNode"))
 
 
 @dataclass
@@ -49,6 +48,7 @@ class PlacedNode:
     schema: Schema | None = None
     inside: EditorGraph | None = None
     values: dict[str, Any] = field(default_factory=dict)
+    never_sent: bool = False  # it exists only in the browser
 
     @cached_property
     def type(self) -> str:
@@ -81,18 +81,25 @@ def malformed(data: Mapping[str, Any]) -> list[Problem]:
 
 
 def class_types(data: Mapping[str, Any]) -> set[str]:
-    """The node types that a host needs, also inside subgraphs and group nodes: all but muted, bypassed and editor-only
-    nodes.
+    """The node types that a host needs, also inside subgraphs and group nodes: all but muted and bypassed nodes and
+    those that exist only in the browser.
 
     The file must not be `malformed`.
     """
     subgraphs = {str(entry.get("id")) for entry in subgraph_definitions(data)}
     active = set()
     for node in all_nodes(data):
-        if isinstance(node, dict) and node.get("mode") not in (MUTED, BYPASSED):
+        if not isinstance(node, dict) or node.get("mode") in (MUTED, BYPASSED):
+            continue
+        if not browser_nodes.is_never_sent(node, is_known=False):
             active.add(str(node.get("type")))
     groups = {kind for kind in active if group_nodes.is_group({"type": kind})}
-    return (active | group_nodes.inner_types(data)) - groups - subgraphs - EDITOR_ONLY
+    return (active | group_nodes.inner_types(data)) - groups - subgraphs - browser_nodes.OF_THE_BROWSER
+
+
+def of_no_server(data: Mapping[str, Any]) -> frozenset[str]:
+    """The types of nodes that nothing in the file says a server brought. The file must not be `malformed`."""
+    return frozenset(str(node.get("type")) for node in all_nodes(data) if browser_nodes.may_live_in_the_browser(node))
 
 
 def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, Any]]:
@@ -106,7 +113,7 @@ def to_api(data: Mapping[str, Any], look_up: Catalogue) -> dict[str, dict[str, A
     placed.apply_primitives()
     graph = {}
     for item in placed.all.values():
-        if item.runs and item.inside is None and item.type not in EDITOR_ONLY:
+        if item.runs and item.inside is None and not item.never_sent:
             graph[item.id] = placed.export(item)
     if problems:
         raise WorkflowError(problems)
@@ -225,27 +232,56 @@ class _Placement:
         return {"inputs": inputs, "class_type": item.type, "_meta": {"title": title}}
 
     def _placed(self, node: dict[str, Any], graph: EditorGraph, host: PlacedNode | None, path: list[str]) -> PlacedNode:
-        kind, schema = str(node.get("type")), None
+        kind = str(node.get("type"))
         inside = self.subgraphs.get(kind)
-        slots = [read_slot(entry) for entry in node.get("inputs") or []]
         outputs = [str(entry.get("type")) for entry in node.get("outputs") or []]
         execution_id = ":".join([*path, str(node.get("id"))])
-        item = PlacedNode(execution_id, node, graph, host, slots, outputs, inside=inside)
+        item = PlacedNode(execution_id, node, graph, host, [], outputs, inside=inside)
         if inside is not None:
-            item.inputs = _subgraph_slots(inside, slots)
             item.outputs = [str(entry.get("type")) for entry in inside.outputs]
             item.values = self._host_values(item)
-        elif kind not in EDITOR_ONLY:
-            schema = self.look_up(kind)
-            if schema is None:
-                item.values = widgets.of_unknown(node.get("widgets_values"))
-                return item
-            shown = self._of_class(kind, schema)
-            item.values = shown.values(node.get("widgets_values"))
-            item.schema, item.inputs = schema, _configured(shown, slots, item.values)
-            if item.runs:
-                self.problems += _unreadable(item, shown)
+        else:
+            self._read_class(item)
+        item.inputs = self._slots(node, graph, item.values)
         return item
+
+    def _read_class(self, item: PlacedNode) -> None:
+        """Set what a node's class tells: the values of its widgets, or that it is never sent."""
+        schema = self.look_up(item.type)
+        item.never_sent = browser_nodes.is_never_sent(item.node, schema is not None)
+        if item.never_sent:
+            return
+        if item.runs and item.type in browser_nodes.ACTIVE:
+            self.problems.append(replace(_at(item, browser_nodes.LIVES_IN_THE_BROWSER), unread=True))
+        saved = item.node.get("widgets_values")
+        if schema is None:
+            item.values = widgets.of_unknown(saved)
+            return
+        shown = self._of_class(item.type, schema)
+        item.schema, item.values = schema, shown.values(saved)
+        if item.runs:
+            self.problems += _unreadable(item, shown)
+
+    def _slots(self, node: Mapping[str, Any], graph: EditorGraph, values: Mapping[str, Any]) -> list[Slot]:
+        """The inputs of a node with these values, as the editor shows them, each with its link."""
+        kind = str(node.get("type"))
+        slots = [read_slot(entry) for entry in node.get("inputs") or []]
+        inside = self.subgraphs.get(kind)
+        if inside is not None:
+            slots = _subgraph_slots(inside, slots)
+        elif kind not in browser_nodes.NEVER_SENT:
+            schema = self.look_up(kind)
+            if schema is not None:
+                slots = _configured(self._of_class(kind, schema), slots, values)
+        return _with_links_of_table(slots, node, graph)
+
+    def _values_of(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a node's own widgets, where the host has its class."""
+        kind = str(node.get("type"))
+        schema = self.look_up(kind)
+        if schema is None:
+            return {}
+        return self._of_class(kind, schema).values(node.get("widgets_values"))
 
     def _of_class(self, kind: str, schema: Schema) -> widgets.EditorNode:
         if kind not in self._shown:
@@ -280,21 +316,14 @@ class _Placement:
         node = inside.nodes_by_id.get(link.target)
         if node is None:
             return None
-        slots = [read_slot(entry) for entry in node.get("inputs") or []]
-        slot = next((slot for slot in slots if slot.link == link.id), None)
+        values = self._values_of(node)
+        slot = next((slot for slot in self._slots(node, inside, values) if slot.link == link.id), None)
         if slot is None:
             return None
-        kind = str(node.get("type"))
-        inner = self.subgraphs.get(kind)
+        inner = self.subgraphs.get(str(node.get("type")))
         if inner is not None:
             return self._widget_of_subgraph(inner, node, slot.name, depth)
-        if kind in EDITOR_ONLY:
-            return None
-        schema = self.look_up(kind)
-        if schema is None:
-            return None
-        values = self._of_class(kind, schema).values(node.get("widgets_values"))
-        if slot.name in values:
+        if slot.name in values and not browser_nodes.is_never_sent(node, is_known=True):
             return _Constant(values[slot.name])
         return None
 
@@ -347,7 +376,7 @@ class _Placement:
         """The name of the subgraph's input that is linked to an inner widget."""
         assert host.inside is not None
         node = host.inside.nodes_by_id.get(node_id, {})
-        slots = [read_slot(entry) for entry in node.get("inputs") or []]
+        slots = self._slots(node, host.inside, self._values_of(node))
         slot = next((slot for slot in slots if name in (slot.name, slot.widget)), None)
         if slot is None or slot.link is None:
             return None
@@ -473,13 +502,63 @@ class _Placement:
             return _Onward(item, passed, passed.type)
         if item.inside is not None:
             return self._output_of_subgraph(item, item.inside, slot, wanted, walk)
-        if item.type == "Reroute":
-            if item.inputs:
-                return _Onward(item, item.inputs[0], wanted)
-            return None
-        if item.type in EDITOR_ONLY:
+        if item.type in SETS_OF_GETS:
+            return self._behind_get(item, wanted)
+        if item.never_sent:
+            number = 0 if item.type == "Reroute" else slot
+            if 0 <= number < len(item.inputs):
+                return _Onward(item, item.inputs[number], wanted)
             return None
         return (item.id, slot)
+
+    def _behind_get(self, item: PlacedNode, wanted: str) -> _Onward | _Source:
+        """What is linked to the Set node that a Get node names: the first one of its own graph, else the only one of
+        the graphs around it.
+        """
+        kind, looks_around = SETS_OF_GETS[item.type]
+        name = str(_first_saved_value(item) or "")
+        sets = self._sets_seen(item, kind, looks_around)
+        named = [one for one in sets if name and str(_first_saved_value(one) or "") == name]
+        own = [one for one in named if _host_id(one) == _host_id(item)]
+        if not named:
+            names = ", ".join(sorted({str(_first_saved_value(one) or "") for one in sets})) or "none"
+            message = f"no Set node is named '{name}' (the Set nodes here: {names}); choose another name in the editor"
+            self.problems.append(_at(item, message))
+            return None
+        if not own and len(named) > 1:
+            ids = ", ".join(one.id for one in named)
+            message = f"{len(named)} Set nodes around this subgraph are named '{name}' (ids {ids}); rename one of them"
+            self.problems.append(_at(item, message))
+            return None
+        found = (own or named)[0]
+        if not found.inputs:
+            return None
+        slot = found.inputs[0]
+        link = found.graph.links.get(str(slot.link))
+        if not own and link is not None and link.origin == INPUT_NODE:
+            return None  # the front end finds no node behind it
+        return _Onward(found, slot, wanted)
+
+    def _sets_seen(self, item: PlacedNode, kind: str, looks_around: bool) -> list[PlacedNode]:
+        """The Set nodes that a Get node sees, those of its own graph first."""
+        found: list[PlacedNode] = []
+        around: PlacedNode | None = item
+        while around is not None:
+            found += self._sets.get((_host_id(around), kind), [])
+            around = around.host if looks_around else None
+        return found
+
+    @cached_property
+    def _sets(self) -> dict[tuple[str, str], list[PlacedNode]]:
+        """The Set nodes by the subgraph node around them and their type, in the file's order; all nodes are placed by
+        now.
+        """
+        kinds = {kind for kind, _ in SETS_OF_GETS.values()}
+        found: dict[tuple[str, str], list[PlacedNode]] = {}
+        for item in self.all.values():
+            if item.type in kinds:
+                found.setdefault((_host_id(item), item.type), []).append(item)
+        return found
 
     def _output_of_subgraph(
         self, item: PlacedNode, inside: EditorGraph, slot: int, wanted: str, walk: _Walk
@@ -493,6 +572,28 @@ class _Placement:
         if inner is None:
             return None
         return self._output(inner, link.origin_slot, wanted, walk)
+
+
+def _host_id(item: PlacedNode) -> str:
+    """The id of the subgraph node around a node; empty in the root."""
+    return item.host.id if item.host is not None else ""
+
+
+def _with_links_of_table(slots: Sequence[Slot], node: Mapping[str, Any], graph: EditorGraph) -> list[Slot]:
+    """The inputs of a node with the links that only the file's table of links knows, as the newer front ends read it:
+    an input's own link counts if the table has it, else the first one there that leads to the input.
+
+    A link that an input of the node names belongs to that one, whatever place the table gives, also if the node no
+    longer has it.
+    """
+    own = {str(entry.get("link")) for entry in node.get("inputs") or []}
+    linked = []
+    for number, slot in enumerate(slots):
+        link = graph.first_link_to.get((str(node.get("id")), number))
+        if link is not None and link.id not in own and slot.link not in graph.links:
+            slot = slot._replace(link=link.id)
+        linked.append(slot)
+    return linked
 
 
 def _unreadable(item: PlacedNode, shown: widgets.EditorNode) -> list[Problem]:

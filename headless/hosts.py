@@ -167,9 +167,9 @@ def _opened(
         _import_comfyui(choice.root, scratch)
     import comfy.cli_args
 
-    if cpu or not _accelerator():
-        comfy.cli_args.args.cpu = True
     try:
+        if cpu or not _accelerator():
+            comfy.cli_args.args.cpu = True
         names = ("folder_paths", "comfy.utils", "execution", "nodes", "server", "comfy.model_management")
         folders, utils, execution, nodes, server, management = (importlib.import_module(name) for name in names)
     except BROKEN_PACKAGE as error:
@@ -347,7 +347,10 @@ def load_nodes(host: Host) -> None:
 def _import_failure(choice: Choice, error: Exception) -> str:
     message = f"{choice} cannot be imported: {error}"
     if choice.root is None:
-        return f"{message}; install Graft with its 'standalone' extra"
+        return (
+            f"{message}. Use a Python that has torch, such as the one that runs your ComfyUI, or install Graft with"
+            f' what it needs: {sys.executable} -m pip install -e "{PACKAGE}[standalone]"'
+        )
     missing, broken = missing_requirements(choice.root), _broken_package(error)
     detail = ""
     if broken is not None and not isinstance(error, ModuleNotFoundError):

@@ -1,13 +1,17 @@
-"""Logging of a command: Graft's own messages and the host's warnings, on standard error."""
+"""What a command says: its own lines, Graft's own messages and the host's warnings, all of them printable."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
+
+from ..storage.printable import printable
 
 PACKAGE = str(Path(__file__).absolute().parent.parent) + os.sep
 EMBEDDED = os.path.join(PACKAGE, "comfyui_api_stubs") + os.sep
@@ -22,6 +26,13 @@ def _nothing() -> None:
     """Before most messages."""
 
 
+class _Printable(logging.Formatter):
+    """A host's messages hold what strangers' files name, as Graft's do."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 class _Handler(logging.StreamHandler):
     """Shows warnings and everything that Graft's own files log; with `verbose`, everything."""
 
@@ -29,7 +40,7 @@ class _Handler(logging.StreamHandler):
         super().__init__(sys.stderr)
         self.verbose = verbose
         self.before: Callable[[], None] = _nothing
-        self.setFormatter(logging.Formatter("%(message)s"))
+        self.setFormatter(_Printable("%(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.before()
@@ -48,10 +59,37 @@ def shown(verbose: bool) -> Iterator[None]:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     try:
-        yield
+        with _any_text(sys.stdout), _any_text(sys.stderr):
+            yield
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
+
+
+@contextlib.contextmanager
+def _any_text(stream: TextIO) -> Iterator[None]:
+    """During the block, what a stream's encoding lacks is written as an escape: a node that prints its title must not
+    fail for where the output goes.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=before)
+
+
+def say(text: str = "", stream: TextIO | None = None) -> None:
+    """Print a line, by default on standard output."""
+    write(printable(text) + "\n", stream)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Write a text as it is: JSON, or what is drawn on a terminal and printable already."""
+    print(text, end="", file=stream or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager

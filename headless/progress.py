@@ -7,6 +7,9 @@ import shutil
 import time
 from typing import Any, TextIO
 
+from ..storage.printable import printable
+from . import log
+
 LINE_EVERY = 10.0  # seconds between plain lines of one node
 DRAW_EVERY = 0.1  # between two drawings of the line on a terminal
 EVENT_EVERY = 0.5  # between progress events of one node
@@ -22,7 +25,7 @@ class Events:
     def send(self, event: str, **data: Any) -> None:
         """Write one event."""
         if self.stream is not None:
-            print(json.dumps({"event": event, **data}, default=str), file=self.stream, flush=True)
+            log.write(json.dumps({"event": event, **data}, default=str) + "\n", self.stream)
 
 
 class Pace:
@@ -98,14 +101,14 @@ class Progress:
         else:
             called = class_type
         count = max(self.total, self.started)
-        self.name = f"[{self.started}/{count}] node {node_id} {called}"
+        self.name = printable(f"[{self.started}/{count}] node {node_id} {called}").replace("\n", " ")
         self.began = self.shown = time.monotonic()
         self.sent = 0.0
         if self.rewrites:
             self._draw(self.name)
             self.shown -= LINE_EVERY  # the first step is shown at once
         else:
-            print(self.name, file=self.stream, flush=True)
+            log.say(self.name, self.stream)
         self.events.send("node", node=node_id, title=title, **{"class": class_type}, number=self.started, nodes=count)
 
     def step(self, value: float, total: float) -> None:
@@ -120,7 +123,7 @@ class Progress:
             self._draw(f"{self.name}: {self._said(self.pace)}")
         elif not self.rewrites and now - self.shown >= LINE_EVERY:
             self.shown = now
-            print(f"    {self._said(self.pace)}", file=self.stream, flush=True)
+            log.say(f"    {self._said(self.pace)}", self.stream)
         if is_last or now - self.sent >= EVENT_EVERY:
             self.sent = now
             self._tell(self.pace)
@@ -130,14 +133,14 @@ class Progress:
         took = time.monotonic() - self.began
         if self.width and took >= KEPT_FROM:
             self._draw(f"{self.name}: {took:.1f} s")
-            print(file=self.stream, flush=True)
+            log.say("", self.stream)
             self.width = 0
         self.clear()
 
     def clear(self) -> None:
         """Take the line away, so that something else can be written there."""
         if self.width:
-            print("\r" + " " * self.width + "\r", end="", file=self.stream, flush=True)
+            log.write("\r" + " " * self.width + "\r", self.stream)
             self.width = 0
 
     @property
@@ -150,7 +153,7 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         shown = text[: shutil.get_terminal_size().columns - 1]
-        print("\r" + shown.ljust(self.width), end="", file=self.stream, flush=True)
+        log.write("\r" + shown.ljust(self.width), self.stream)
         self.width = len(shown)
 
     def _tell(self, pace: Pace) -> None:

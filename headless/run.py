@@ -8,11 +8,11 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from . import log, signals, workflow
+from . import choice_files, log, signals, workflow
 from .caching import new_executor
 from .hosts import Host
 from .problem import Problem
@@ -44,9 +44,9 @@ class Interruption:
     asked: bool = False
 
 
-def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
+def validate(host: Host, graph: Graph, look_up: Catalogue, of_no_server: Collection[str] = ()) -> list[Problem]:
     """All problems of the graph: those from our own check, then those that only the host's validation finds."""
-    problems = workflow.check(graph, look_up)
+    problems = workflow.check(graph, look_up, of_no_server)
     copy, cut = workflow.without_broken_parts(graph, look_up)
     if copy:
         reported = {(problem.node, problem.input) for problem in problems}
@@ -56,7 +56,7 @@ def validate(host: Host, graph: Graph, look_up: Catalogue) -> list[Problem]:
             for host_problem in _once(_host_problems(host, copy, cut, faulty), look_up)
             if (host_problem.node, host_problem.input) not in reported
         ]
-    return problems
+    return choice_files.with_advice(host, graph, look_up, problems)
 
 
 def execute(

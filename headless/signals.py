@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import log
+
 INTERRUPTED = 130  # the exit status
 
 
@@ -52,5 +54,5 @@ def stopping() -> Iterator[None]:
 
 def say_stopped() -> int:
     """Say that the command was stopped; returns the exit status."""
-    print("graft_nodes: stopped", file=sys.stderr)
+    log.say("graft_nodes: stopped", sys.stderr)
     return INTERRUPTED

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from . import hosts, rank_placement, run, signals
+from . import hosts, log, rank_placement, run, signals
 from .caching import new_executor
 from .problem import HostError
 from .workflow import Catalogue, Graph
@@ -304,7 +304,7 @@ class Follower:
             self.group.report_failure(error)
 
     def _say(self, text: str) -> None:
-        print(f"graft_nodes: rank {self.group.rank}: {': '.join(text.splitlines())}", file=sys.stderr)
+        log.say(f"graft_nodes: rank {self.group.rank}: {': '.join(text.splitlines())}", sys.stderr)
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -22,8 +22,17 @@ class Watch:
     settling: dict[str, _State] = field(default_factory=dict)  # seen once since they changed
 
     def ready(self) -> list[Path]:
-        """The files that are new or changed, and the same as at the last look, so that nobody is still writing them."""
-        now = _files(self.folder)
+        """The files that are new or changed, and the same as at the last look, so that nobody is still writing them.
+
+        Raises HostError when the folder has gone.
+        """
+        try:
+            now = _files(self.folder)
+        except OSError as error:
+            raise HostError(
+                f"--watch {self.folder}: the folder can no longer be read ({error.strerror}); put it back and start"
+                " again"
+            ) from error
         found = []
         for name, state in sorted(now.items()):
             if self.known.get(name) == state:

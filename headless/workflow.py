@@ -8,17 +8,20 @@ import contextlib
 import difflib
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..storage.bounded_read import MB, read_bounded
-from . import editor_json, widgets
+from ..storage.regular_file import open_regular
+from . import browser_nodes, editor_json, widgets
 from .problem import Problem, WorkflowError
 from .schema import COMBO, DYNAMIC_COMBO, NUMBERS, Input, Schema
+from .workflow_inside import workflow_inside
 
 MOST_BYTES = 100 * MB  # of a workflow file
+WRAPPERS = ("prompt", "workflow", "input")
 Graph = dict[str, dict[str, Any]]
 Catalogue = Callable[[str], Schema | None]
 
@@ -37,6 +40,13 @@ class Document:
             self._refuse_malformed()
             return editor_json.class_types(self.data)
         return {str(node["class_type"]) for node in self.data.values() if node.get("class_type")}
+
+    @cached_property
+    def of_no_server(self) -> frozenset[str]:
+        """The node types that may exist only in the browser, as far as the file tells: an API graph holds none."""
+        if not self.is_editor or self._malformed:
+            return frozenset()
+        return editor_json.of_no_server(self.data)
 
     def graph(self, look_up: Catalogue) -> Graph:
         """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
@@ -77,15 +87,24 @@ def forget() -> None:
 
 
 def read(path: str) -> Document:
-    """Read a workflow file of either format. Raises WorkflowError if it is missing, not JSON, or not a workflow."""
+    """Read a workflow file of either format, or the workflow inside of a picture or another file that ComfyUI saved.
+    Raises WorkflowError if it is missing, not JSON, or not a workflow.
+    """
     try:
         with _no_garbage():
-            data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
+            data = _inside(path)
+            if data is None:
+                data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
     except OSError as error:
         raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
     except UnicodeDecodeError as error:
         raise WorkflowError(
-            [Problem(f"{path}: not a text file in UTF-8; expected a workflow saved as JSON ({error.reason})")]
+            [
+                Problem(
+                    f"{path}: not a text file in UTF-8; expected a workflow saved as JSON, or a file that ComfyUI saved"
+                    f" with the workflow inside ({error.reason})"
+                )
+            ]
         ) from error
     except json.JSONDecodeError as error:
         raise WorkflowError(
@@ -96,12 +115,33 @@ def read(path: str) -> Document:
     return parse(data, path)
 
 
+def _inside(path: str) -> Any:
+    """The workflow inside of a picture, a clip or a model; None for another file. Raises WorkflowError."""
+    with open_regular(path) as file:
+        try:
+            return workflow_inside(file)
+        except ValueError as error:
+            raise WorkflowError([Problem(f"{path}: {error}")]) from error
+
+
+def _unwrapped(data: Any) -> Any:
+    """The workflow in what servers are sent: {"prompt": …}, and {"input": {"workflow": …}} of serverless ones."""
+    for _ in range(len(WRAPPERS)):
+        if not isinstance(data, dict) or isinstance(data.get("nodes"), list):
+            break
+        inner = [data[name] for name in WRAPPERS if isinstance(data.get(name), dict)]
+        inner = [one for one in inner if "class_type" not in one]
+        if not inner:
+            break
+        data = next((one for one in inner if one), inner[0])
+    return data
+
+
 def parse(data: Any, path: str = "workflow") -> Document:
     """Detect the format of a workflow's JSON. Raises WorkflowError if it is neither."""
+    data = _unwrapped(data)
     if isinstance(data, dict) and isinstance(data.get("nodes"), list):
         return Document(path, data, True)
-    if isinstance(data, dict) and isinstance(data.get("prompt"), dict) and "class_type" not in data["prompt"]:
-        data = data["prompt"]
     expected = (
         'an API workflow ({"id": {"class_type": …, "inputs": {…}}}) or an editor workflow ({"nodes": […], "links":'
         " […]})"
@@ -169,11 +209,11 @@ def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> 
     return result, problems
 
 
-def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
+def check(graph: Graph, look_up: Catalogue, of_no_server: Collection[str] = ()) -> list[Problem]:
     """All problems of the graph: unknown classes and cycles anywhere; bad links, bad values and missing inputs in the
-    nodes that would run.
+    nodes that would run. `of_no_server` are the unknown classes that may exist only in the browser.
     """
-    problems = cannot_run(graph, look_up)
+    problems = cannot_run(graph, look_up, of_no_server)
     roots = _roots(graph, look_up)
     if not roots:
         problems.append(
@@ -189,7 +229,7 @@ def check(graph: Graph, look_up: Catalogue) -> list[Problem]:
     return problems + [_cycle(graph, cycle) for cycle in cycles(graph)]
 
 
-def cannot_run(graph: Graph, look_up: Catalogue) -> list[Problem]:
+def cannot_run(graph: Graph, look_up: Catalogue, of_no_server: Collection[str] = ()) -> list[Problem]:
     """What the graph needs and this host cannot have: nodes and choices that it lacks, and in the nodes that would run
     pictures that only a browser draws.
     """
@@ -197,7 +237,7 @@ def cannot_run(graph: Graph, look_up: Catalogue) -> list[Problem]:
     needed = reachable(graph, _roots(graph, look_up) or list(graph))
     for node_id, node in graph.items():
         if _is_unknown(node, look_up):
-            problems.append(problem(graph, node_id, _unknown(node)))
+            problems.append(problem(graph, node_id, _unknown(node, of_no_server)))
         elif node_id in needed:
             for name, message in widgets.cannot_run(_schema(node, look_up), node["inputs"]):
                 problems.append(problem(graph, node_id, message, name))
@@ -226,6 +266,25 @@ def reachable(graph: Graph, roots: Sequence[str]) -> set[str]:
             reached.add(node_id)
             pending += [source for _, source, _ in links(graph, node_id) if source in graph]
     return reached
+
+
+def run_order(graph: Graph, look_up: Catalogue) -> list[str]:
+    """The nodes that would run, each after those that it needs."""
+    order: list[str] = []
+    reached: set[str] = set()
+    for root in (root for root in _roots(graph, look_up) if root not in reached):
+        reached.add(root)
+        trail = [(root, _sources(graph, root))]
+        while trail:
+            node_id, sources = trail[-1]
+            source = next((one for one in sources if one not in reached), None)
+            if source is None:
+                order.append(node_id)
+                trail.pop()
+            else:
+                reached.add(source)
+                trail.append((source, _sources(graph, source)))
+    return order
 
 
 def links(graph: Graph, node_id: str) -> Iterator[tuple[str, str, int]]:
@@ -311,13 +370,16 @@ def _schema(node: Mapping[str, Any], look_up: Catalogue) -> Schema:
     return schema
 
 
-def _unknown(node: Mapping[str, Any]) -> str:
+def _unknown(node: Mapping[str, Any], of_no_server: Collection[str]) -> str:
     if not node.get("class_type"):
         return "has no class_type"
-    return (
+    message = (
         f"this host has no node '{node['class_type']}'; load the pack that brings it (--pack DIR), or name a ComfyUI"
         " that has it (--comfyui DIR)"
     )
+    if node["class_type"] in of_no_server:
+        return f"{message}. {browser_nodes.NO_SERVER_BROUGHT_IT}"
+    return message
 
 
 def _cycle(graph: Graph, path: Sequence[str]) -> Problem:

@@ -69,9 +69,14 @@ def lora_path(name: str) -> str:
 
 def near_loras(name: str, count: int = 3) -> list[str]:
     """Up to `count` LoRAs that the user may have meant, the likeliest first."""
+    return near_files(name, _each_file_once(lora_names()), count)
+
+
+def near_files(name: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Up to `count` of these files that the user may have meant, the likeliest first."""
     from ..patches.lora_files.near_names import near_names
 
-    return near_names(name, _each_file_once(lora_names()), count)
+    return near_names(name, names, count)
 
 
 def _each_file_once(names: Iterable[str]) -> list[str]:

@@ -7,7 +7,6 @@ Imported with the first such request, so that a start does not pay for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import shutil
@@ -19,9 +18,12 @@ from ..patches.lora_files import beside, incoming, metadata, row_check
 from ..patches.lora_files.near_names import file_name
 from ..storage.atomic import move_file, write_whole
 from ..storage.digest import sha256_of_file
+from ..storage.printable import logger
 from ..storage.safetensors import PickledFile
 from . import folders
 from .browser_json import named, whole_number
+
+log = logger(__name__)
 
 Answer = tuple[int, Any]
 PART = 1 << 20  # bytes of an upload to read at a time
@@ -51,7 +53,7 @@ def _unreadable(name: str, error: ValueError) -> ValueError:
     """What to say of a file that cannot be read: the error itself may name folders and quote the file."""
     if isinstance(error, PickledFile):
         return ValueError(f"{name!r} is a pickle; Graft reads safetensors only")
-    logging.warning("Graft: %s", error)
+    log.warning("Graft: %s", error)
     return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
 
 
@@ -77,7 +79,7 @@ def _row(request: Any) -> Answer:
         try:
             names = row_check.blocks_of(folders.lora_path(name))
         except ValueError as error:  # it may name folders and quote the file
-            logging.warning("Graft: %s", error)
+            log.warning("Graft: %s", error)
     foreign = row_check.foreign_blocks(names, blocks)
     if foreign:
         problems["blocks"] = foreign
@@ -152,7 +154,7 @@ async def answer_to_a_file(request: Any) -> Answer:
     except ValueError as error:
         return 400, {"error": str(error)}
     except OSError as error:
-        logging.error("Graft: a LoRA file could not be stored: %s", error)
+        log.error("Graft: a LoRA file could not be stored: %s", error)
         return 507, {"error": f"the file could not be stored: {error.strerror or error}"}
 
 
@@ -199,7 +201,7 @@ def _place(draft: str, name: str) -> Answer:
         if same or os.path.lexists(target):
             raise Refused(409, _taken(name, same or [name]))
         move_file(draft, target)
-    logging.info("Graft: stored %s in the loras folder", name)
+    log.info("Graft: stored %s in the loras folder", name)
     return 200, {"name": name, "new": True}
 
 

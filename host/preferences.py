@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +18,14 @@ from ..storage.bounded_read import MB, read_bounded
 from ..storage.digest import sha256
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
+from ..storage.printable import logger
 from ..training.data.marked_pairs import KeptPair, PairChangedError, keep_pair, kept_pairs
 from ..training.data.yaml_values import shorten
 from ..training.store.names import check_run_name
 from . import folders, previews
 from .browser_json import named
+
+log = logger(__name__)
 
 FOLDER = "graft_preferences"  # in ComfyUI's input folder; each run has its own in it
 _MOST_BYTES = 64 * MB  # of a preview
@@ -62,7 +64,7 @@ def mark(values: Mapping[str, Any]) -> Answer:
     except PairChangedError as error:
         return 409, {"error": str(error)}
     except OSError as error:
-        logging.warning("Graft: a preference pair could not be kept: %s", error)
+        log.warning("Graft: a preference pair could not be kept: %s", error)
         status = 507 if error.errno == errno.ENOSPC else 500
         return status, {"error": f"{folder} in ComfyUI's input folder: {error.strerror or error}"}
     return 200, {"folder": folder, "pairs": pair.pairs, "name": pair.name, "captioned": pair.captioned}

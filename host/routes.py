@@ -37,14 +37,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from ..storage.printable import logger
 from . import events, folders
 from .browser_json import named, step_asked_for, text_of
+
+log = logger(__name__)
 
 Answer = tuple[int, Any]
 MOST_BYTES = 4 << 20  # of a question's body
@@ -149,7 +151,7 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
             return 404, {"error": "the file has just been removed"}
         return 404, {"error": str(error)}
     except OSError as error:
-        logging.warning("Graft: %s", error)
+        log.warning("Graft: %s", error)
         return 500, {"error": f"{os.path.basename(str(error.filename or ''))}: {error.strerror or error}"}
     except ValueError as error:
         return 400, {"error": str(error)}

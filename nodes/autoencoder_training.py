@@ -4,7 +4,6 @@ then, so that ComfyUI starts without it.
 
 from __future__ import annotations
 
-import logging
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..host import autoencoder as autoencoders
+from ..storage.printable import logger
 from ..training import state as states
 from ..training.data.dataset import Dataset
 from ..training.data.stored_latent import read_latent
@@ -27,7 +27,7 @@ from ..training.store.store import Store
 from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
 from .step_call import PreviewPrompt, Sampled, StepCall, Subject, step_count
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 SHOWN = 4  # pictures of a preview
 SHOWN_SIDE = 512  # pixels of each

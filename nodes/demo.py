@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from comfy_api.latest import io
 
 from .. import host
 from ..storage.digest import sha256_of_file
+from ..storage.printable import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 

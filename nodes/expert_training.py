@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -14,6 +13,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..host import pair_previews
+from ..storage.printable import logger
 from ..training.expert_pair import ExpertPair
 from ..training.objective import experts
 from ..training.reports import text
@@ -31,7 +31,7 @@ from .step_call import (
     with_lora,
 )
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class ExpertTraining:

@@ -5,7 +5,6 @@ against each other.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.key_formats.key_format import DTYPES
 from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
 from ..storage.digest import sha256
+from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
 from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..patches.lora_files.entry import LoraEntry
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")
@@ -67,13 +67,18 @@ def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
 
 
 def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
-    results, problems = [], []
+    results = []
+    rows_by_problem: dict[str, list[str]] = {}
     for row in listed:
         try:
             results.append(find(row[0]))
         except (ValueError, FileNotFoundError) as error:
-            problems.append(f"row {row.number}: {error}")
-    if problems:
+            rows_by_problem.setdefault(str(error), []).append(str(row.number))
+    if rows_by_problem:
+        problems = [
+            f"{'row' if len(numbers) == 1 else 'rows'} {', '.join(numbers)}: {problem}"
+            for problem, numbers in rows_by_problem.items()
+        ]
         raise ValueError("LoRA stack:\n" + problem_lines(problems))
     return results
 

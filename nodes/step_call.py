@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,12 +13,13 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.entry import LoraEntry
+from ..storage.printable import logger
 from ..training.distributed import process_group
 
 if TYPE_CHECKING:
     from ..training.run.preview_prompts import PromptLine
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 SLIDER_STRENGTHS = (-1.0, 0.0, 1.0)  # that a slider's previews show, from left to right
 

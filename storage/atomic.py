@@ -43,6 +43,19 @@ def move_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) ->
     os.replace(source, target)
 
 
+def set_aside(path: str | os.PathLike[str]) -> str:
+    """Rename a folder that lies where a file is to be written, so that nothing in it is lost. Returns its new path;
+    empty when no folder lies there. Raises OSError that names it.
+    """
+    path = os.fspath(path)
+    if os.path.islink(path) or not os.path.isdir(path):
+        return ""
+    aside = f"{path}.folder-{secrets.token_hex(4)}"
+    with disk_errors_at(path):
+        os.rename(path, aside)
+    return aside
+
+
 def copy_whole(source: Path, target: str | os.PathLike[str]) -> None:
     """Copy a file or a folder, with its times, so that it appears complete or not at all. What is there already stays:
     another process may have been faster.

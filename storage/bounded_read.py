@@ -6,12 +6,14 @@ import json
 import os
 from typing import Any
 
+from .regular_file import open_regular
+
 MB = 1 << 20
 
 
 def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     """The bytes of a file. Raises ValueError when there are more than `most`, OSError as `open` does."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it is larger than {most / MB:g} MB, which no such file should be")

@@ -9,10 +9,12 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-from torch import Tensor
+from .regular_file import open_regular
+
+if TYPE_CHECKING:  # hashes of files and JSON need no torch, which takes seconds to import
+    from torch import Tensor
 
 _CHUNK = 1 << 20  # bytes of a file that are read at a time
 
@@ -49,12 +51,14 @@ def sha256_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in row-major order, from host memory."""
+    import torch
+
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def sha256_of_file(path: str | os.PathLike[str]) -> str:
     """sha256 of a file's bytes."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return sha256_of_open_file(file)
 
 

@@ -11,6 +11,8 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, BinaryIO
 
+from .regular_file import require_regular
+
 if TYPE_CHECKING:
     from PIL import Image
 
@@ -23,10 +25,13 @@ _EXIF_ITEM = re.compile(rb"(infe(?:\x02.{3}.{2}|\x03.{3}.{4}).{2})Exif", re.DOTA
 def open_picture(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
     """The picture in a file, as Pillow's `Image.open` gives it: its pixels are not read yet.
 
-    Raises PIL.UnidentifiedImageError when it is of none of `FORMATS`, and one of `picture_errors` when it is damaged.
+    Raises PIL.UnidentifiedImageError when it is of none of `FORMATS`, one of `picture_errors` when it is damaged, and
+    NotAFile when it is a folder or a pipe.
     """
     from PIL import Image
 
+    if isinstance(file, str | os.PathLike):
+        require_regular(file)  # Pillow would wait for a pipe
     Image.init()  # registers the formats that this Pillow can read; AVIF may be missing
     formats = [name for name in FORMATS if name in Image.OPEN]
     try:

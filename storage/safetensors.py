@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .atomic import write_whole
 from .digest import HashedChunks, tensor_bytes
+from .regular_file import open_regular
 
 _SMALL = 2**12  # bytes
 
@@ -40,7 +41,7 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise _damaged(path, str(error)) from error
     except RuntimeError as error:  # of PyTorch, which maps the file
         raise _changed(path, error) from error
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         tensors, metadata = _header(path, file)
         size = os.fstat(file.fileno()).st_size
         try:
@@ -80,7 +81,7 @@ def load_shapes(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     the meta device. It maps nothing, so the file may be larger than memory.
     """
     header, metadata = read_header(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return {name: _shape_or_tensor(path, file, name, info) for name, info in header.items()}, metadata
 
 
@@ -116,7 +117,7 @@ def _refuse_others(path: str) -> None:
     """Raises ValueError for what is often found in a safetensors file's place: what a server answers in place of the
     file, a pointer to it, a pickle.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         start = file.read(_LOOKED_AT)
     if int.from_bytes(start[:8], "little") > _LONGEST_HEADER:  # text: no header is that long
         what = _kind_of_text(start.decode("utf-8-sig", "replace").strip())
@@ -158,7 +159,7 @@ def _refuse_pickle(path: str, start: bytes) -> None:
 
 def _refuse_too_many(path: str) -> None:
     """Raises ValueError for a header that names more tensors than any model has, before it is parsed."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _LONGEST_HEADER:
             return  # refused for its length
@@ -193,7 +194,7 @@ def read_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """
     _refuse_others(path)
     _refuse_too_many(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return _header(path, file)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from ...storage.file_list import names_in
+from ...storage.regular_file import open_regular
 from ..hosts import Host
 from .answers import answer, problem
 from .paths import inside
@@ -235,7 +236,7 @@ class About:
 
 def _metadata(path: str) -> dict[str, Any] | None:
     """The "__metadata__" of a safetensors file; None if it has none or is not a safetensors file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= HEADER_LIMIT:
             return None

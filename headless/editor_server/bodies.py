@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import StreamReader, web
+
+from ...storage.printable import logger
+
+log = logger(__name__)
 
 STALLED = 30.0  # seconds without a byte of a body that is not complete
 
@@ -41,7 +44,7 @@ async def _end_when_stalled(request: web.Request, body: StreamReader, patience: 
         await asyncio.sleep(patience)
     if body.is_eof():
         return
-    logging.warning("%s %s: its body stopped after %d bytes", request.method, request.path, received)
+    log.warning("%s %s: its body stopped after %d bytes", request.method, request.path, received)
     error = web.HTTPRequestTimeout(text=f"the body of the request stopped arriving after {received} bytes")
     error.force_close()  # what else arrives on this connection belongs to that body
     body.set_exception(error)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -19,8 +18,12 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ...storage.disk_errors import with_next_step
+from ...storage.printable import logger
+from ...storage.regular_file import NotAFile
 from .answers import NotJson
 from .paths import PathRefused, identifier
+
+log = logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEADERS = {
@@ -54,7 +57,7 @@ def guard(listen: str) -> Callable:
             return web.Response(status=400, text="this server is not a proxy", headers=HEADERS)
         reason = refused(request.headers, everywhere, listen) or _from_another_site(request)
         if reason:
-            logging.warning("refused %s %s: %s", request.method, request.path, reason)
+            log.warning("refused %s %s: %s", request.method, request.path, reason)
             return web.Response(status=403, text=reason.encode("ascii", "backslashreplace").decode(), headers=HEADERS)
         try:
             response = await handler(request)
@@ -155,10 +158,12 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.json_response({"error": str(error)}, status=400)
     except (ConnectionError, web.RequestPayloadError) as error:  # the body is incomplete, or its compression is broken
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, NotAFile) as error:
         return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
     except OSError as error:  # a full or broken disk, or a read-only folder
-        logging.error("%s %s: %s", request.method, request.path, error)
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
+        log.error("%s %s: %s", request.method, request.path, error)
         name = os.path.basename(os.fsdecode(error.filename or ""))
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             status = 507

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
 from pathlib import Path
@@ -15,12 +14,17 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256
+from ...storage.printable import logger
 from ..hosts import Host
 from .answers import answer, problem
 from .files import served
 from .paths import inside, single
 
+log = logger(__name__)
+
+MOST_BYTES = 100 * MB  # of a workflow or of texts
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
 # What front ends of 1.49 open with: the essential templates of this title.
 MODULE = {"category": "Examples", "title": "Getting Started", "type": "image", "isEssential": True}
@@ -164,7 +168,7 @@ class Packs:
         if blueprint is None:
             return problem("there is no such subgraph", 404)
         entry, path = blueprint
-        return answer({**entry, "data": path.read_text(encoding="utf-8")})
+        return answer({**entry, "data": read_bounded(path, MOST_BYTES).decode("utf-8")})
 
     def _blueprints(self) -> dict[str, tuple[dict[str, Any], Path]]:
         blueprints = {}
@@ -200,11 +204,11 @@ def _template(pack: str, path: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no file, or if it is broken (which is logged)."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:
-        logging.error("%s is not JSON, so its texts are missing: %s", path, error)
+        log.error("%s is not JSON, so its texts are missing: %s", path, error)
         return {}
     if isinstance(content, dict):
         return content

@@ -7,11 +7,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from aiohttp import web
+
+from ...storage.printable import logger
+
+log = logger(__name__)
 
 TRY_AGAIN = 1013  # WebSocket close code: the server cannot serve this page now
 TOO_SLOW = "this page did not read the server's events in time; reload it"
@@ -64,7 +67,7 @@ class Page:
         """Drop what waits, and tell the page why; a page that does not take that either is cut off."""
         if self._closing is None:
             if code == TRY_AGAIN:
-                logging.warning("the page %s was disconnected: %s", self.sid, reason)
+                log.warning("the page %s was disconnected: %s", self.sid, reason)
             self._waiting.clear()
             self._closing = asyncio.create_task(self._close(code, reason))
         return self._closing

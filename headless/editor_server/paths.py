@@ -8,6 +8,7 @@ import unicodedata
 from urllib.parse import unquote
 
 LONGEST = 255  # bytes in one part of a path
+DEEPEST = 32  # folders in one another, with the file
 # Characters that look like a path separator or that some system turns into one. (NFKC covers the full-width ones, but
 # not these.)
 _LIKE_SEPARATORS = str.maketrans(
@@ -71,6 +72,8 @@ def _check(name: str) -> None:
                 raise PathRefused(f"{name!r} leaves its folder")
             if _DEVICES.match(part.strip()):
                 raise PathRefused(f"{name!r} is the name of a device")
+    if name.count("/") >= DEEPEST:
+        raise PathRefused(f"{name[:60]!r}… is nested more than {DEEPEST} folders deep")
     for part in name.split("/"):
         if part != part.rstrip(" .") and part != ".":
             raise PathRefused(f"{name!r}: no part of a path may end in a space or a dot")

@@ -13,7 +13,7 @@ import sys
 import webbrowser
 from typing import Any
 
-from .. import hosts
+from .. import hosts, log
 from ..caching import chosen
 from ..problem import HostError
 
@@ -32,7 +32,7 @@ def main(arguments: argparse.Namespace) -> int:
         choice = hosts.Choice(None, "the editor runs on it")
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, chosen(arguments))
         hosts.load_packs(host, arguments.pack)
-        print(f"host: {choice}", flush=True)
+        log.say(f"host: {choice}")
         return host.loop.run_until_complete(_serve(host, front_end, listening, arguments))
 
 
@@ -90,13 +90,12 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
             reachable_host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(url_host, url_host)
             address = f"http://{reachable_host}:{listening.getsockname()[1]}/"
             if not is_loopback(arguments.listen):
-                print(
+                log.say(
                     f"graft_nodes: listening on {arguments.listen}: there are no passwords, so anyone who can reach"
                     " this machine can run workflows on it",
-                    file=sys.stderr,
-                    flush=True,
+                    sys.stderr,
                 )
-            print(f"editor: {address}  (press Ctrl-C to stop)", flush=True)
+            log.say(f"editor: {address}  (press Ctrl-C to stop)")
             if not arguments.no_browser:
                 await asyncio.to_thread(webbrowser.open, address)
             await ended.wait()
@@ -112,12 +111,10 @@ async def _serve(host: hosts.Host, front_end: str, listening: socket.socket, arg
 
 def _say_how_it_ended(done: bool, waiting: int) -> None:
     if waiting:
-        print(f"graft_nodes: {waiting} queued workflow{'s were' if waiting > 1 else ' was'} not run", file=sys.stderr)
+        log.say(f"graft_nodes: {waiting} queued workflow{'s were' if waiting > 1 else ' was'} not run", sys.stderr)
     if not done:
-        print(
-            f"graft_nodes: the running workflow did not stop within {PATIENCE:.0f} s and was cut off", file=sys.stderr
-        )
-    print("editor: ended", flush=True)
+        log.say(f"graft_nodes: the running workflow did not stop within {PATIENCE:.0f} s and was cut off", sys.stderr)
+    log.say("editor: ended")
 
 
 @contextlib.contextmanager
@@ -126,10 +123,9 @@ def _on_signal(loop: asyncio.AbstractEventLoop, ended: asyncio.Event):
     previous: dict[int, Any] = {}
 
     def end(number: int, frame: object) -> None:
-        print(
+        log.say(
             "\neditor: stopping; a running workflow is interrupted and its state is kept (press Ctrl-C again to stop"
             " at once)",
-            flush=True,
         )
         for signal_number, handler in previous.items():
             signal.signal(signal_number, handler)

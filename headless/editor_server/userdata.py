@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 from typing import Any
 from urllib.parse import unquote
@@ -13,12 +12,17 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from ...storage.atomic import move_file, write_whole
+from ...storage.bounded_read import MB, read_bounded
+from ...storage.printable import logger
 from ..hosts import Host
 from .answers import answer, asked, body_of, problem
 from .files import download
 from .paths import PathRefused, inside
 
+log = logger(__name__)
+
 SETTINGS = "comfy.settings.json"
+MOST_SETTINGS = 100 * MB
 # The front end requests these files when it opens, so they always exist. The first settings turn off the check for new
 # ComfyUI releases.
 FOLDERS, FILES = ("workflows", "subgraphs"), {"comfy.templates.json": b"[]", "user.css": b""}
@@ -89,14 +93,13 @@ class UserData:
         """The saved settings; empty if there is no file, or if it is broken (which is logged, and the file renamed)."""
         path = os.path.join(self.root, SETTINGS)
         try:
-            with open(path, encoding="utf-8") as file:
-                settings = json.load(file)
+            settings = json.loads(read_bounded(path, MOST_SETTINGS).decode("utf-8"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
                 move_file(path, f"{path}.broken")
-            logging.error(
+            log.error(
                 "%s is not JSON (%s); it was renamed to %s.broken, and settings start from their defaults",
                 path,
                 error,

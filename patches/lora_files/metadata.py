@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...storage.regular_file import open_regular
 from ...storage.safetensors import TensorInfo
 from ..models.recognise import recognise_lora
 from ..models.recognition import text_width
@@ -143,7 +144,7 @@ def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
 def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> list[float]:
     """All alphas of a file, from the few bytes of each tensor, else from its metadata."""
     alphas = set()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for name, tensor in tensors.items():
             if name.endswith(".alpha") and tensor.kind in _ALPHAS and 0 < tensor.end - tensor.start <= 8:
                 file.seek(tensor.start)

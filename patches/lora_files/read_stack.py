@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
+from ...storage.printable import logger
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
 from ..models.recognise import recognise_lora
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SpacePatches = dict[str, dict[str, list[Patch]]]  # "model" or "clip" -> weight -> patches in order
 _MISFITS_SHOWN = 3
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class ModelWeights(NamedTuple):

@@ -6,7 +6,6 @@ Transformers get it through `optimized_attention_override`, UNets through an att
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...storage.printable import logger
 from ..models.attention_kernels import InferenceOnly, TrainingKernel
 from ..models.compiled import is_compiled, own_code, uncompiled
 from ..models.token_layout import Grid, Layout, Place, text_length
@@ -29,7 +29,7 @@ _OF_THE_DEVICE = tuple(
     getattr(torch, name) for name in ("OutOfMemoryError", "AcceleratorError") if hasattr(torch, name)
 )
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 ToDo = ToDoPatch | TransformerToDo

@@ -13,6 +13,31 @@ def node(inputs, function=None, **attributes):
     return type("Node", (), {**body, **attributes})
 
 
+class EqualToAll(str):
+    """A type that equals every other one, as packs write "any"."""
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+
+class WithoutHash(str):
+    """The same, as it is written without a thought for hashes."""
+
+    def __eq__(self, other):
+        return True
+
+    def __ne__(self, other):
+        return False
+
+
+ANY_TYPES = [EqualToAll("*"), WithoutHash("*")]
+
+
 def without(cls, *names):
     for name in names:
         delattr(cls, name)
@@ -45,6 +70,10 @@ class AnyInput(dict):
         node({"hidden": {"unique_id": "UNIQUE_ID"}}, lambda self, unique_id: None),
         node({}, RETURN_TYPES=[], RETURN_NAMES=()),
         node({"required": {"mode": (["a", "b"], {"default": "b"}), "own": ("MY_TYPE", {"default": {}})}}),
+        *(node({"required": {"value": (kind, {"default": ""})}}) for kind in ANY_TYPES),
+        *(node({"required": {"value": (kind, {"default": {}, "min": 3})}}) for kind in ANY_TYPES),
+        *(node({"optional": {"value": (kind,)}}, lambda self, value=None: None) for kind in ANY_TYPES),
+        *(node({"hidden": {"own": kind}}, RETURN_TYPES=(kind,), RETURN_NAMES=(kind,)) for kind in ANY_TYPES),
         node({"required": {"several": ("COMBO", {"options": ["a", "b"], "default": ["a", "b"]})}}),
         node(
             {
@@ -101,6 +130,13 @@ def test_a_node_that_is_right_has_no_problems(cls):
         (
             node({"optional": {"mask": ("MASK",)}}, lambda self, mask: None),
             "run needs mask, which is optional: write mask=None",
+        ),
+        *(
+            (
+                node({"optional": {"value": (kind,)}}, lambda self, value: None),
+                "run needs value, which is optional: write value=None",
+            )
+            for kind in ANY_TYPES
         ),
         (
             node({"optional": {"value": ("INT", {"forceInput": True})}}, lambda self, value: None),

@@ -352,3 +352,22 @@ def test_a_name_that_the_system_cannot_place_is_refused(tmp_path, monkeypatch, e
         with pytest.raises(paths.PathRefused, match=r"'b\.png' is not the name of a file: "):
             paths.inside(str(tmp_path), "a", "b.png")
     assert paths.inside(str(tmp_path), "a", "b.png") == str(tmp_path / "a" / "b.png")
+
+
+# 31 names of 140 letters are longer than a path may be; 1,900 folders would be made by a function that calls itself
+DEEP = {"deep": ("d", 1900), "long": ("d" * 140, 31), "just too deep": ("d", paths.DEEPEST + 1)}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_folders_that_are_nested_too_deep_are_refused(server, name):
+    part, depth = DEEP[name]
+    folder = "/".join([part] * depth)
+    upload = server.upload("q.png", picture(), subfolder=folder)
+    written = server.ask(f"/userdata/{quote(folder + '/a.json', safe='')}", "POST", b"{}")
+    for answer in (upload, written):
+        assert 400 <= answer.status < 500 and "error" in answer.json, answer.body
+
+
+def test_as_many_folders_as_may_be_are_made(server):
+    folder = "/".join(["d"] * paths.DEEPEST)
+    assert server.upload("q.png", picture(), subfolder=folder).status == 200

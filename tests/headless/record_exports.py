@@ -8,7 +8,8 @@ record and has odd_nodes.py among its custom nodes:
 
 For each workflows/NAME.editor.json it writes NAME.api.json, and then schemas.json for all of them.
 `--folder group_nodes` records that folder instead, as NAME.VERSION.json, and leaves schemas.json as it is: front end
-1.27.10 still has group nodes, 1.58.1 makes subgraphs of them.
+1.27.10 still has group nodes, 1.58.1 makes subgraphs of them. `link_table` is recorded with 1.58.1, and `browser_nodes`
+with KJNodes' setgetnodes.js among the extensions too.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 from graft_nodes.headless import batch, workflow
-from graft_nodes.headless.problem import CommandError
+from graft_nodes.headless.problem import CommandError, HostError
 from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, command, last, run, told
 
 
@@ -74,6 +74,30 @@ def test_results_that_are_none_are_left_alone(tmp_path):
     with pytest.raises(CommandError, match="not the results of a batch"):
         batch.read_results(path)
     assert batch.results_path(path).read_text() == "no JSON\n"
+
+
+def test_results_that_cannot_be_written_end_the_batch_before_it_begins(tmp_path):
+    (tmp_path / "in").mkdir()
+    table(tmp_path, "1.number\n3\n4\n")
+    (tmp_path / "table.csv.results.jsonl.partial").mkdir()  # a folder in the place of the draft
+    status, out, err = run(tmp_path, GOOD, "--set-from", "table.csv", "--json")
+    assert status == 1 and "Traceback" not in err
+    assert "table.csv.results.jsonl" in err and "cannot be written" in err and "nothing was run" in err
+    assert last(out)["status"] == "failed" and "cannot be written" in last(out)["errors"][0]["message"]
+    assert not list((tmp_path / "out").glob("*.txt"))
+
+
+def test_a_disk_that_fills_up_meanwhile_is_said_with_the_row(tmp_path, monkeypatch):
+    results = batch.Results(tmp_path / "results.jsonl")
+    results.keep(batch.Row(1, ("1.a=1",)), "id", {"status": "done"})
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device", str(results.path))
+
+    monkeypatch.setattr(batch, "write_whole", full)
+    with pytest.raises(HostError, match=r"row 2: .*results.jsonl.*cannot be written .*No space left"):
+        results.keep(batch.Row(2, ("1.a=2",)), "id", {"status": "done"})
+    assert results.path.read_text().count("\n") == 1
 
 
 def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):

@@ -76,6 +76,36 @@ def test_a_run_says_where_it_runs_then_its_progress_then_every_file(place):
     assert (place / "out" / "out.txt").read_text() == "hello"
 
 
+STRANGE = "half \ud83d 🙂\x1b]0;owned\x07\x1b[2J\nERROR: faked\u202e"
+
+
+@any_host
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_a_title_that_the_output_cannot_show_is_escaped_and_its_node_runs(place, encoding):
+    words, how = command(
+        place, {**GOOD, "1": {**SOURCE, "_meta": {"title": STRANGE}}}, "run", "w.json", "--output", "o"
+    )
+    how = {**how, "text": False, "env": {**how["env"], "PYTHONIOENCODING": encoding}}
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.decode(encoding).splitlines() if "node 1 " in line]
+    assert "half \\ud83d" in line and "\\x1b]0;owned\\x07\\x1b[2J" in line and line.endswith("(OddSource)")
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f\x7f]", done.stdout.replace(b"\r\n", b"\n"))
+
+
+@any_host
+def test_what_strangers_name_cannot_write_to_the_terminal_or_fake_a_line(place):
+    odd = {"class_type": STRANGE, "inputs": {STRANGE: ["1", 0]}, "_meta": {"title": STRANGE}}
+    fails = {"class_type": "OddFailure", "inputs": {"message": STRANGE}, "_meta": {"title": STRANGE}}
+    for workflow in (GOOD | {"2": odd}, {"1": fails, "2": SINK}):
+        words, how = command(place, workflow, "run", "w.json", "--output", "out", "--verbose")
+        done = subprocess.run(words, timeout=120, check=False, **how)
+        said = done.stdout + done.stderr
+        assert "owned" in said
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\ud800-\udfff]", said), said
+        assert not re.search("^ERROR: faked", said, re.MULTILINE)
+
+
 def test_what_a_node_refuses_is_said_once_at_the_inputs_that_it_names(place):
     """A host says it at every input that Optimizer Settings checks itself: sixteen times."""
     settings = {"optimizer": "adamw", "learning_rate": 1e-4, "text_encoder_rate": 0.0, "schedule": "constant"}
@@ -427,6 +457,55 @@ def test_help_says_the_name_that_was_typed(monkeypatch, capsys, typed, name):
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     assert capsys.readouterr().out.startswith(f"usage: {name} run ")
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+from graft_nodes.headless.command import main
+sys.argv[0] = "graft"
+try:
+    status = main(sys.argv[1:])
+except SystemExit as left:
+    status = left.code
+print("imported:", *sorted({"numpy", "safetensors", "PIL", "yaml", "aiohttp"} & set(sys.modules)))
+sys.exit(status)
+"""
+
+
+def without_torch(place, *words):
+    _, how = command(place, GOOD)
+    return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], timeout=120, check=False, **how)
+
+
+@any_host
+def test_without_torch_the_version_is_said_and_nothing_large_is_imported(place):
+    done = without_torch(place, "--version")
+    assert done.returncode == 0 and re.fullmatch(r"Graft \S+\nimported:\s*", done.stdout), done.stderr
+
+
+@any_host
+@pytest.mark.parametrize("words", [("doctor",), ("run", "w.json"), ("plan", "w.json")])
+def test_without_torch_a_command_says_what_to_install(place, words):
+    done = without_torch(place, *words, "--embedded")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "torch" in done.stderr and "[standalone]" in done.stderr
+    if words == ("doctor",):
+        assert "python: " in done.stdout
+        assert "not ready: workflows cannot run here" in done.stdout
+
+
+@any_host
+@pytest.mark.parametrize("name", ["Graft", "ComfyUI-Graft-1.0"])
+@pytest.mark.parametrize("ending", ["", "/__main__.py"])
+def test_the_folder_run_as_a_file_says_how_to_run_it(place, name, ending):
+    (place / name).symlink_to(hosts.PACKAGE)
+    words = [sys.executable, name + ending, "--version"]
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f'-m pip install -e "{place / name}[standalone]"' in done.stderr
+    assert f"-m {name.replace('.', '_')} --version" in done.stderr
+    assert ("rename it to ComfyUI-Graft-1_0" in done.stderr) == ("." in name)
 
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"

@@ -323,3 +323,18 @@ def test_as_many_nodes_more_cost_as_many_lines_more(shape):
 def test_5000_reroutes_in_a_row_are_followed():
     graph = workflow.parse(reroutes_with_a_sink_each(5000)).graph(LOOK_UP)
     assert len(graph) == 5001 and all(graph[f"-{n}"]["inputs"]["value"] == ["1", 0] for n in range(2, 5002))
+
+
+LINK_TABLE = FOLDER.with_name("link_table")
+
+
+@pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in LINK_TABLE.glob("*.editor.json")))
+def test_an_input_without_its_own_link_follows_the_table_of_links_as_1_58_1_does(name):
+    graph = workflow.read(str(LINK_TABLE / f"{name}.editor.json")).graph(LOOK_UP)
+    assert graph == json.loads((LINK_TABLE / f"{name}.1.58.1.json").read_text(encoding="utf-8"))
+
+
+def test_a_link_of_the_table_alone_that_leads_nowhere_is_listed():
+    slot = {"name": "text", "type": "STRING", "link": None}
+    nodes = [{"id": 1, "type": "OddSink", "inputs": [slot]}]
+    assert "linked to node 9, which is not in the file" in refused({"nodes": nodes, "links": [[6, 9, 0, 1, 0, "*"]]})

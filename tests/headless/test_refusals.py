@@ -60,6 +60,22 @@ PASSES_ON = inside(links=[[1, -10, 7, -20, 0, "*"]], outputs=[{"name": "o", "typ
 PASSES_ON["nodes"].append(node("Sink", 2, inputs=[slot("image", 5)]))
 PASSES_ON["links"].append([5, 9, 0, 2, 1, "*"])
 
+
+def of_set(name):
+    """A Set node of this name and a Get node of 'a'."""
+    get = node("GetNode", 3, widgets_values=["a"])
+    nodes = [node(inputs=[slot("image", 1)]), node("SetNode", 2, widgets_values=[name]), get]
+    return one(*nodes, links=[[1, 3, 0, 1, 1, "*"]])
+
+
+def around_a_get():
+    """Two Set nodes of one name around the subgraph of a Get node."""
+    get = node("GetNode", 5, widgets_values=["a"])
+    data = inside(get, node("Sink", 6, inputs=[slot("image", 1)]), links=[[1, 5, 0, 6, 1, "*"]])
+    data["nodes"] += [node("SetNode", number, widgets_values=["a"]) for number in (2, 3)]
+    return data
+
+
 # (workflow, its node, its input, words of the message, what to do); node and input are "" where there is none
 OF_FILES = [
     (one(definitions=[]), "", "", "'definitions' is not", SAVE),
@@ -73,6 +89,9 @@ OF_FILES = [
     (one(node(inputs=[slot("image", 5)])), "1", "image", "link 5 is not in the file", LINK),
     (one(node(inputs=[slot("image", 5)]), links=[[5, 8, 0, 1, 1, "*"]]), "1", "image", "linked to node 8", LINK),
     (CIRCLE, "2", "", "the links make a cycle through reroutes or bypassed nodes", "remove one of them in the editor"),
+    (one(node("Anything Everywhere")), "1", "", "works only in the browser", EXPORT),
+    (of_set("b"), "3", "", "no Set node is named 'a' (the Set nodes here: b)", "choose another name in the editor"),
+    (around_a_get(), "9:5", "", "2 Set nodes around this subgraph are named 'a' (ids 2, 3)", "rename one of them"),
     (inside(node("s", 5)), "9:5", "", "the subgraph contains itself", OUT),
     (inside(properties={"proxyWidgets": "{"}), "9", "", "'proxyWidgets' is not JSON", SAVE),
     (inside(properties={"proxyWidgets": {"a": 1}}), "9", "", "'proxyWidgets' is not a list", SAVE),

@@ -44,6 +44,31 @@ def test_links_are_left_alone(tmp_path):
     assert names(looking) == names(looking) == []
 
 
+@pytest.mark.parametrize("becomes", ["nothing", "a file"])
+def test_a_folder_that_goes_ends_the_watch_with_its_name(tmp_path, becomes):
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    looking = watch(str(folder))
+    folder.rmdir()
+    if becomes == "a file":
+        folder.write_text("")
+    with pytest.raises(HostError, match=r"--watch .*flows.*: the folder can no longer be read"):
+        looking.ready()
+
+
+def test_the_command_says_that_its_folder_has_gone(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "flows").mkdir()
+    words, how = command(tmp_path, None, "run", "--watch", "flows", "--input", "in", "--output", "out")
+    with subprocess.Popen(words, **how) as process:
+        while not process.stdout.readline().startswith("watching"):
+            assert process.poll() is None
+        (tmp_path / "flows").rmdir()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in err
+    assert "flows" in err and "can no longer be read" in err
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(HostError, match="no such folder; make it first"):
         watch(str(tmp_path / "none"))

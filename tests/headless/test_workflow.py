@@ -35,6 +35,9 @@ def messages(problems):
     return sorted((problem.node, problem.input, problem.message) for problem in problems)
 
 
+GRAPH_OF_A_WRAPPER = {"1": {"class_type": "OddSource", "inputs": {}}}
+
+
 def check(graph):
     return workflow.check(workflow.parse(graph).graph(LOOK_UP), LOOK_UP)
 
@@ -93,7 +96,7 @@ def test_the_check_of_a_chain_looks_through_no_list(closed):
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
-    (tmp_path / "picture.json").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe\x00")
+    (tmp_path / "picture.json").write_bytes(b"\xff\xd8\xff\xe0\xff\xfe\x00")
     (tmp_path / "wide.json").write_text("{}", encoding="utf-16")
     text, read = "not a text file in UTF-8", "cannot be read"
     for name, expected in (("none.json", read), ("picture.json", text), ("wide.json", text), (".", read)):
@@ -184,6 +187,28 @@ def test_every_error_is_listed_at_once():
         "-1.0 is below the minimum 0.0",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize("graph", [GRAPH_OF_A_WRAPPER, {"nodes": [{"id": 1, "type": "OddSource"}], "links": []}])
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda graph: {"prompt": graph, "client_id": "x", "extra_data": {}},
+        lambda graph: {"workflow": graph},
+        lambda graph: {"input": {"workflow": graph, "images": [{"name": "a.png", "image": ""}]}},
+        lambda graph: {"input": {"prompt": graph}, "webhook": "x"},
+        lambda graph: {"input": graph},
+        lambda graph: {"prompt": {}, "workflow": graph},
+    ],
+)
+def test_what_servers_are_sent_is_unwrapped(wrapped, graph):
+    document = workflow.parse(wrapped(graph))
+    assert document.data == graph and document.is_editor == ("nodes" in graph)
+
+
+def test_nodes_called_like_a_wrapper_stay_nodes():
+    graph = {"input": source(), "prompt": sink(text=["input", 0]), "workflow": source()}
+    assert workflow.parse(graph).data == graph
 
 
 def test_limits_are_allowed_themselves():

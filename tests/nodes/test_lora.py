@@ -589,10 +589,10 @@ def test_bad_files(host, small, workflow, write, messages):
 
 
 @pytest.mark.parametrize("node", ["GraftLoRAStack", "LoRAStackPatch", "GraftMergeLoRAs"])
-def test_every_file_that_cannot_be_read_is_named_with_its_row(host, small, files, node):
+def test_every_file_that_cannot_be_read_is_named_once_with_its_rows(host, small, files, node):
     for name in ("gif", "short"):
         Path(os.path.join(host.models, "loras", f"{name}.safetensors")).write_bytes(b"GIF89a" * 40)
-    names = ["gif.safetensors", "lora0.safetensors", "short.safetensors"]
+    names = ["gif.safetensors", "lora0.safetensors", "short.safetensors", "gif.safetensors"]
     stack = [(name, 1.0, 1.0) for name in names]
     inputs = {
         "GraftLoRAStack": {"rows": rows(*({"file": name} for name in names))},
@@ -601,9 +601,10 @@ def test_every_file_that_cannot_be_read_is_named_with_its_row(host, small, files
     }[node]
     with pytest.raises(
         ValueError,
-        match=r"(?s)- row 1: .*gif\.safetensors is not a whole.*\n- row 3: .*short\.safetensors is not a whole",
-    ):
+        match=r"(?s)- rows 1, 4: .*gif\.safetensors is not a whole.*\n- row 3: .*short\.safetensors is not a whole",
+    ) as error:
         host.call(node, **inputs)
+    assert str(error.value).count("gif.safetensors") == 1
 
 
 @pytest.mark.parametrize("strength", [float("nan"), float("inf")])

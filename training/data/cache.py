@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 import time
@@ -24,9 +23,12 @@ from torch import Tensor
 from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
 from ...storage.disk_errors import disk_errors_at
 from ...storage.file_list import names_below
+from ...storage.printable import logger
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from . import packs
 from .packs import PackedEntry, PackIndex, Shapes
+
+log = logger(__name__)
 
 FORMAT = 1
 KINDS = ("latents", "texts", "pictures")  # those that are written in packs
@@ -209,7 +211,7 @@ class Cache:
     def _note(self, text: str) -> None:
         self.notes.append(text)
         if self._reported:
-            logging.warning("Graft: %s", text)
+            log.warning("Graft: %s", text)
 
     def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
         """Stores tensors and plain values (JSON) under a key. Returns whether that was possible."""

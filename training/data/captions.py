@@ -8,6 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...storage.regular_file import open_regular
+
 MAX_TEXT_BYTES = 1 << 20  # of a caption file
 
 
@@ -41,7 +43,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """A text file; raises UnicodeDecodeError when it has another encoding, ValueError when it is too long. In place of
     UTF-8 it may be UTF-16, as Windows editors save it, which begins with its mark or shows itself by its NULs.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_TEXT_BYTES:
             raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")

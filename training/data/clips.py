@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...storage.pictures import open_picture
+from ...storage.regular_file import open_regular
 from . import images
 from .buckets import Framing
 from .clip_files import SUFFIXES, frame_files, is_frame_folder, is_video
@@ -263,7 +264,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     av = _pyav(path)
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"it is larger than {MOST_BYTES / 2**30:g} GB; cut it into shorter clips")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         kind = _kind_of(file)
         try:
             # The demuxer has no protocol to open another file with.

@@ -174,11 +174,14 @@ def _remove_stored(root: Path, entry: StoredFiles) -> None:
 
 
 def remove(files: Collection[Path]) -> None:
-    """Remove files, then their folders if nothing else is in them.
+    """Remove files, then their folders if nothing else is in them. A folder with the name of a file stays: it is not
+    of the store.
 
     A state.json goes first, so that it never names what is gone.
     """
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
+        if path.is_dir() and not path.is_symlink():
+            continue
         with disk_errors_at(str(path)):
             path.unlink(missing_ok=True)
     for folder in {path.parent for path in files}:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...storage.atomic import make_folders, sync_folder, write_whole
+from ...storage.atomic import DRAFT, make_folders, set_aside, sync_folder, write_whole
 from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
@@ -220,6 +220,7 @@ class Store:
         blocks = self._write_history(state.history)
         new_folders = make_folders(folder)
         path = folder / tensors
+        self._make_way(path, folder / "state.json")
         orphan = not path.exists()  # new tensors belong to no state until a state.json names them
         try:
             tensors_sha256 = write_safetensors(path, group_tensors(state))
@@ -239,6 +240,14 @@ class Store:
                     new_folder.rmdir()
             raise
 
+    def _make_way(self, *paths: Path) -> None:
+        """Put folders aside that lie where the store writes its files and their drafts."""
+        for path in paths:
+            for place in (path, path.with_name(path.name + DRAFT)):
+                aside = set_aside(place)
+                if aside:
+                    self.removed.append(f"{place} was a folder in the place of a file: it is {aside} now")
+
     def _write_history(self, history: History) -> list[str]:
         """Writes full blocks of history that are not stored yet. Returns the names of all blocks."""
         folder, names = self.folder / HISTORY, []
@@ -248,6 +257,7 @@ class Store:
             names.append(name)
             if not (folder / name).is_file():
                 make_folders(folder)
+                self._make_way(folder / name)
                 write_whole(str(folder / name), [body])
                 sync_folder(folder)
         return names

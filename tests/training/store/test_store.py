@@ -763,3 +763,38 @@ def test_a_number_that_no_computer_holds_is_damage(bench, seconds):
     with pytest.raises(Damaged, match="missing or of another form: history"):
         load(folder, bench.state)
     assert bench.run(2).trained == 2
+
+
+def put_something_else(path, make):
+    path.unlink(missing_ok=True)
+    make(path)
+    if path.is_dir():
+        (path / "own").write_text("kept")
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+@pytest.mark.parametrize("make", [os.mkdir, *([os.mkfifo] if hasattr(os, "mkfifo") else [])])
+def test_a_folder_or_a_pipe_in_the_place_of_a_state_s_file_is_damage_and_trained_again(bench, name, make):
+    first = bench.run(3)
+    (path,) = bench.folder.rglob(name)
+    put_something_else(path, make)
+    with pytest.raises(Damaged, match="not a file"):
+        load(path.parent, bench.state)
+    second = bench.run(3)
+    assert second.trained == 3 and equal(first.state, second.state)
+    again, _ = load(path.parent, bench.state)
+    assert equal(again, first.state)
+    folders = [one for one in bench.folder.rglob("own") if one.read_text() == "kept"]
+    assert len(folders) == (make is os.mkdir)
+    for folder in folders:
+        assert any(f"it is {folder.parent} now" in note for note in second.notes)
+
+
+@pytest.mark.parametrize("name", ["state.json.partial", "state.safetensors.partial"])
+def test_a_folder_in_the_place_of_a_draft_is_put_aside(bench, name):
+    first = bench.run(3)
+    (path,) = bench.folder.rglob("state.json")
+    path.unlink()
+    put_something_else(path.with_name(name), os.mkdir)
+    assert equal(bench.run(3).state, first.state) and path.is_file()
+    assert [one.read_text() for one in bench.folder.rglob("own")] == ["kept"]

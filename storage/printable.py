@@ -1,0 +1,41 @@
+"""Texts for terminals and logs. Names in files of strangers (layers, dtypes, metadata, files, titles, classes) may hold
+escape sequences that write to a terminal's clipboard or title, and line breaks that fake lines of a log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+# Controls but for tabs and line breaks, what turns the direction of text, line separators, halves of characters.
+_SPECIAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTINUED = re.compile(r"\n(?![ \t\n]|$)")
+
+
+def printable(text: str) -> str:
+    """The text with special characters written as escapes (`\\x1b`). Lines after the first are indented, so that none
+    looks like another message.
+    """
+    return _CONTINUED.sub("\n  ", _SPECIAL.sub(_escape, text))
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module: what it logs is printable."""
+    log = logging.getLogger(name)
+    if not any(isinstance(one, Printable) for one in log.filters):
+        log.addFilter(Printable())
+    return log
+
+
+class Printable(logging.Filter):
+    """Makes the message of every record printable."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record, with a message that is whole and printable."""
+        record.msg, record.args = printable(record.getMessage()), None
+        return True
