@@ -21,7 +21,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced, aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +132,7 @@ def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
 
-class GraftLoRAStack(io.ComfyNode):
+class GraftLoRAStack(GraftNode):
     """A list of LoRA files with strengths."""
 
     @classmethod
@@ -176,7 +176,7 @@ class GraftLoRAStack(io.ComfyNode):
         return io.NodeOutput([*earlier_rows, *new_rows], "\n".join(lines) or "no rows")
 
 
-class LoRAStackPatch(io.ComfyNode):
+class LoRAStackPatch(GraftNode):
     """Applies a stack of LoRAs in one pass. Removing it restores the base weights bit for bit."""
 
     @classmethod
@@ -262,7 +262,7 @@ class LoRAStackPatch(io.ComfyNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftLoadLoRAs(io.ComfyNode):
+class GraftLoadLoRAs(GraftNode):
     """LoRA Stack and Patch Model with LoRA Stack in one node."""
 
     @classmethod
@@ -307,7 +307,7 @@ class GraftLoadLoRAs(io.ComfyNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftSaveLoRA(io.ComfyNode):
+class GraftSaveLoRA(GraftNode):
     """Writes a LoRA file that ComfyUI and other tools load."""
 
     @classmethod
@@ -425,7 +425,7 @@ def _save_lora(
     return path, entry, note
 
 
-class GraftSaveWords(io.ComfyNode):
+class GraftSaveWords(GraftNode):
     """Saves trained words as embeddings."""
 
     @classmethod
@@ -501,7 +501,7 @@ def _with_blocks(listed: list[StackRow], blocks: list[str]) -> list[StackRow]:
     return [row.with_blocks(next(remaining)) if row[1] != 0.0 else row for row in listed]
 
 
-class GraftLoRAEffect(io.ComfyNode):
+class GraftLoRAEffect(GraftNode):
     """Measures what each block of each row of a stack does to the model's prediction."""
 
     @classmethod
@@ -604,7 +604,7 @@ class GraftLoRAEffect(io.ComfyNode):
         )
 
 
-class GraftLoRAConflicts(io.ComfyNode):
+class GraftLoRAConflicts(GraftNode):
     """Compares the rows of a stack with each other: where they cancel or repeat each other."""
 
     @classmethod
