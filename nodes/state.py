@@ -306,7 +306,7 @@ class GraftSplitExperts(GraftNode):
 
         if not isinstance(state, ExpertPair):
             raise ValueError(
-                "Split Expert Pair: this training state is of one model. Connect low noise model to Start Training to"
+                "Split Expert Pair: this training state is of one model. Begin with Start Training Expert Pair to"
                 " train a pair, or take this node out."
             )
         outputs: list[Any] = []
