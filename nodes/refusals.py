@@ -21,9 +21,7 @@ def connected(**sockets: Any) -> list[str]:
 
 
 def input_error(one: Any, value: Any) -> str:
-    """What is wrong with the value of a node's input; empty for a socket. Lists are looked through: a node with
-    `is_input_list` gets every value in one.
-    """
+    """What is wrong with the value of a node's input; empty for a socket."""
     kind = next((kind for kind, widget in WIDGETS.items() if isinstance(one, widget.Input)), None)
     if isinstance(one, io.Combo.Input):
         kind = str
@@ -31,11 +29,20 @@ def input_error(one: Any, value: Any) -> str:
         return ""
     low, high = getattr(one, "min", None), getattr(one, "max", None)
     options = getattr(one, "options", None)
-    for each in value if isinstance(value, list) else [value]:
-        error = value_error(one.display_name, kind, each, low, high, options)
-        if error:
-            return error
-    return ""
+    return value_error(one.display_name, kind, value, low, high, options)
+
+
+def input_errors(schema: io.Schema, values: Mapping[str, Any]) -> str:
+    """What is wrong with the values of a node's inputs, each by itself, as one sentence; empty where nothing is. A node
+    with `is_input_list` has a list of values for every input.
+    """
+    errors = []
+    for one in schema.inputs:
+        if one.id in values:
+            given = values[one.id]
+            errors += [input_error(one, value) for value in (given if schema.is_input_list else [given])]
+    found = [error for error in dict.fromkeys(errors) if error]
+    return f"{schema.display_name}: {'; '.join(found)}." if found else ""
 
 
 def refusal(node: Any, check: Callable[..., object], *parts: tuple[str, ...], **values: Any) -> bool | str:
@@ -50,9 +57,9 @@ def refusal(node: Any, check: Callable[..., object], *parts: tuple[str, ...], **
     judged: list[tuple[str, ...]] = [part for part in parts if known.keys() >= set(part)]
     if len(known) == len(values):
         judged = [tuple(values)]
-    for one in node.define_schema().inputs:
-        if one.id in known and (error := input_error(one, known[one.id])):
-            return error
+    errors = input_errors(node.define_schema(), known)
+    if errors:
+        return errors
     for names in judged:
         try:
             check(**{name: known[name] for name in names})

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from comfy_api.latest import io
 
 from ..settings.declaration import Setting, declared
-from .refusals import WIDGETS, input_error, refusal
+from .refusals import WIDGETS, input_errors, refusal
 
 # Graft's own sockets, and those shared with other packs.
 Dataset = io.Custom("GRAFT_DATASET")
@@ -62,13 +62,9 @@ def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        schema = cls.define_schema()
-        errors = []
-        for one in schema.inputs:
-            if one.id in values and (error := input_error(one, values[one.id])):
-                errors.append(error)
+        errors = input_errors(cls.define_schema(), values)
         if errors:
-            raise ValueError(f"{schema.display_name}: {'; '.join(errors)}.")
+            raise ValueError(errors)
         if cls.declares is not None:
             given = {name: values.pop(name) for name in declared(cls.declares) if name in values}
             values["chosen"] = cls.declares(**given)

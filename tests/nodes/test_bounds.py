@@ -1,6 +1,5 @@
 """Every input of every node, out of its range: typed in, in a workflow's JSON, and through a link."""
 
-import json
 import math
 
 import pytest
@@ -42,10 +41,10 @@ def test_there_is_a_case_for_every_widget_of_every_node():
         (node.define_schema().node_id, one.id)
         for node in NODES
         for one in node.define_schema().inputs
-        if hasattr(one, "default")
+        if hasattr(one, "default") or isinstance(one, io.Combo.Input)
     }
     assert {(case.values[0].define_schema().node_id, case.values[1].id) for case in CASES} == widgets
-    assert len(widgets) > 200
+    assert len(widgets) > 190
 
 
 @pytest.mark.parametrize(("node", "one", "value"), CASES)
@@ -65,7 +64,15 @@ def typed_in(one, value):
     return isinstance(one, io.Combo.Input) and isinstance(value, str)
 
 
-@pytest.mark.parametrize(("node", "one", "value"), [case for case in CASES if typed_in(*case.values[1:])])
+LATER = ("GraftLoadState", "name")  # looked up when the node runs: a state may be saved after the list was made
+TYPED_IN = [
+    case
+    for case in CASES
+    if typed_in(*case.values[1:]) and (case.values[0].define_schema().node_id, case.values[1].id) != LATER
+]
+
+
+@pytest.mark.parametrize(("node", "one", "value"), TYPED_IN)
 def test_it_is_refused_at_its_input_before_a_workflow_runs(host, node, one, value):
     schema = node.define_schema()
     inputs = {**host.defaults(schema.node_id), one.id: value}
