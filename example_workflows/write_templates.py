@@ -12,6 +12,7 @@ adapter, and Wan 2.2 with both of its models.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -252,7 +253,7 @@ class Graph:
 
     def chain(self, *nodes: dict[str, Any]) -> None:
         """Connect the settings of each node to the next one."""
-        for source, target in zip(nodes, nodes[1:], strict=False):
+        for source, target in itertools.pairwise(nodes):
             self.link(source, 0, target, "settings")
 
     def group(self, title: str, color: str, *nodes: dict[str, Any]) -> None:
@@ -1069,8 +1070,8 @@ PAIR = (
     "The LoRAs are saved under `output/loras`, as `…_high_noise` and `…_low_noise`. You can stop at any time: queued"
     " again, the run continues.",
     "**For averaged weights**, put an *EMA Merge* with a *Save LoRA* behind each training state of *Split Expert Pair*."
-    " **To train one model only**, use *Start Training* in place of *Start Training Expert Pair*, and choose *expert* in"
-    " *Objective Settings*.",
+    " **To train one model only**, use *Start Training* in place of *Start Training Expert Pair*, and choose *expert*"
+    " in *Objective Settings*.",
 )
 SIDES = (("high noise", 1), ("low noise", 4))  # with the MODEL's output of Split Expert Pair
 BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to the other
