@@ -74,7 +74,7 @@ LOCK_HEADER = (
 UNLOCKED = ("torch", "triton")
 UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
-TYPED_PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
+TYPED_PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # a test process computes on one core
 TIERS = ("test", "host", "browser")  # what runs on a newer torch too
 LONG_RUNS = {

@@ -6,7 +6,21 @@ import functools
 import math
 from dataclasses import dataclass
 
+from ..settings.declaration import read_values, setting
+
 SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
+DEVICES = ("same", "host")
+
+
+def parse_widths(text: str) -> tuple[float, ...]:
+    """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
+    widths = []
+    for word in text.replace(",", " ").split():
+        try:
+            widths.append(float(word))
+        except ValueError:
+            raise ValueError(f"{word!r} is no number, expected numbers such as '0.05 0.10'") from None
+    return tuple(widths)
 
 
 @dataclass(frozen=True)
@@ -20,50 +34,115 @@ class EMASettings:
     - Every `switch_every` steps (0: never) the trained weights are set to the average.
     """
 
-    schedule: str = "constant"
-    decay: float = 0.999
-    inv_gamma: float = 1.0
-    power: float = 2 / 3
-    target: float = 0.1
-    interval: int = 1
-    device: str = "same"
-    widths: tuple[float, ...] = (0.05, 0.10)
-    snapshots: int = 0
-    switch_every: int = 0
+    schedule: str = setting(
+        "decay schedule",
+        "constant",
+        "How the decay changes over the run. constant: the decay below. ramp: min(decay, (1+n)/(10+n)), good for"
+        " short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse gamma and p the warmup power. power:"
+        " Karras 2024, with the first width. target: chosen so that the start share below is left after the run's"
+        " total steps.",
+        choices=SCHEDULES,
+    )
+    decay: float = setting(
+        "decay",
+        0.999,
+        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs.",
+        low=0.0,
+        high=0.999999,
+        step=0.0001,
+    )
+    inv_gamma: float = setting(
+        "warmup inverse gamma",
+        1.0,
+        "For decay schedule warmup. Raise it to let the decay grow more slowly.",
+        low=0.001,
+        high=10000.0,
+        step=0.1,
+        advanced=True,
+    )
+    power: float = setting(
+        "warmup power",
+        0.6667,
+        "For decay schedule warmup. Raise it to let the decay grow faster.",
+        low=0.001,
+        high=10.0,
+        step=0.0001,
+        advanced=True,
+    )
+    target: float = setting(
+        "start share at the end",
+        0.1,
+        "For decay schedule target: the fraction of the starting weights that is left in the average at the end of"
+        " the run.",
+        low=0.0001,
+        high=0.9999,
+        step=0.01,
+        advanced=True,
+    )
+    interval: int = setting(
+        "update every N steps",
+        1,
+        "Updates the average every N steps. Raise it to save time. The decay stays that of one step: with 50, decay"
+        " 0.99 a step becomes 0.605 an update (0.99^50). EveryDream2's decay is that of an update: for its 0.99"
+        " every 50 steps set decay to 0.9998.",
+        low=1,
+        high=100000,
+        advanced=True,
+    )
+    device: str = setting(
+        "store average on",
+        "same",
+        "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory.",
+        choices=DEVICES,
+        advanced=True,
+    )
+    snapshots: int = setting(
+        "snapshot every N steps",
+        0,
+        "Saves an average of each width to disk every N steps. EMA Merge makes an average of any width from them. 0"
+        " is never.",
+        low=0,
+        high=1000000,
+        advanced=True,
+    )
+    widths: tuple[float, ...] = setting(
+        "snapshot widths",
+        "0.05 0.10",
+        "The widths of the averages in the snapshots: how far back each reaches, as fractions of the run. Decay"
+        " schedule power uses the first. Keep the default unless you know better.",
+        read=parse_widths,
+        advanced=True,
+    )
+    switch_every: int = setting(
+        "reset to average every N steps",
+        0,
+        "Sets the weights to their average every N steps and continues training from there. 0 is never.",
+        low=0,
+        high=1000000,
+        advanced=True,
+    )
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.schedule not in SCHEDULES:
-            problems.append(f"decay schedule is {self.schedule!r}, expected one of {', '.join(SCHEDULES)}")
-        if not 0.0 <= self.decay < 1.0:
-            problems.append(f"decay is {self.decay}, expected at least 0 and below 1")
-        if not (self.inv_gamma > 0 and self.power > 0):
-            problems.append(
-                f"warmup inverse gamma and warmup power are {self.inv_gamma} and {self.power}, expected above 0"
-            )
-        if not 0.0 < self.target < 1.0:
-            problems.append(f"start share at the end is {self.target}, expected above 0 and below 1")
-        if self.interval < 1:
-            problems.append(f"update every N steps is {self.interval}, expected 1 or more")
-        if self.snapshots < 0 or self.switch_every < 0:
-            problems.append(
-                "snapshot every N steps and reset to average every N steps are"
-                f" {self.snapshots} and {self.switch_every}, expected 0 (never) or more"
-            )
-        different = {f"{width:g}" for width in self.widths}  # as snapshots' files are named
-        if self.snapshots and (len(different) < 2 or len(different) < len(self.widths)):
-            problems.append(f"snapshots need two or more different snapshot widths (to six digits), got {self.widths}")
-        if self.interval > 1 and (self.snapshots % self.interval or self.switch_every % self.interval):
-            problems.append(
-                "snapshot every N steps and reset to average every N steps must be multiples of update every N steps,"
-                f" which is {self.interval}: the average has no new value in between"
-            )
-        if self.device not in ("same", "host"):
-            problems.append(f"store average on is {self.device!r}, expected same or host")
-        if not self.widths or not all(0.0 < width < 0.28 for width in self.widths):
-            problems.append(f"snapshot widths are {self.widths}, expected one or more above 0 and below 0.28")
+        problems = read_values(self)
+        if not problems:
+            problems = _exclusions(self)
         if problems:
             raise ValueError("EMA Settings: " + "; ".join(problems) + ".")
+
+
+def _exclusions(settings: EMASettings) -> list[str]:
+    problems = []
+    if not settings.widths or not all(0.0 < width < 0.28 for width in settings.widths):
+        problems.append(f"snapshot widths are {settings.widths}, expected one or more above 0 and below 0.28")
+    different = {f"{width:g}" for width in settings.widths}  # as snapshots' files are named
+    if settings.snapshots and (len(different) < 2 or len(different) < len(settings.widths)):
+        problems.append(f"snapshots need two or more different snapshot widths (to six digits), got {settings.widths}")
+    if settings.interval > 1 and (settings.snapshots % settings.interval or settings.switch_every % settings.interval):
+        problems.append(
+            "snapshot every N steps and reset to average every N steps must be multiples of update every N steps,"
+            f" which is {settings.interval}: the average has no new value in between"
+        )
+    return problems
 
 
 def check_horizon(settings: EMASettings, total_steps: int) -> None:
@@ -79,19 +158,6 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
             f"EMA Settings: {' and '.join(too_late)}, longer than the run (total steps in Optimizer Settings is"
             f" {total_steps})."
         )
-
-
-def parse_widths(text: str) -> tuple[float, ...]:
-    """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
-    widths = []
-    for word in text.replace(",", " ").split():
-        try:
-            widths.append(float(word))
-        except ValueError:
-            raise ValueError(
-                f"EMA Settings: snapshot widths has {word!r}, expected numbers such as '0.05 0.10'."
-            ) from None
-    return tuple(widths)
 
 
 @functools.lru_cache(maxsize=4096)

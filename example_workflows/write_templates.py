@@ -12,6 +12,7 @@ adapter, and Wan 2.2 with both of its models.
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -249,6 +250,11 @@ class Graph:
         self.links.append([link, source["id"], output, target["id"], number, source["outputs"][output]["type"]])
         source["outputs"][output]["links"].append(link)
         target["inputs"][number]["link"] = link
+
+    def chain(self, *nodes: dict[str, Any]) -> None:
+        """Connect the settings of each node to the next one."""
+        for source, target in itertools.pairwise(nodes):
+            self.link(source, 0, target, "settings")
 
     def group(self, title: str, color: str, *nodes: dict[str, Any]) -> None:
         """A frame around nodes."""
@@ -494,8 +500,8 @@ WORDS_NOTE = (
     " circles, squares, triangles and crosses in red, yellow, green and blue.",
     "**Press Run.** It trains for a minute or two, from *blue circle*. **Before** is the prompt *a blue circle middle*,"
     " **After** is *a embedding:zorp middle*: purple, which lies between the colors that the model knows. A ring lies"
-    " outside of what a word makes it draw: for that, train a LoRA beside the word (connect *Adapter Settings* and"
-    " switch *words only* off).",
+    " outside of what a word makes it draw: for that, train a LoRA beside the word (put *Adapter Settings*"
+    " in front of *Train Words*, and switch *words only* off).",
     "*Save Words* writes `zorp.safetensors` into ComfyUI's embeddings folder, for prompts with `embedding:zorp`.",
     "**With your own**: write a new word into your captions (*a photo of sks_cat*), give it to *Train Words* with what"
     " it is most like (*cat*), and set the learning rate to 0.001.",
@@ -529,8 +535,8 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
     graph.link(demo, 0, start, "model")
-    for source, name in ((dataset, "dataset"), (word, "words"), (optimizer, "optimizer")):
-        graph.link(source, 0, start, name)
+    graph.link(dataset, 0, start, "dataset")
+    graph.chain(word, optimizer, start)
     graph.link(start, 0, step, "state")
     graph.link(step, 3, save, "lora_model")
     for text, source, output in ((before, demo, 1), (negative, demo, 1), (after, step, 2)):
@@ -599,13 +605,8 @@ def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
     graph.link(demo, 0, start, "model")
-    for source, name in (
-        (dataset, "dataset"),
-        (adapter, "adapter"),
-        (optimizer, "optimizer"),
-        (objective, "objective"),
-    ):
-        graph.link(source, 0, start, name)
+    graph.link(dataset, 0, start, "dataset")
+    graph.chain(adapter, optimizer, objective, start)
     graph.link(start, 0, step, "state")
     graph.link(step, 5, report, "source")
     for text in (prompt, negative):
@@ -677,8 +678,8 @@ def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(demo, 0, start, "model")
     for number, name in ((1, "clip"), (2, "vae")):
         graph.link(demo, number, start, name)
-    for made, name in ((samples, "dataset"), (adapter, "adapter"), (optimizer, "optimizer")):
-        graph.link(made, 0, start, name)
+    graph.link(samples, 0, start, "dataset")
+    graph.chain(adapter, optimizer, start)
     graph.link(start, 0, step, "state")
     _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
     graph.group("What the demo model draws", "#3f789e", demo, drawn, negative, latents)
@@ -745,8 +746,8 @@ def several_folders(classes: Mapping[str, Any]) -> dict[str, Any]:
         (subject, 0, others, "more_images"),
         (others, 2, report, "source"),
         (others, 0, start, "dataset"),
-        (adapter, 0, start, "adapter"),
-        (optimizer, 0, start, "optimizer"),
+        (adapter, 0, optimizer, "settings"),
+        (optimizer, 0, start, "settings"),
         (start, 0, step, "state"),
     ):
         graph.link(made, number, node, name)
@@ -814,8 +815,8 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(demo, 1, dataset, "clip")
     graph.link(demo, 2, dataset, "vae")
     graph.link(damaged, 0, start, "vae")
-    for source, name in ((dataset, "dataset"), (optimizer, "optimizer")):
-        graph.link(source, 0, start, name)
+    graph.link(dataset, 0, start, "dataset")
+    graph.chain(optimizer, start)
     graph.link(start, 0, step, "state")
     graph.link(step, 0, trained, "state")
     for text in (prompt, negative):
@@ -886,8 +887,8 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
     graph.link(demo, 0, start, "model")
-    for source, name in ((prompts, "dataset"), (adapter, "adapter"), (optimizer, "optimizer")):
-        graph.link(source, 0, start, name)
+    graph.link(prompts, 0, start, "dataset")
+    graph.chain(adapter, optimizer, start)
     graph.link(start, 0, step, "state")
     graph.link(step, 0, save, "state")
     for text in (prompt, negative):
@@ -1021,15 +1022,17 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     graph.link(dataset, 0, start, "dataset")
     graph.link(dataset, 1, sheet, "images")
     graph.link(dataset, 0, recipe, "dataset")
-    for number, wanted in enumerate(("adapter", "optimizer", "objective", "ema")):
-        graph.link(recipe, number, start, wanted)
-    graph.link(recipe, 4, why, "source")
+    graph.link(recipe, 1, why, "source")
     settings_nodes = [dataset, sheet, recipe, why, start]
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (700, 220), "Training adapter", rows=rows)
-        graph.link(adapter, 0, start, "training_only")
-        settings_nodes.append(adapter)
+        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (340, 220), "Training adapter", rows=rows)
+        only = graph.add("GraftTrainingOnlyLoRA", (800, 440 + read), (320, 80))
+        graph.link(adapter, 0, only, "lora_stack")
+        graph.chain(recipe, only, start)
+        settings_nodes += [adapter, only]
+    else:
+        graph.chain(recipe, start)
     graph.link(start, 0, step, "state")
     graph.link(prompt, 0, step, "positive")
     if family.guided_previews:
@@ -1066,9 +1069,9 @@ PAIR = (
     " for Wan 2.2, every one alike.",
     "The LoRAs are saved under `output/loras`, as `…_high_noise` and `…_low_noise`. You can stop at any time: queued"
     " again, the run continues.",
-    "**For averaged weights**, connect EMA of *Training Recipe* to *Start Training*, and put an *EMA Merge* with a"
-    " *Save LoRA* behind each training state of *Split Expert Pair*. **To train one model only**, take the other one"
-    " off *Start Training* and choose *expert* in *Objective Settings*.",
+    "**For averaged weights**, put an *EMA Merge* with a *Save LoRA* behind each training state of *Split Expert Pair*."
+    " **To train one model only**, use *Start Training* in place of *Start Training Expert Pair*, and choose *expert*"
+    " in *Objective Settings*.",
 )
 SIDES = (("high noise", 1), ("low noise", 4))  # with the MODEL's output of Split Expert Pair
 BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to the other
@@ -1098,7 +1101,7 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     why = graph.add("PreviewAny", (1180, 360), (320, 300), "What the recipe chose, and why")
     levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
     objective = graph.add("GraftObjective", (800, 60), (320, 700), expert="both", **levels)
-    start = graph.add("GraftTrainStart", (1180, 720), (320, 360), run=name)
+    start = graph.add("GraftTrainPairStart", (1180, 720), (320, 360), run=name)
     step = graph.add("TrainStep", (1560, 60), (360, 780), steps=STEPS, preview_every=PREVIEWS)
     save = graph.add("GraftSaveLoRA", (1560, 900), (360, 160), prefix=f"loras/{name}")
     for target, wanted in (
@@ -1107,20 +1110,19 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         (dataset, "vae"),
         (dataset, "clip"),
         (recipe, "model"),
-        (start, "model"),
         (start, "clip"),
         (start, "vae"),
     ):
         graph.link(*outputs[wanted], target, wanted)
+    graph.link(*outputs["model"], start, "high_noise_model")
     graph.link(second, 0, start, "low_noise_model")
     for source, output, target, wanted in (
         (dataset, 0, recipe, "dataset"),
         (dataset, 1, sheet, "images"),
-        (recipe, 4, why, "source"),
+        (recipe, 1, why, "source"),
         (dataset, 0, start, "dataset"),
-        (recipe, 0, start, "adapter"),
-        (recipe, 1, start, "optimizer"),
-        (objective, 0, start, "objective"),
+        (recipe, 0, objective, "settings"),
+        (objective, 0, start, "settings"),
         (start, 0, step, "state"),
         (prompt, 0, step, "positive"),
         (negative, 0, step, "negative"),

@@ -16,7 +16,7 @@ from .problem import Problem, WorkflowError
 from .torchrun import of_pack
 from .workflow import Graph
 
-STARTS = "GraftTrainStart"
+STARTS = ("GraftTrainStart", "GraftTrainPairStart")
 NODE = "GraftPlanTraining"  # only here; no editor shows it
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -52,7 +52,7 @@ class PlanTraining:
 
 def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
     """The graph that plans every training of `graph`. WorkflowError if there is none."""
-    starts = [node_id for node_id, node in graph.items() if node.get("class_type") == STARTS]
+    starts = [node_id for node_id, node in graph.items() if node.get("class_type") in STARTS]
     if not starts:
         raise WorkflowError([workflow.problem(graph, "", "the workflow has no Start Training, so there is no plan")])
     of_host = {"planning": of_pack(host, "host.planning")}

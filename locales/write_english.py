@@ -14,13 +14,11 @@ HERE = Path(__file__).resolve().parent
 # Display names of the inputs that are sockets only. They are not in the declarations: the editor would make a
 # display_name there the socket's label, store it in workflows, and show it in place of its translation.
 SOCKETS = {
-    "adapter": "adapter settings",
     "base": "base model",
     "captions": "list of captions",
     "clip": "CLIP",
     "conditioning": "conditioning",
     "dataset": "dataset",
-    "ema": "EMA settings",
     "empty": "empty conditioning",
     "initial": "initial LoRA",
     "latent": "latent",
@@ -28,35 +26,30 @@ SOCKETS = {
     "lora_model": "trained LoRA",
     "lora_stack": "LoRA stack",
     "loss": "losses",
-    "low_noise_adapter": "low noise adapter settings",
+    "high_noise_model": "high noise model",
     "low_noise_model": "low noise model",
+    "low_noise_settings": "low noise settings",
     "low_noise_training_only": "low noise training-only LoRA",
     "masks": "masks",
     "model": "model",
     "more_images": "more images",
     "negative": "negative prompt",
-    "objective": "objective settings",
-    "optimizer": "optimizer settings",
     "positive": "positive prompt",
     "regularisation": "regularization dataset",
+    "settings": "training settings",
     "snapshots": "snapshots",
     "state": "training state",
     "training_only": "training-only LoRA",
     "vae": "VAE",
     "validation_dataset": "validation dataset",
-    "words": "words",
 }
 
 # Display names of the outputs whose names in the declarations are ids: workflows store those, so they stay. The editor
 # looks for a name that is also the type's among `dataTypes` in main.json.
 OUTPUTS = {
-    "GRAFT_ADAPTER": "adapter settings",
     "GRAFT_DATASET": "dataset",
-    "GRAFT_EMA": "EMA settings",
-    "GRAFT_OBJECTIVE": "objective settings",
-    "GRAFT_OPTIMIZER": "optimizer settings",
+    "GRAFT_SETTINGS": "training settings",
     "GRAFT_SNAPSHOTS": "snapshots",
-    "GRAFT_WORDS": "words",
     "LORA_MODEL": "LoRA",
     "LORA_STACK": "LoRA stack",
     "LOSS_MAP": "losses",

@@ -9,10 +9,10 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.token_downsampling.tokens import MAX_DEPTH, MAX_FACTOR, METHODS, PHASES, ToDoSettings
 from .refusals import refusal
-from .schema import advanced, aliases
+from .schema import GraftNode, advanced, aliases
 
 
-class ApplyToDo(io.ComfyNode):
+class ApplyToDo(GraftNode):
     """Thins the keys and values of spatial self-attention; queries, and so the picture's detail, stay."""
 
     @classmethod
@@ -180,7 +180,7 @@ class ApplyToDo(io.ComfyNode):
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
 
-class ApplyTREAD(io.ComfyNode):
+class ApplyTREAD(GraftNode):
     """Lets part of the image's tokens skip a span of blocks while training; sampling stays whole."""
 
     @classmethod

@@ -16,7 +16,7 @@ from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
@@ -64,7 +64,7 @@ def _check_source(source: str) -> None:
         _paths(lines, host.folders.weights_path)
 
 
-class GraftSnapshots(io.ComfyNode):
+class GraftSnapshots(GraftNode):
     """Lists what to average: a run's snapshots, or files."""
 
     @classmethod
@@ -130,7 +130,7 @@ class GraftSnapshots(io.ComfyNode):
         return io.NodeOutput(snapshots, snapshots.report())
 
 
-class EMAMerge(io.ComfyNode):
+class EMAMerge(GraftNode):
     """Puts an average of weights into a model."""
 
     @classmethod

@@ -12,7 +12,7 @@ from .. import host
 from ..storage.digest import sha256, sha256_of_file
 from ..storage.file_list import files_below
 from .refusals import refusal
-from .schema import Dataset, advanced, aliases
+from .schema import Dataset, GraftNode, advanced, aliases
 
 # The names of training/data/clip_parts.py, which only a run imports.
 CLIP_PARTS = ("head", "uniform", "chunk", "slide", "full")
@@ -30,7 +30,7 @@ CONTROL_PICTURES = (
 )
 
 
-class GraftDataset(io.ComfyNode):
+class GraftDataset(GraftNode):
     """Reads pictures and captions below ComfyUI's input folder and encodes them once."""
 
     @classmethod
@@ -572,7 +572,7 @@ def _missing_inputs(inputs: dict[str, Any]) -> list[str]:
     return [f"{label} is empty: the checkpoint has none; connect one from another loader" for label in missing]
 
 
-class GraftSamples(io.ComfyNode):
+class GraftSamples(GraftNode):
     """Makes a dataset of what a graph gives: latents with a conditioning each."""
 
     @classmethod

@@ -9,13 +9,14 @@ from comfy_api.latest import io
 from .. import host
 from ..storage.digest import sha256_of_file
 from ..storage.printable import logger
+from .schema import GraftNode
 
 log = logger(__name__)
 
 BASE = Path(__file__).resolve().parents[1] / "demo" / "base.safetensors"
 
 
-class GraftDemo(io.ComfyNode):
+class GraftDemo(GraftNode):
     """Loads demo/base.safetensors with the host's own classes."""
 
     @classmethod
@@ -59,7 +60,7 @@ class GraftDemo(io.ComfyNode):
         return io.NodeOutput(*host_model.demo_model(str(BASE)), ui={"text": lines})
 
 
-class GraftDemoVAE(io.ComfyNode):
+class GraftDemoVAE(GraftNode):
     """A small VAE with weights for the demo model."""
 
     @classmethod

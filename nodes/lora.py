@@ -21,7 +21,7 @@ from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
 from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import LoraModel, LoraStack, TrainState, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced, aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,7 +137,7 @@ def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
 
-class GraftLoRAStack(io.ComfyNode):
+class GraftLoRAStack(GraftNode):
     """A list of LoRA files with strengths."""
 
     @classmethod
@@ -181,7 +181,7 @@ class GraftLoRAStack(io.ComfyNode):
         return io.NodeOutput([*earlier_rows, *new_rows], "\n".join(lines) or "no rows")
 
 
-class LoRAStackPatch(io.ComfyNode):
+class LoRAStackPatch(GraftNode):
     """Applies a stack of LoRAs in one pass. Removing it restores the base weights bit for bit."""
 
     @classmethod
@@ -267,7 +267,7 @@ class LoRAStackPatch(io.ComfyNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftLoadLoRAs(io.ComfyNode):
+class GraftLoadLoRAs(GraftNode):
     """LoRA Stack and Patch Model with LoRA Stack in one node."""
 
     @classmethod
@@ -312,7 +312,7 @@ class GraftLoadLoRAs(io.ComfyNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftSaveLoRA(io.ComfyNode):
+class GraftSaveLoRA(GraftNode):
     """Writes a LoRA file that ComfyUI and other tools load."""
 
     @classmethod
@@ -430,7 +430,7 @@ def _save_lora(
     return path, entry, note
 
 
-class GraftSaveWords(io.ComfyNode):
+class GraftSaveWords(GraftNode):
     """Saves trained words as embeddings."""
 
     @classmethod
@@ -506,7 +506,7 @@ def _with_blocks(listed: list[StackRow], blocks: list[str]) -> list[StackRow]:
     return [row.with_blocks(next(remaining)) if row[1] != 0.0 else row for row in listed]
 
 
-class GraftLoRAEffect(io.ComfyNode):
+class GraftLoRAEffect(GraftNode):
     """Measures what each block of each row of a stack does to the model's prediction."""
 
     @classmethod
@@ -609,7 +609,7 @@ class GraftLoRAEffect(io.ComfyNode):
         )
 
 
-class GraftLoRAConflicts(io.ComfyNode):
+class GraftLoRAConflicts(GraftNode):
     """Compares the rows of a stack with each other: where they cancel or repeat each other."""
 
     @classmethod

@@ -14,7 +14,7 @@ from ..patches.lora_files.merge_methods import METHODS, MergeSettings
 from ..patches.lora_files.stack_rows import rows_of
 from .lora import lora_entries
 from .refusals import refusal
-from .schema import LoraModel, LoraStack, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, advanced, aliases
 
 if TYPE_CHECKING:
     from ..patches.lora_files.entry import LoraEntry
@@ -70,7 +70,7 @@ def _described(registry: Iterable[Any]) -> str:
     return " ".join(f"{record.name} {record.help}." for record in registry)
 
 
-class GraftMergeLoRAs(io.ComfyNode):
+class GraftMergeLoRAs(GraftNode):
     """Merges a stack of LoRAs into one LoRA."""
 
     @classmethod
@@ -242,7 +242,7 @@ class GraftMergeLoRAs(io.ComfyNode):
         )
 
 
-class GraftExtractLoRA(io.ComfyNode):
+class GraftExtractLoRA(GraftNode):
     """Extracts the difference of two models as a LoRA."""
 
     @classmethod

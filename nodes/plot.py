@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from .schema import LossMap, aliases
+from .schema import GraftNode, LossMap, aliases
 
 
-class GraftLossPlot(io.ComfyNode):
+class GraftLossPlot(GraftNode):
     """Draws every loss faintly and the smoothed curve on top."""
 
     @classmethod

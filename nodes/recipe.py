@@ -5,10 +5,10 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from .schema import EMA, Adapter, Dataset, Objective, Optimizer, aliases
+from .schema import Dataset, GraftNode, Settings, aliases
 
 
-class GraftRecipe(io.ComfyNode):
+class GraftRecipe(GraftNode):
     """Chooses adapter, optimizer, objective and EMA settings and says why."""
 
     @classmethod
@@ -75,10 +75,7 @@ class GraftRecipe(io.ComfyNode):
                 ),
             ],
             outputs=[
-                Adapter.Output(display_name="GRAFT_ADAPTER"),
-                Optimizer.Output(display_name="GRAFT_OPTIMIZER"),
-                Objective.Output(display_name="GRAFT_OBJECTIVE"),
-                EMA.Output(display_name="GRAFT_EMA"),
+                Settings.Output(display_name="GRAFT_SETTINGS"),
                 io.String.Output(display_name="report"),
             ],
         )
@@ -92,6 +89,7 @@ class GraftRecipe(io.ComfyNode):
         from ..training.recipes.choose import Wish, recipe
         from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report
+        from ..training.settings import TrainingSettings
 
         wish = Wish(goal, memory, strength, steps)
         diffusion_model = model.model.diffusion_model
@@ -101,7 +99,8 @@ class GraftRecipe(io.ComfyNode):
         pictures = pictures_of(dataset) if dataset is not None else ()
         chosen = recipe(facts, wish, device, pictures)
         text = report(chosen, facts, wish, device)
-        return io.NodeOutput(chosen.adapter, chosen.optimizer, chosen.objective, chosen.ema, text)
+        settings = TrainingSettings(chosen.adapter, chosen.optimizer, chosen.objective, chosen.ema)
+        return io.NodeOutput(settings, text)
 
 
 NODES = [GraftRecipe]

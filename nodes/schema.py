@@ -1,26 +1,112 @@
-"""What the nodes' schemas are made of beside ComfyUI's own: socket types, advanced inputs and search aliases."""
+"""What the nodes' schemas are made of beside ComfyUI's own: the base class, socket types, inputs of declared settings,
+and search aliases.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
+from ..settings.declaration import Setting, declared
+from .refusals import WIDGETS, input_errors, refusal
+
 # Graft's own sockets, and those shared with other packs.
-Adapter = io.Custom("GRAFT_ADAPTER")
 Dataset = io.Custom("GRAFT_DATASET")
-EMA = io.Custom("GRAFT_EMA")
 LoraModel = io.Custom("LORA_MODEL")
 LoraStack = io.Custom("LORA_STACK")
 LossMap = io.Custom("LOSS_MAP")
-Objective = io.Custom("GRAFT_OBJECTIVE")
-Optimizer = io.Custom("GRAFT_OPTIMIZER")
+Settings = io.Custom("GRAFT_SETTINGS")
 Snapshots = io.Custom("GRAFT_SNAPSHOTS")
 TrainState = io.Custom("TRAIN_STATE")
-Words = io.Custom("GRAFT_WORDS")
 
 _HAS_ALIASES = any(field.name == "search_aliases" for field in dataclasses.fields(io.Schema))  # newer than 0.3.64
+
+
+class GraftNode(io.ComfyNode):
+    """A node whose inputs are checked by their declarations, whatever way a value came in.
+
+    ComfyUI checks the bounds of what is typed into a node, but of no value that comes through a link, and of none that
+    `validate_inputs` takes. Here `execute` gets what its schema allows: a number out of its bounds, NaN, a choice that
+    is none or a text in a number's place ends the node before anything runs, by the label of the input.
+
+    A subclass may have `declares`, a dataclass of declared settings (`settings.declaration`): `inputs_of` makes its
+    inputs, and `execute` takes one of it as `chosen` in their place. `judged` are the names of settings that are looked
+    at together before a workflow runs: each group where all its values are known.
+    """
+
+    declares: ClassVar[type | None] = None
+    judged: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        execute = cls.__dict__.get("execute")
+        if execute is not None and not hasattr(execute.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
+            cls.execute = classmethod(_checked(execute.__func__))  # type: ignore[method-assign]
+        if "judged" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
+            cls.validate_inputs = classmethod(_judge(cls.judged))  # type: ignore[method-assign]
+
+    @classmethod
+    def check_settings(cls, **values: Any) -> None:
+        """Raises ValueError or FileNotFoundError for settings that are wrong; those that are not given are right."""
+        assert cls.declares is not None
+        cls.declares(**values)
+
+
+def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """`execute` of a node with every value checked by the schema, and its settings in one dataclass."""
+
+    @functools.wraps(execute)
+    def run(cls: type[GraftNode], **values: Any) -> Any:
+        errors = input_errors(cls.define_schema(), values)
+        if errors:
+            raise ValueError(errors)
+        if cls.declares is not None:
+            given = {name: values.pop(name) for name in declared(cls.declares) if name in values}
+            values["chosen"] = cls.declares(**given)
+        return execute(cls, **values)
+
+    return run
+
+
+def _judge(groups: tuple[tuple[str, ...], ...]) -> Callable[..., Any]:
+    """`validate_inputs` of a node that takes the settings of these groups.
+
+    ComfyUI names an error of it at every input that it takes, and asks its signature which these are.
+    """
+    names = tuple(dict.fromkeys(name for group in groups for name in group))
+
+    def validate_inputs(cls: type[GraftNode], **values: Any) -> bool | str:
+        return refusal(cls, cls.check_settings, *groups, **values)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter("cls", kind), *(inspect.Parameter(name, kind, default=None) for name in names)]
+    validate_inputs.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return validate_inputs
+
+
+def inputs_of(settings: type) -> list[Any]:
+    """The inputs of a node for the settings that a dataclass declares, in its order. A workflow need only name those
+    that differ from their defaults.
+    """
+    return [setting_input(name, one) for name, one in declared(settings).items()]
+
+
+def setting_input(name: str, one: Setting) -> Any:
+    """The input of one declared setting."""
+    kind = io.Combo if one.choices is not None else WIDGETS[one.kind]
+    bounds = {"min": one.low, "max": one.high, "step": one.step, "options": one.options()}
+    given = {key: value for key, value in bounds.items() if value is not None}
+    if one.multiline:
+        given["multiline"] = True
+    if one.finer:
+        given["round"] = False
+    given |= {"display_name": one.label, "default": one.default, "tooltip": one.help, "optional": True}
+    return advanced(kind, name, **given) if one.advanced else kind.Input(name, **given)
 
 
 def advanced(kind: Any, identifier: str, **declared: Any) -> Any:
@@ -41,12 +127,16 @@ def aliases(*words: str) -> dict[str, list[str]]:
     return {}
 
 
-def run_average() -> Any:
-    """The input of nodes that begin a run: its EMA settings."""
-    return EMA.Input(
-        "ema",
+def run_settings() -> Any:
+    """The input of nodes that begin a run: its settings."""
+    return Settings.Input(
+        "settings",
         optional=True,
-        tooltip="Keeps an average of the weights, from EMA Settings. If left empty, there is no average.",
+        tooltip=(
+            "What to train and how, from Training Recipe, or from Adapter, Optimizer, Objective and EMA Settings, one"
+            " after another. If left empty: a LoRA of rank 16 on the attention layers with AdamW at 1e-4, and no"
+            " average."
+        ),
     )
 
 

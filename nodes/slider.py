@@ -8,13 +8,13 @@ from comfy_api.latest import io
 
 from .. import host
 from .refusals import refusal
-from .schema import Dataset, advanced, aliases
+from .schema import Dataset, GraftNode, advanced, aliases
 
 # The names of training/objective/slider.py, which only a run imports.
 METHODS = ("both directions", "concept sliders", "picture pairs", "ai-toolkit")
 
 
-class GraftSlider(io.ComfyNode):
+class GraftSlider(GraftNode):
     """Makes a dataset that trains a slider."""
 
     @classmethod

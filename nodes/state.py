@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from .. import host
 from ..storage.file_list import files_below
 from .refusals import refusal
-from .schema import Dataset, LoraModel, LoraStack, TrainState, advanced, aliases
+from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced, aliases
 from .training import training_only_lora
 
 
@@ -24,7 +24,7 @@ def _folder_of(name: str) -> Path:
     return saved_states.folder_of(_root(), name)
 
 
-class GraftSaveState(io.ComfyNode):
+class GraftSaveState(GraftNode):
     """Saves a state under a name."""
 
     @classmethod
@@ -98,7 +98,7 @@ def _save(state: Any, name: str, max_shard_gb: float) -> tuple[str, str]:
     return str(folder), message
 
 
-class GraftLoadState(io.ComfyNode):
+class GraftLoadState(GraftNode):
     """Loads a saved state."""
 
     @classmethod
@@ -271,7 +271,7 @@ def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_o
     return replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched))
 
 
-class GraftSplitExperts(io.ComfyNode):
+class GraftSplitExperts(GraftNode):
     """The states, models and LoRAs of both experts of a pair."""
 
     @classmethod
@@ -306,7 +306,7 @@ class GraftSplitExperts(io.ComfyNode):
 
         if not isinstance(state, ExpertPair):
             raise ValueError(
-                "Split Expert Pair: this training state is of one model. Connect low noise model to Start Training to"
+                "Split Expert Pair: this training state is of one model. Begin with Start Training Expert Pair to"
                 " train a pair, or take this node out."
             )
         outputs: list[Any] = []

@@ -12,25 +12,24 @@ from .. import host
 from ..patches.lora_files.stack_rows import rows_of
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
+from ..training.settings import NODES as PARTS
+from ..training.settings import TrainingSettings
 from ..training.store.names import KEEPS, check_run_name
 from ..training.trainable.settings import AdapterSettings
 from .lora import used_entries
 from .refusals import refusal
 from .schema import (
-    Adapter,
     Dataset,
+    GraftNode,
     LoraModel,
-    LoraStack,
     LossMap,
-    Objective,
-    Optimizer,
+    Settings,
     TrainState,
-    Words,
     advanced,
     aliases,
-    run_average,
     run_name,
     run_seed,
+    run_settings,
 )
 
 
@@ -44,7 +43,7 @@ def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) 
     return training_only.read(model, entries, full_weights)
 
 
-class GraftTrainStart(io.ComfyNode):
+class GraftTrainStart(GraftNode):
     """Joins model, dataset and settings into a state at step 0."""
 
     @classmethod
@@ -67,76 +66,66 @@ class GraftTrainStart(io.ComfyNode):
                     ),
                 ),
                 Dataset.Input("dataset", tooltip="From Dataset: the images and captions to train on."),
+                run_settings(),
                 io.Clip.Input(
                     "clip",
                     optional=True,
-                    tooltip="Passed on to Train Step's CLIP output. Needed if you train the text encoder.",
+                    tooltip="Passed on to Train Step's CLIP output. Needed if you train the text encoder or words.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
-                Adapter.Input(
-                    "adapter",
-                    optional=True,
-                    tooltip=(
-                        "What to train, from Adapter Settings. If left empty, a LoRA of rank 16 on the attention"
-                        " layers."
-                    ),
-                ),
-                Optimizer.Input(
-                    "optimizer",
-                    optional=True,
-                    tooltip="How to train, from Optimizer Settings. If left empty, AdamW at 1e-4 with batch size 1.",
-                ),
-                Objective.Input(
-                    "objective",
-                    optional=True,
-                    tooltip=(
-                        "The loss and noise settings, from Objective Settings. If left empty, the model's own"
-                        " objective."
-                    ),
-                ),
-                run_average(),
                 run_seed(),
                 run_name("run"),
-                LoraStack.Input(
-                    "training_only",
+            ],
+            outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
+        )
+
+    @classmethod
+    def validate_inputs(cls, run=None) -> bool | str:
+        return refusal(cls, check_run_name, run=run)
+
+    @classmethod
+    def execute(cls, model, dataset, settings=None, clip=None, vae=None, seed=0, run="run") -> io.NodeOutput:
+        from ..training.objective import experts
+
+        settings = settings or TrainingSettings()
+        _check_words(settings, clip)
+        objective = settings.objective or objectives.ObjectiveSettings()
+        objective = experts.with_own_boundary(objective, model.model.diffusion_model)
+        subject = model, dataset, clip, vae
+        return io.NodeOutput(*_begun(*subject, replace(settings, objective=objective), seed, run))
+
+
+class GraftTrainPairStart(GraftNode):
+    """Joins both experts of a pair, a dataset and settings into a state at step 0."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="GraftTrainPairStart",
+            display_name="Start Training Expert Pair",
+            category="Graft/training",
+            description=(
+                "For Wan 2.2 14B, which is two models: combines both, a dataset and settings into one training state."
+                " Train Step then trains both in turn, each for its steps, and each gets a LoRA."
+            ),
+            **aliases("wan 2.2", "high noise", "low noise", "mixture of experts", "train lora"),
+            inputs=[
+                io.Model.Input("high_noise_model", tooltip="The high noise model. Its weights are never changed."),
+                io.Model.Input("low_noise_model", tooltip="The low noise model. Its weights are never changed."),
+                Dataset.Input("dataset", tooltip="From Dataset: the clips or images and captions to train on."),
+                run_settings(),
+                Settings.Input(
+                    "low_noise_settings",
                     optional=True,
                     tooltip=(
-                        "For distilled models such as Z-Image Turbo: their training adapter, from LoRA Stack. It is on"
-                        " while the loss is computed, and off in previews, in MODEL and in what is saved."
+                        "What is different for the low noise model: Adapter Settings with its own rank or initial LoRA,"
+                        " and its own Training-only LoRA. If left empty, both models have the same settings."
                     ),
                 ),
-                Words.Input(
-                    "words",
-                    optional=True,
-                    tooltip=(
-                        "Words to train beside the adapter or alone, from Train Words (textual inversion). Connect CLIP"
-                        " too."
-                    ),
-                ),
-                io.Model.Input(
-                    "low_noise_model",
-                    optional=True,
-                    tooltip=(
-                        "For Wan 2.2 14B, which is two models: connect the low noise one here and the high noise one to"
-                        " model. Train Step then trains both in turn, each for its steps, and each gets a LoRA."
-                    ),
-                ),
-                Adapter.Input(
-                    "low_noise_adapter",
-                    optional=True,
-                    tooltip=(
-                        "What to train of the low noise model, from another Adapter Settings: with its own initial LoRA"
-                        " or rank. If left empty, both models have the same adapter settings."
-                    ),
-                ),
-                LoraStack.Input(
-                    "low_noise_training_only",
-                    optional=True,
-                    tooltip=(
-                        "The training-only LoRA of the low noise model. That of the high noise model goes to"
-                        " training-only LoRA."
-                    ),
-                ),
+                io.Clip.Input("clip", optional=True, tooltip="Passed on to Train Step's CLIP output."),
+                io.Vae.Input("vae", optional=True, tooltip="For the previews of Train Step."),
+                run_seed(),
+                run_name("run"),
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
@@ -148,113 +137,82 @@ class GraftTrainStart(io.ComfyNode):
     @classmethod
     def execute(
         cls,
-        model,
+        high_noise_model,
+        low_noise_model,
         dataset,
+        settings=None,
+        low_noise_settings=None,
         clip=None,
         vae=None,
-        adapter=None,
-        optimizer=None,
-        objective=None,
-        ema=None,
         seed=0,
         run="run",
-        training_only=None,
-        words=None,
-        low_noise_model=None,
-        low_noise_adapter=None,
-        low_noise_training_only=None,
     ) -> io.NodeOutput:
-        from ..training.distributed.process_group import current
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
 
-        _check_words(words, adapter, clip, low_noise_model)
-        adapter = adapter or AdapterSettings()
-        optimizer = optimizers.of_ranks(optimizer or optimizers.OptimizerSettings(), current().as_ranks)
-        objective = objective or objectives.ObjectiveSettings()
-
-        def begun(model: Any, adapter: Any, objective: Any, training_only: Any, run: str) -> tuple[Any, str]:
-            settings = optimizer, objective, ema, seed, run
-            return _begun(model, dataset, clip, vae, adapter, *settings, training_only, words)
-
-        if low_noise_model is None:
-            _check_single(low_noise_adapter, low_noise_training_only)
-            objective = experts.with_own_boundary(objective, model.model.diffusion_model)
-            return io.NodeOutput(*begun(model, adapter, objective, training_only, run))
-        _check_pair(adapter, low_noise_adapter, training_only, low_noise_training_only)
-        high, low = experts.of_pair(objective, model.model.diffusion_model)
-        high_run, low_run = experts.pair_names(run)
-        high_state, report = begun(model, adapter, high, training_only, high_run)
-        low_state, low_report = begun(
-            low_noise_model, low_noise_adapter or adapter, low, low_noise_training_only, low_run
+        settings = settings or TrainingSettings()
+        own = low_noise_settings or TrainingSettings()
+        _check_pair(settings, own)
+        high, low = experts.of_pair(
+            settings.objective or objectives.ObjectiveSettings(), high_noise_model.model.diffusion_model
         )
+        low_settings = replace(
+            settings,
+            objective=low,
+            adapter=own.adapter or settings.adapter,
+            training_only=own.training_only,
+        )
+        high_run, low_run = experts.pair_names(run)
+        others = dataset, clip, vae
+        high_state, report = _begun(high_noise_model, *others, replace(settings, objective=high), seed, high_run)
+        low_state, low_report = _begun(low_noise_model, *others, low_settings, seed, low_run)
         if high_state.start.model == low_state.start.model:
             raise ValueError(
-                "Start Training: model and low noise model are the same model. Connect the high noise expert to model"
-                " and the low noise expert to low noise model."
+                "Start Training Expert Pair: high noise model and low noise model are the same model. Connect each"
+                " expert to its own input."
             )
         return io.NodeOutput(ExpertPair(high_state, low_state), f"{report}\n\n{low_report}")
 
 
-def _check_single(low_noise_adapter: Any, low_noise_training_only: Any) -> None:
-    """Raises ValueError where one model is trained, and something of the other of a pair is connected."""
-    for label, given in (
-        ("low noise adapter settings", low_noise_adapter),
-        ("low noise training-only LoRA", low_noise_training_only),
-    ):
-        if given is not None:
-            raise ValueError(
-                f"Start Training: {label} is connected, and low noise model is not. Connect the low noise model, or"
-                f" take {label} off."
-            )
-
-
-def _check_pair(
-    adapter: AdapterSettings, low_noise_adapter: Any, training_only: Any, low_noise_training_only: Any
-) -> None:
-    """Raises ValueError for what one expert at a time can be trained with only, and for what only one of them has."""
+def _check_pair(settings: TrainingSettings, own: TrainingSettings) -> None:
+    """Raises ValueError for what only one expert at a time can be trained with, and for what only one of them has;
+    `own` are the settings of the low noise expert alone.
+    """
     from ..training.distributed.process_group import current
 
-    alone, missing = [], []
-    if adapter.text_encoder or (low_noise_adapter is not None and low_noise_adapter.text_encoder):
-        alone.append("train text encoder is on: both experts read the one text encoder, so switch it off")
+    node = "Start Training Expert Pair"
+    shared = "which both experts share: connect it to settings"
+    own.refuse_others(("adapter", "training_only"), node, shared)
+    adapters = [one for one in (settings.adapter, own.adapter) if one is not None]
+    problems = []
+    if settings.words is not None:
+        problems.append(
+            "Train Words is in settings, and each of the two models would train vectors of its own for one word"
+        )
+    if any(one.text_encoder for one in adapters):
+        problems.append("train text encoder is on: both experts read the one text encoder, so switch it off")
     if current().size > 1:
-        alone.append("there are several ranks, and a pair is trained on one")
-    if adapter.initial is not None and low_noise_adapter is None:
-        missing.append(
+        problems.append("there are several ranks, and a pair is trained on one")
+    if settings.adapter is not None and settings.adapter.initial is not None and own.adapter is None:
+        problems.append(
             "an initial LoRA is connected to Adapter Settings, which is that of one expert: connect another Adapter"
-            " Settings, with the low noise expert's initial LoRA or without one, to low noise adapter settings"
+            " Settings, with the low noise expert's initial LoRA or without one, to low noise settings"
         )
-    if training_only and low_noise_training_only is None:
-        missing.append(
-            "the training-only LoRA is that of the high noise expert: connect that of the low noise expert to low"
-            " noise training-only LoRA, or an empty LoRA Stack where it has none"
-        )
-    if low_noise_training_only and training_only is None:
-        missing.append(
-            "the low noise training-only LoRA is that of the low noise expert: connect that of the high noise expert"
-            " to training-only LoRA, or an empty LoRA Stack where it has none"
-        )
-    if alone or missing:
-        remedy = ""
-        if alone:
-            remedy = " To keep it, train each expert in a run of its own."
-        raise ValueError(f"Start Training: low noise model is connected, and {'; '.join([*alone, *missing])}.{remedy}")
+    for mine, other, expert, place in (
+        (settings.training_only, own.training_only, "low noise", "low noise settings"),
+        (own.training_only, settings.training_only, "high noise", "settings"),
+    ):
+        if mine and other is None:
+            problems.append(
+                f"only one expert has a training-only LoRA: connect Training-only LoRA with that of the {expert}"
+                f" expert to {place}, or with an empty LoRA Stack where it has none"
+            )
+    if problems:
+        raise ValueError(f"{node}: {'; '.join(problems)}. To train them so, train each expert in a run of its own.")
 
 
 def _begun(
-    model: Any,
-    dataset: Any,
-    clip: Any,
-    vae: Any,
-    adapter: AdapterSettings,
-    optimizer: Any,
-    objective: Any,
-    ema: Any,
-    seed: int,
-    run: str,
-    training_only: Any,
-    words: Any,
+    model: Any, dataset: Any, clip: Any, vae: Any, chosen: TrainingSettings, seed: int, run: str
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
     from ..host import planning
@@ -262,13 +220,16 @@ def _begun(
     from ..host.latents import check_dataset
     from ..training import state as states
     from ..training.data import sliders
+    from ..training.distributed.process_group import current
     from ..training.reports import text
     from ..training.store.store import Store
     from ..training.trainable.words import check_reference
     from .step_call import Subject, noted
 
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
-    settings = states.Settings(optimizer, objective)
+    adapter, words = chosen.adapter or AdapterSettings(), chosen.words
+    optimizer = optimizers.of_ranks(chosen.optimizer or optimizers.OptimizerSettings(), current().as_ranks)
+    settings = states.Settings(optimizer, chosen.objective or objectives.ObjectiveSettings())
     levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
     sampling = levels.get_model_object("model_sampling")
     prediction = host.model_sampling.prediction_type(sampling)
@@ -290,9 +251,11 @@ def _begun(
     identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
     foreign = unhashed
     unhashed += dataset.unhashed
-    switched = training_only_lora(model, training_only, adapter.full_weights)
+    switched = training_only_lora(model, chosen.training_only, adapter.full_weights)
     words, vectors, notes = _begun_words(words, clip, model, dataset)
-    start = states.Start(identity, dataset.digest, adapter, ema, seed, switched.identity if switched else "", words)
+    start = states.Start(
+        identity, dataset.digest, adapter, chosen.ema, seed, switched.identity if switched else "", words
+    )
     base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
     encoder, parts = _trained_encoder(adapter, clip, model, dataset)
     state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
@@ -314,21 +277,16 @@ def _begun(
     return state, "\n".join([report, *memory, *notes])
 
 
-def _check_words(words: Any, adapter: Any, clip: Any, low_noise_model: Any) -> None:
+def _check_words(settings: TrainingSettings, clip: Any) -> None:
     """Raises ValueError where words cannot be trained with what is connected."""
-    if words is None:
+    if settings.words is None:
         return
     if clip is None:
-        raise ValueError("Start Training: Train Words is connected, and no CLIP is. Connect the model's CLIP.")
-    if low_noise_model is not None:
+        raise ValueError("Start Training: Train Words is in settings, and no CLIP is connected. Connect the model's.")
+    if settings.words.alone and settings.adapter is not None:
         raise ValueError(
-            "Start Training: Train Words is connected, and so is low noise model: each of the two models would train"
-            " vectors of its own for one word. Disconnect one of them."
-        )
-    if words.alone and adapter is not None:
-        raise ValueError(
-            "Start Training: words only is on in Train Words, and Adapter Settings is connected. Disconnect it, or"
-            " switch words only off."
+            "Start Training: words only is on in Train Words, and settings has Adapter Settings. Take it out, or switch"
+            " words only off."
         )
 
 
@@ -354,7 +312,7 @@ def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: A
     return clip.cond_stage_model, trainable_parts(clip, model, dataset.clip_skip)
 
 
-class TrainStep(io.ComfyNode):
+class TrainStep(GraftNode):
     """Trains some steps: takes a state and returns a new one. The old state stays valid."""
 
     @classmethod
@@ -432,20 +390,12 @@ class TrainStep(io.ComfyNode):
                 io.Latent.Input(
                     "latent", optional=True, tooltip="The size of the previews, and the latent they start from."
                 ),
-                Optimizer.Input(
-                    "optimizer",
+                Settings.Input(
+                    "settings",
                     optional=True,
                     tooltip=(
-                        "Optional. New optimizer settings from this step on. If left empty, the settings already"
-                        " in the state are used."
-                    ),
-                ),
-                Objective.Input(
-                    "objective",
-                    optional=True,
-                    tooltip=(
-                        "Optional. New loss and noise settings from this step on. If left empty, the settings"
-                        " already in the state are used."
+                        "Optional. New optimizer, loss and noise settings from this step on. If left empty, the"
+                        " settings already in the state are used."
                     ),
                 ),
                 advanced(
@@ -542,8 +492,7 @@ class TrainStep(io.ComfyNode):
         positive=None,
         negative=None,
         latent=None,
-        optimizer=None,
-        objective=None,
+        settings=None,
         keep="best",
         snapshot_minutes=10.0,
         tensorboard=False,
@@ -557,6 +506,8 @@ class TrainStep(io.ComfyNode):
         from .step_call import Sampled, StepCall, outputs, planned
 
         group = process_group.current()
+        settings = settings or TrainingSettings()
+        optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
         sampled = Sampled(positive, negative, latent, _check_values(tensorboard, prompts))
@@ -570,6 +521,7 @@ class TrainStep(io.ComfyNode):
         if cls.hidden:
             node = cls.hidden.unique_id
         place = node, _workflow_id(cls.hidden)
+        _check_change(settings, state.high if isinstance(state, ExpertPair) else state)
         if isinstance(state, ExpertPair):
             from .expert_training import ExpertTraining
 
@@ -594,6 +546,23 @@ class TrainStep(io.ComfyNode):
         return outputs(result, result, report, [call.ended(result)], call.pictures)
 
 
+def _check_change(settings: TrainingSettings, state: Any) -> None:
+    """Raises ValueError for new settings of what a run cannot change once it has begun. The same settings again are
+    none: a recipe may go to Start Training and to Train Step.
+    """
+    start = state.start
+    begun = {"adapter": replace(start.adapter, with_sound=False), "ema": start.ema, "words": start.words}
+    for name, before in begun.items():
+        new = getattr(settings, name)
+        if name == "words" and new is not None and before is not None:
+            new = replace(new, bounds=before.bounds)
+        if new is not None and new != before:
+            raise ValueError(
+                f"Train Step: settings changes {PARTS[name]}, and a run keeps those that it began with: begin another"
+                " run with Start Training, or connect only Optimizer Settings or Objective Settings here."
+            )
+
+
 def _workflow_id(hidden: Any) -> str | None:
     """The id of the editor's workflow that a node runs in, None where it has none: new ones have zeros."""
     sent = getattr(hidden, "extra_pnginfo", None)
@@ -615,4 +584,4 @@ def _check_values(tensorboard: bool = False, prompts: str = "") -> list[Any]:
     return preview_prompts(prompts)
 
 
-NODES = [GraftTrainStart, TrainStep]
+NODES = [GraftTrainStart, GraftTrainPairStart, TrainStep]

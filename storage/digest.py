@@ -89,16 +89,6 @@ class HashedChunks:
         return self._digest.hexdigest()
 
 
-def hashed_settings(settings: Any, later: Collection[str], never: Collection[str] = ()) -> dict[str, Any]:
-    """What is hashed of a settings dataclass: its settings by name, as plain values.
-
-    Those of `later` are left out at their defaults, which are what stood before there were these settings; those of
-    `never` always.
-    """
-    values: dict[str, Any] = {}
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        is_told = setting.name not in later or value != setting.default
-        if is_told and setting.name not in never:
-            values[setting.name] = value
-    return values
+def hashed_settings(settings: Any, never: Collection[str] = ()) -> dict[str, Any]:
+    """What is hashed of a settings dataclass: its settings by name, as plain values, without those of `never`."""
+    return {one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in never}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import importlib
 import inspect
 import logging
@@ -45,6 +46,22 @@ class Capture:
     def keep(self, value: list, name: list) -> dict:
         Capture.values[name[0]] = value[0] if len(value) == 1 else value
         return {}
+
+
+def one_link(inputs: dict[str, Any]) -> dict[str, Any]:
+    """A node's inputs in which what several settings nodes gave, by part (adapter=..., optimizer=...), is one
+    `settings`, as a chain of these nodes gives it.
+    """
+    parts = {name: value for name, value in inputs.items() if name != "settings" and hasattr(value, "refuse_others")}
+    parts.pop("low_noise_settings", None)
+    if not parts:
+        return inputs
+    settings = inputs.get("settings")
+    for given in parts.values():
+        chosen = {name: getattr(given, name) for name in given.chosen()}
+        settings = dataclasses.replace(settings or type(given)(), **chosen)
+    rest = {name: value for name, value in inputs.items() if name not in parts}
+    return {**rest, "settings": settings}
 
 
 class Host:
@@ -148,7 +165,7 @@ class Host:
     def call(self, node_id: str, **inputs: Any) -> tuple:
         """Run one node under inference mode, its widgets' defaults filled in; returns its outputs as a tuple."""
         cls: Any = self.node(node_id)
-        values = {**self.defaults(node_id), **inputs}
+        values = {**self.defaults(node_id), **one_link(inputs)}
         if getattr(cls, "INPUT_IS_LIST", False):
             values = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
         with torch.inference_mode():

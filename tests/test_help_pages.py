@@ -53,7 +53,12 @@ def expected_inputs(schema, language):
     """What a page lists of a node's inputs: as the editor names them, with their ids."""
     names = locale(language)[schema.node_id]["inputs"]
     return [
-        (names[declared.id]["name"], declared.id, bool(declared.optional), "advanced" in declared.extra_dict)
+        (
+            names[declared.id]["name"],
+            declared.id,
+            bool(declared.optional) and not hasattr(declared, "default"),
+            "advanced" in declared.extra_dict,
+        )
         for declared in schema.inputs
     ]
 

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
+PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
 
 
 def module_name(path):

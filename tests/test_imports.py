@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("storage", "host", "nodes", "patches", "ema", "training", "headless", "demo")
+ROOMS = ("settings", "storage", "host", "nodes", "patches", "ema", "training", "headless", "demo")
 HOST_MODULES = {
     "comfy",
     "comfy_api",
@@ -20,11 +20,12 @@ HOST_MODULES = {
     "latent_preview",
 }
 MAY_IMPORT = {
+    "settings": set(),
     "storage": set(),
-    "patches": {"storage"},
-    "ema": {"storage"},
-    "training": {"storage", "patches", "ema"},
-    "nodes": {"storage", "host", "training", "patches", "ema", "demo"},
+    "patches": {"settings", "storage"},
+    "ema": {"settings", "storage"},
+    "training": {"settings", "storage", "patches", "ema"},
+    "nodes": {"settings", "storage", "host", "training", "patches", "ema", "demo"},
     "headless": {"storage", "host", "comfyui_api_stubs"},
     "host": {"storage", "patches", "training"},
     "demo": {"storage", "host", "training", "ema", "comfyui_api_stubs"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
+PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
 NODES = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
 LABELS = {(input_id, texts["name"]) for node in NODES.values() for input_id, texts in node["inputs"].items()}
 VALUE = "\0"  # stands for what is filled into a text

@@ -6,7 +6,7 @@ import pytest
 from graft_nodes.tests.mutation import nearest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
+PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
 
 
 def product_files():

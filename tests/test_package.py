@@ -21,6 +21,7 @@ FOLDERS = (
     "host",
     "patches",
     "ema",
+    "settings",
     "training",
     "headless",
     "demo",

@@ -21,6 +21,7 @@ const CREATED = {
   GraftDataset: dataset.addDatasetPanel,
   GraftLoRAConflicts: addConflictsPanel,
   GraftLoRAEffect: addEffectPanel,
+  GraftTrainPairStart: training.keepSeed,
   GraftTrainStart: training.keepSeed,
   TrainStep: training.addTrainingPanel,
 }

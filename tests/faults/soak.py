@@ -132,8 +132,11 @@ def trains(run: str, steps: int, seed: int, rate: float) -> dict[str, Any]:
             "inputs": {"folder": "concept", "vae": ["1", 2], "clip": ["1", 1], "resolution": 128},
         },
         "3": {"class_type": "GraftAdapter", "inputs": {"kind": "lora", "rank": 4}},
-        "4": {"class_type": "GraftOptimizer", "inputs": {"learning_rate": rate, "batch_size": 2, "total_steps": 40}},
-        "5": {"class_type": "GraftEMA", "inputs": {"schedule": "ramp"}},
+        "4": {
+            "class_type": "GraftOptimizer",
+            "inputs": {"settings": ["3", 0], "learning_rate": rate, "batch_size": 2, "total_steps": 40},
+        },
+        "5": {"class_type": "GraftEMA", "inputs": {"settings": ["4", 0], "schedule": "ramp"}},
         "6": {
             "class_type": "GraftTrainStart",
             "inputs": {
@@ -141,9 +144,7 @@ def trains(run: str, steps: int, seed: int, rate: float) -> dict[str, Any]:
                 "dataset": ["2", 0],
                 "clip": ["1", 1],
                 "vae": ["1", 2],
-                "adapter": ["3", 0],
-                "optimizer": ["4", 0],
-                "ema": ["5", 0],
+                "settings": ["5", 0],
                 "seed": seed,
                 "run": run,
             },

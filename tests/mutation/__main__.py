@@ -25,7 +25,7 @@ from .record import Record, is_final
 from .trials import STAGES, Copy, Trials, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
+PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
 Place = tuple[PurePosixPath, Change]
 
 

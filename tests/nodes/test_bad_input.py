@@ -46,22 +46,20 @@ def _workflow(host, folder, run, steps=2, **given):
         "1": node("GraftDemo"),
         "2": node("GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=64),
         "3": node("GraftAdapter", rank=2),
-        "4": node("GraftOptimizer", **settings),
-        "5": node("GraftObjective"),
+        "4": node("GraftOptimizer", settings=["3", 0], **settings),
+        "5": node("GraftObjective", settings=["4", 0]),
         "7": node(
             "GraftTrainStart",
             model=["1", 0],
             dataset=["2", 0],
-            adapter=["3", 0],
-            optimizer=["4", 0],
-            objective=["5", 0],
+            settings=["5", 0],
             run=run,
         ),
         "10": node("TrainStep", state=["7", 0], steps=steps, validate_every=1),
     }
     if "GraftEMA" in given:
-        prompt["6"] = node("GraftEMA")
-        prompt["7"]["inputs"]["ema"] = ["6", 0]
+        prompt["6"] = node("GraftEMA", settings=["5", 0])
+        prompt["7"]["inputs"]["settings"] = ["6", 0]
     return prompt
 
 

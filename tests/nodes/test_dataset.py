@@ -192,14 +192,13 @@ def _train(host, folder, steps, run, optimizer=None, **given):
             "GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=64, **{"validation": 0.0, **given}
         ),
         "3": node("GraftAdapter", rank=2),
-        "4": node("GraftOptimizer", **optimizer),
+        "4": node("GraftOptimizer", settings=["3", 0], **optimizer),
         "7": node(
             "GraftTrainStart",
             model=["1", 0],
             clip=["1", 1],
             dataset=["2", 0],
-            adapter=["3", 0],
-            optimizer=["4", 0],
+            settings=["4", 0],
             run=run,
         ),
     }

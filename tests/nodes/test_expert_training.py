@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from graft_nodes.tests.host_fixture import one_link
 from graft_nodes.training.state import equal
 from PIL import Image
 from safetensors import safe_open
@@ -52,13 +53,24 @@ def objective(host, expert="both"):
 
 
 def begun(host, parts, run, expert="both", model=None, low="connected", **given):
+    """`given` are settings by part, with low_noise_ before those of the low noise expert alone."""
     high, low_model, clip, vae, dataset = parts
-    if low == "connected":
-        given["low_noise_model"] = low_model
     given.setdefault("adapter", host.call("GraftAdapter", rank=2)[0])
+    own = {}
+    for prefix, place in (("low_noise_", own), ("", given)):
+        stack = given.pop(f"{prefix}training_only", None)
+        if stack is not None:
+            place["training_only"] = host.call("GraftTrainingOnlyLoRA", lora_stack=stack)[0]
+    if "low_noise_adapter" in given:
+        own["adapter"] = given.pop("low_noise_adapter")
+    if own:
+        given["low_noise_settings"] = one_link(own)["settings"]
+    models = {"model": model or high}
+    if low == "connected":
+        models = {"high_noise_model": model or high, "low_noise_model": low_model}
     return host.call(
-        "GraftTrainStart",
-        model=model or high,
+        "GraftTrainPairStart" if low == "connected" else "GraftTrainStart",
+        **models,
         dataset=dataset,
         clip=clip,
         vae=vae,
@@ -196,14 +208,14 @@ def test_both_are_saved_loaded_and_trained_on(host, parts, run):
 
 
 def test_what_does_not_fit_a_pair_is_said(host, parts, run):
-    with pytest.raises(ValueError, match="expert is high noise, and both experts are connected"):
+    with pytest.raises(ValueError, match="expert is high noise, and Start Training Expert Pair trains both"):
         begun(host, parts, run, "high noise")
-    with pytest.raises(ValueError, match="expert is both, and only one of them is connected"):
+    with pytest.raises(ValueError, match="expert is both, and Start Training has one model"):
         begun(host, parts, run, low=None)
-    with pytest.raises(ValueError, match="model and low noise model are the same model"):
+    with pytest.raises(ValueError, match="high noise model and low noise model are the same model"):
         begun(host, parts, run, model=parts[1])
     adapter = host.call("GraftAdapter", text_encoder=True)[0]
-    with pytest.raises(ValueError, match="low noise model is connected, and train text encoder is on"):
+    with pytest.raises(ValueError, match="Start Training Expert Pair: train text encoder is on"):
         begun(host, parts, run, adapter=adapter)
     assert not list(Path(host.output, "graft").glob(f"{run}*"))
 
@@ -213,12 +225,12 @@ def test_all_that_only_one_expert_can_have_is_said_at_once(host, parts, run, mon
     monkeypatch.setattr(type(group.current()), "size", 2)
     trained = {"lora_unet_middle_block_1_proj_in.lora_up.weight": torch.zeros(2, 2)}
     adapter = host.call("GraftAdapter", rank=2, text_encoder=True, initial=trained)[0]
-    with pytest.raises(ValueError, match="Start Training: low noise model is connected") as error:
+    with pytest.raises(ValueError, match="Start Training Expert Pair: ") as error:
         begun(host, parts, run, adapter=adapter, training_only=[("a.safetensors", 1.0, 1.0)])
     for said in (
         "train text encoder is on: both experts read the one text encoder, so switch it off",
         "connect another Adapter Settings, with the low noise expert's initial LoRA or without one",
-        "the training-only LoRA is that of the high noise expert",
+        "connect Training-only LoRA with that of the low noise expert to low noise settings",
         "there are several ranks",
         "train each expert in a run of its own",
     ):
@@ -233,15 +245,14 @@ def test_what_only_one_expert_has_is_asked_for_the_other(host, parts, run, stack
     encoder = host.call("GraftAdapter", text_encoder=True)[0]
     for given, said in (
         ({"low_noise_adapter": encoder}, "train text encoder is on"),
-        ({"training_only": stacks[0]}, "connect that of the low noise expert to low noise training-only LoRA, or an"),
-        ({"low_noise_training_only": stacks[1]}, "connect that of the high noise expert to training-only LoRA, or an"),
-        ({"low": None, "low_noise_adapter": encoder}, "low noise adapter settings is connected, and low noise model"),
-        ({"low": None, "low_noise_training_only": []}, "low noise training-only LoRA is connected, and low noise"),
+        ({"training_only": stacks[0]}, "that of the low noise expert to low noise settings, or with an"),
+        ({"low_noise_training_only": stacks[1]}, "that of the high noise expert to settings, or with an"),
+        ({"low_noise_settings": host.call("GraftEMA")[0]}, "settings has EMA Settings, which both experts share"),
     ):
         with pytest.raises(ValueError, match=said):
             begun(host, parts, run, **given)
     adapter = host.call("GraftAdapter", rank=2)[0]
-    with pytest.raises(ValueError, match="model and low noise model are the same model"):
+    with pytest.raises(ValueError, match="high noise model and low noise model are the same model"):
         begun(host, parts, run, model=parts[1], low_noise_adapter=host.call("GraftAdapter", rank=4)[0], adapter=adapter)
     half, _ = begun(host, parts, run, training_only=stacks[0], low_noise_training_only=[])
     assert half.high.start.training_only and not half.low.start.training_only

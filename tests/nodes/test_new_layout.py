@@ -63,15 +63,16 @@ def test_from_the_folder_to_the_saved_lora(host, registered, folder):
             captions="csv",
         ),
         "3": _node(host, "GraftAdapter", rank=2),
-        "4": _node(host, "GraftOptimizer", learning_rate=2e-3, batch_size=1, total_steps=2, warmup=0),
+        "4": _node(
+            host, "GraftOptimizer", settings=["3", 0], learning_rate=2e-3, batch_size=1, total_steps=2, warmup=0
+        ),
         "5": _node(
             host,
             "GraftTrainStart",
             model=["1", 0],
             clip=["1", 1],
             dataset=["2", 0],
-            adapter=["3", 0],
-            optimizer=["4", 0],
+            settings=["4", 0],
             run="csv layout",
         ),
         "6": _node(host, "TrainStep", state=["5", 0], steps=2, validate_every=0),

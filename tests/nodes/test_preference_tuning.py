@@ -30,13 +30,14 @@ def _graph(host, folder, loss="dpo", steps=2, validation=0.0, **objective):
             "GraftDataset", folder=folder, resolution=64, validation=validation, vae=["demo", 2], clip=["demo", 1]
         ),
         "objective": node("GraftObjective", loss=loss, **objective),
-        "optimizer": node("GraftOptimizer", batch_size=2, total_steps=4, precision="float32"),
+        "optimizer": node(
+            "GraftOptimizer", settings=["objective", 0], batch_size=2, total_steps=4, precision="float32"
+        ),
         "start": node(
             "GraftTrainStart",
             model=["demo", 0],
             dataset=["data", 0],
-            objective=["objective", 0],
-            optimizer=["optimizer", 0],
+            settings=["optimizer", 0],
             run="preferred",
         ),
         "step": node("TrainStep", state=["start", 0], steps=steps, validate_every=1),

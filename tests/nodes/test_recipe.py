@@ -43,25 +43,24 @@ def pretend(host, monkeypatch):
     return set_family
 
 
-def workflow(host, pictures, request, recipe, **links):
-    """Recipe, Start Training and two steps; `links` replace the recipe's outputs."""
+def workflow(host, pictures, request, recipe, settings=("3", 0)):
+    """Recipe, Start Training and two steps; `settings` is where Start Training's come from."""
     name = "recipe " + hashlib.sha256(request.node.name.encode()).hexdigest()[:12]
 
     def node(node_id, **inputs):
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **inputs}}
 
-    settings = {"adapter": ["3", 0], "optimizer": ["3", 1], "objective": ["3", 2], "ema": ["3", 3], **links}
     return {
         "1": node("GraftDemo"),
         "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=64, validation=0.25),
         "3": node("GraftRecipe", model=["1", 0], **recipe),
-        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], run=name, **settings),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], settings=list(settings), run=name),
         "6": node("TrainStep", state=["5", 0], steps=2, validate_every=0, snapshot_every=0),
     }
 
 
 def run(host, prompt):
-    result = host.run(prompt, capture={"report": ["3", 4], "begun": ["5", 1], "state": ["6", 0]})
+    result = host.run(prompt, capture={"report": ["3", 1], "begun": ["5", 1], "state": ["6", 0]})
     assert result["success"], result["errors"]
     return SimpleNamespace(**result["captured"])
 
@@ -116,8 +115,8 @@ def test_memory_is_counted_for_the_images_of_the_dataset(host, pictures, pretend
 
 def test_a_settings_node_in_its_place_overrides_it(host, pictures, pretend, request):
     pretend("flux")
-    prompt = workflow(host, pictures, request, {"steps": 2}, optimizer=["4", 0])
-    inputs = {**host.defaults("GraftOptimizer"), "learning_rate": 7e-4, "total_steps": 2}
+    prompt = workflow(host, pictures, request, {"steps": 2}, settings=("4", 0))
+    inputs = {"settings": ["3", 0], "learning_rate": 7e-4, "total_steps": 2}
     prompt["4"] = {"class_type": "GraftOptimizer", "inputs": inputs}
     found = run(host, prompt)
     assert found.state.settings.optimizer.learning_rate == 7e-4

@@ -35,8 +35,8 @@ DATASET = {
     "frame_rate",
     "clip_part",
 }
-ADAPTER = {"kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
-ADAPTER |= {"min_rank", "rank_exponent", "base_weights"}
+ADAPTER = {"kind", "rank", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"}
+ADAPTER |= {"min_rank", "base_weights"}
 OPTIMIZER = {
     "optimizer",
     "learning_rate",
@@ -142,7 +142,7 @@ WRONG = [
     ),
     ("GraftOptimizer", {"options": "eps = small"}, OPTIMIZER, "eps is 'small', expected"),
     ("GraftOptimizer", {"block_rates": "input_blocks.* = half"}, OPTIMIZER, "block learning rates"),
-    ("GraftOptimizer", {"learning_rate": 0.0}, OPTIMIZER, "learning rate is 0.0, expected a finite number above 0"),
+    ("GraftOptimizer", {"learning_rate": 0.0}, OPTIMIZER, "learning rate is 0, expected a number above 0"),
     ("GraftOptimizer", {"warmup": 2000}, OPTIMIZER, "warmup steps is 2000 and total steps (schedule) only 1000"),
     ("GraftOptimizer", {"floor": 0.1}, OPTIMIZER, "learning rate schedule constant never falls"),
     (
@@ -157,7 +157,7 @@ WRONG = [
         "GraftObjective",
         {"min_timestep": 0.7, "max_timestep": 0.3},
         OBJECTIVE,
-        "expected 0 <= minimum < maximum <= 1",
+        "expected a minimum below the maximum",
     ),
     (
         "GraftObjective",
@@ -178,7 +178,7 @@ WRONG = [
         "expert boundary is 0.9 and expert is none: choose the expert that is trained",
     ),
     ("GraftEMA", {"interval": 50, "snapshots": 75}, EMA, "must be multiples of update every N steps"),
-    ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths has 'wide', expected numbers such as"),
+    ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths: 'wide' is no number, expected numbers such as"),
     ("GraftEMA", {"widths": "0.05", "snapshots": 10}, EMA, "two or more different snapshot widths"),
     (
         "ApplyToDo",

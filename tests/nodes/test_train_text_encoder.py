@@ -31,8 +31,10 @@ def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, **adapter)
         "1": node("GraftDemo"),
         "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=128, validation=0.25),
         "3": node("GraftAdapter", rank=2, text_encoder=True, **adapter),
-        "4": node("GraftOptimizer", learning_rate=1e-2, batch_size=2, total_steps=8, **(optimizer or {})),
-        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], run=run),
+        "4": node(
+            "GraftOptimizer", settings=["3", 0], learning_rate=1e-2, batch_size=2, total_steps=8, **(optimizer or {})
+        ),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], settings=["4", 0], run=run),
     }
     if clip:
         prompt["5"]["inputs"]["clip"] = ["1", 1]
@@ -177,8 +179,8 @@ def test_prompts_of_previews_are_encoded_with_what_is_trained_so_far(host, pictu
 
     prompt = _workflow(host, pictures, "te previews", 2, 2, kind="lora", targets="attention+ff")
     text, latent = "a red square left", node("EmptyLatentImage", width=64, height=64, batch_size=1)
-    prompt["6"] = node("GraftEMA", schedule="constant", decay=0.5)
-    prompt["5"]["inputs"].update(ema=["6", 0], vae=["1", 2])
+    prompt["6"] = node("GraftEMA", settings=["4", 0], schedule="constant", decay=0.5)
+    prompt["5"]["inputs"].update(settings=["6", 0], vae=["1", 2])
     prompt["60"] = node("CLIPTextEncode", clip=["1", 1], text=text)
     prompt["11"]["inputs"].update(preview_every=4, prompts=text, positive=["60", 0], latent=["32", 0])
     prompt["20"] = node("EMAMerge", model=["1", 0], clip=["1", 1], state=["11", 0])

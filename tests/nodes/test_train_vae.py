@@ -33,12 +33,12 @@ def _workflow(host, pictures, run, *steps, optimizer=None, ema=None, damage=1.0,
         "2": node("GraftDataset", vae=["1", 2], clip=["1", 1], **data),
         "3": node("GraftDemoVAE", damage=damage),
         "4": node("GraftOptimizer", **{"learning_rate": 1e-2, "batch_size": 2, "total_steps": 4, **(optimizer or {})}),
-        "5": node("GraftTrainVAEStart", vae=["3", 0], dataset=["2", 0], optimizer=["4", 0], run=run),
+        "5": node("GraftTrainVAEStart", vae=["3", 0], dataset=["2", 0], settings=["4", 0], run=run),
     }
     prompt["5"]["inputs"].update({"crop": 64, **given})
     if ema is not None:
-        prompt["6"] = node("GraftEMA", **ema)
-        prompt["5"]["inputs"]["ema"] = ["6", 0]
+        prompt["6"] = node("GraftEMA", settings=["4", 0], **ema)
+        prompt["5"]["inputs"]["settings"] = ["6", 0]
     at = ["5", 0]
     for number, count in enumerate(steps):
         values = {"validate_every": 2, **(step or {})}

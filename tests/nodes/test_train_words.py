@@ -38,15 +38,19 @@ def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, start=None
         "1": node("GraftDemo"),
         "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=128, validation=0.25),
         "3": node("GraftWords", **words),
-        "4": node("GraftOptimizer", **{"learning_rate": 1e-2, "batch_size": 2, "total_steps": 4, **(optimizer or {})}),
-        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], optimizer=["4", 0], words=["3", 0], run=run),
+        "4": node(
+            "GraftOptimizer",
+            settings=["3", 0],
+            **{"learning_rate": 1e-2, "batch_size": 2, "total_steps": 4, **(optimizer or {})},
+        ),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], settings=["4", 0], run=run),
     }
     prompt["5"]["inputs"].update(start or {})
     if clip:
         prompt["5"]["inputs"]["clip"] = ["1", 1]
     if adapter is not None:
         prompt["6"] = node("GraftAdapter", **{"rank": 2, **adapter})
-        prompt["5"]["inputs"]["adapter"] = ["6", 0]
+        prompt["3"]["inputs"]["settings"] = ["6", 0]
     at = ["5", 0]
     for number, count in enumerate(steps):
         prompt[str(10 + number)] = node("TrainStep", state=at, steps=count, validate_every=2)
@@ -407,9 +411,9 @@ def test_averages_and_previews_have_the_words(host, pictures, monkeypatch):
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
 
     prompt = _workflow(host, pictures, "words ema", 4, adapter={}, optimizer={"total_steps": 100})
-    prompt["7"] = node("GraftEMA", schedule="power", snapshots=1, widths="0.05 0.1")
+    prompt["7"] = node("GraftEMA", settings=["4", 0], schedule="power", snapshots=1, widths="0.05 0.1")
     prompt["8"] = node("EmptyLatentImage", width=64, height=64, batch_size=1)
-    prompt["5"]["inputs"].update(ema=["7", 0], vae=["1", 2])
+    prompt["5"]["inputs"].update(settings=["7", 0], vae=["1", 2])
     prompt["10"]["inputs"].update(preview_every=4, prompts="a zorp left", latent=["8", 0])
     found = _run(host, prompt)
     state = found["state"]

@@ -64,10 +64,11 @@ def _workflow(host, pictures, run, *steps, adapter=None, optimizer=None, ema=Tru
         "4": _inputs(
             host,
             "GraftOptimizer",
+            settings=["3", 0],
             **{"learning_rate": 2e-3, "batch_size": 2, "total_steps": 12, "warmup": 2, **(optimizer or {})},
         ),
-        "5": _inputs(host, "GraftObjective"),
-        "6": _inputs(host, "GraftEMA", schedule="ramp"),
+        "5": _inputs(host, "GraftObjective", settings=["4", 0]),
+        "6": _inputs(host, "GraftEMA", settings=["5", 0], schedule="ramp"),
         "7": _inputs(
             host,
             "GraftTrainStart",
@@ -75,15 +76,13 @@ def _workflow(host, pictures, run, *steps, adapter=None, optimizer=None, ema=Tru
             clip=["1", 1],
             vae=["1", 2],
             dataset=["2", 0],
-            adapter=["3", 0],
-            optimizer=["4", 0],
-            objective=["5", 0],
+            settings=["5", 0],
             run=run,
             **(start or {}),
         ),
     }
     if ema:
-        prompt["7"]["inputs"]["ema"] = ["6", 0]
+        prompt["7"]["inputs"]["settings"] = ["6", 0]
     else:
         del prompt["6"]
     at = ["7", 0]

@@ -81,6 +81,9 @@ def merged_by_hand(host, layers):
 def begun(host, parts, run, model=None, training_only=None, learning_rate=1e-3, optimizer=None, **settings):
     _, clip, vae, dataset = parts
     given = {"learning_rate": learning_rate, "batch_size": 2, "precision": "float32", **(optimizer or {})}
+    only = None
+    if training_only is not None:
+        only = host.call("GraftTrainingOnlyLoRA", lora_stack=training_only)[0]
     return host.call(
         "GraftTrainStart",
         model=model or parts[0],
@@ -91,7 +94,7 @@ def begun(host, parts, run, model=None, training_only=None, learning_rate=1e-3, 
         optimizer=host.call("GraftOptimizer", **given)[0],
         ema=host.call("GraftEMA", schedule="ramp")[0],
         run=run,
-        training_only=training_only,
+        training_only=only,
     )
 
 

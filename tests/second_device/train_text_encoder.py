@@ -44,14 +44,16 @@ def workflow(host: Host, adapter: str, optimizer: str) -> dict[str, Any]:
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
 
     dataset = {"folder": "few", "vae": ["1", 2], "clip": ["1", 1], "resolution": 64, "validation": 0.25}
-    start = {"model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "adapter": ["3", 0], "optimizer": ["4", 0]}
+    start = {"model": ["1", 0], "clip": ["1", 1], "dataset": ["2", 0], "settings": ["5", 0]}
     return {
         "1": node("GraftDemo"),
         "2": node("GraftDataset", **dataset),
         "3": node("GraftAdapter", rank=2, text_encoder=True, kind=adapter, max_norm=0.0 if adapter == "full" else 0.01),
-        "4": node("GraftOptimizer", optimizer=optimizer, learning_rate=1e-2, batch_size=2, total_steps=8),
-        "5": node("GraftEMA"),
-        "6": node("GraftTrainStart", **start, ema=["5", 0], run="far"),
+        "4": node(
+            "GraftOptimizer", settings=["3", 0], optimizer=optimizer, learning_rate=1e-2, batch_size=2, total_steps=8
+        ),
+        "5": node("GraftEMA", settings=["4", 0]),
+        "6": node("GraftTrainStart", **start, run="far"),
         "7": node("TrainStep", state=["6", 0], steps=STEPS, validate_every=1),
     }
 

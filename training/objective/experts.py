@@ -28,8 +28,8 @@ def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> Objectiv
     """
     if settings.expert == BOTH_EXPERTS:
         raise ValueError(
-            "Objective Settings: expert is both, and only one of them is connected: connect the other to low noise"
-            " model of Start Training, or choose the expert that is trained."
+            "Objective Settings: expert is both, and Start Training has one model: use Start Training Expert Pair, or"
+            " choose the expert that is trained."
         )
     if settings.expert == NO_EXPERT or settings.boundary:
         return settings
@@ -53,8 +53,8 @@ def of_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSet
     """
     if settings.expert not in (NO_EXPERT, BOTH_EXPERTS):
         raise ValueError(
-            f"Objective Settings: expert is {settings.expert}, and both experts are connected to Start Training: set"
-            " expert to both, or connect only the one that is trained."
+            f"Objective Settings: expert is {settings.expert}, and Start Training Expert Pair trains both: set expert"
+            " to both, or use Start Training for the one that is trained."
         )
     high = with_own_boundary(replace(settings, expert=HIGH_NOISE), model)
     return high, replace(high, expert=LOW_NOISE)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...settings.declaration import read_values, setting
 from ...storage.digest import hashed_settings
 from .loss_kinds import LOSSES
 from .noise import LAST_SIGNAL
@@ -15,22 +15,7 @@ from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
 
 PRIORS = ("none", "regularisation", "output-preservation")
-# Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset(
-    {
-        "sigmoid_scale",
-        "logit_mean",
-        "logit_std",
-        "mode_scale",
-        "model_shift",
-        "expert",
-        "boundary",
-        "beta",
-        "sigma_bounds",
-    }
-)
 _LEAST_SHARE = 1e-3  # what a weighting leaves of a noise level's loss, for the level to be learned at all
-_MOST_MODE_SCALE = 1.75  # 2 / (pi - 2) and above it the distribution is none any more
 
 
 @dataclass(frozen=True)
@@ -44,33 +29,216 @@ class ObjectiveSettings:
     minimum and maximum timestep are noise levels of a flow model, whatever its shift.
     """
 
-    loss: str = "mse"
-    weighting: str = "none"
-    gamma: float = 5.0
-    offset_noise: float = 0.0
-    pyramid_noise: float = 0.0
-    ip_noise: float = 0.0
-    zero_terminal_snr: bool = False
-    timesteps: str = "uniform"
-    shift: float = 1.0
-    conditioning_dropout: float = 0.05
-    prior: str = "none"
-    prior_weight: float = 1.0
-    min_timestep: float = 0.0
-    max_timestep: float = 1.0
-    sigmoid_scale: float = 1.0
-    logit_mean: float = 0.0
-    logit_std: float = 1.0
-    mode_scale: float = 1.29
-    model_shift: bool = True
-    expert: str = NO_EXPERT
-    boundary: float = 0.0
-    beta: float = 2000.0
-    sigma_bounds: bool = False
+    loss: str = setting(
+        "loss function",
+        "mse",
+        "How the error of a prediction (noise, velocity or flow) is measured. mse is usual. huber, smooth-l1 and"
+        " scheduled-huber care less about outliers; scheduled-huber adapts to the noise level. x0-mse is the loss of"
+        " ComfyUI's own trainer. dpo teaches what you prefer, from pairs of images: name.win.png and name.lose.png"
+        " in Dataset's folder.",
+        choices=LOSSES.names,
+    )
+    weighting: str = setting(
+        "loss weighting",
+        "none",
+        "How much each noise level counts. Try min-snr for faster, steadier training of SD1.x and SDXL. Not for flow"
+        " models, which ai-toolkit weighted is for.",
+        choices=WEIGHTINGS.names,
+    )
+    gamma: float = setting(
+        "min-SNR gamma",
+        5.0,
+        "The cap of the min-snr weighting. 5 is usual; lower it to give low noise levels less weight.",
+        low=0.01,
+        high=1000.0,
+        step=0.1,
+        advanced=True,
+    )
+    offset_noise: float = setting(
+        "noise offset",
+        0.0,
+        "Adds noise that is the same everywhere in a channel. Try 0.05 to 0.1 for very dark or very bright images; 0"
+        " is off.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    pyramid_noise: float = setting(
+        "pyramid noise discount",
+        0.0,
+        "Adds coarser layers of noise, each weaker by this factor (kohya's multires_noise_discount). Try 0.3 for"
+        " very dark or bright images; 0 is off.",
+        low=0.0,
+        high=0.99,
+        step=0.01,
+        advanced=True,
+    )
+    ip_noise: float = setting(
+        "input perturbation",
+        0.0,
+        "Adds noise that the model sees but does not have to predict (kohya's ip_noise_gamma). Try 0.1 to make"
+        " sampling more robust; 0 is off.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    zero_terminal_snr: bool = setting(
+        "zero terminal SNR",
+        False,
+        "Trains the last timestep on pure noise, for images that are all dark or all bright. Only for v-prediction"
+        " models. The MODEL output samples that way too; elsewhere add ModelSamplingDiscrete with zsnr on.",
+        advanced=True,
+    )
+    timesteps: str = setting(
+        "timestep sampling",
+        "uniform",
+        "Which noise levels are trained more often. uniform: all alike. logit-normal, mode: the middle ones."
+        " shifted: see timestep shift. All on top of a flow model's own shift, which already favors noise: half of"
+        " uniform is above 0.75 on SD 3. sigmoid, shift, flux_shift: kohya's, without it; AI-Toolkit's shifts have"
+        " its name.",
+        choices=TIMESTEPS.names,
+    )
+    shift: float = setting(
+        "timestep shift",
+        1.0,
+        "For timestep sampling shifted, shift (kohya's discrete_flow_shift) and ai-toolkit shift. Above 1 trains"
+        " high noise (layout) more, below 1 low noise (detail).",
+        low=0.01,
+        high=100.0,
+        step=0.1,
+    )
+    conditioning_dropout: float = setting(
+        "conditioning dropout",
+        0.05,
+        "How often an image is trained with an empty prompt, which CFG needs. 0.05 to 0.1 is usual.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+    )
+    prior: str = setting(
+        "prior preservation",
+        "none",
+        "How regularization images count. none: like all others. regularisation: with the prior loss weight."
+        " output-preservation: the model learns to answer for them as it did before training.",
+        choices=PRIORS,
+        advanced=True,
+    )
+    prior_weight: float = setting(
+        "prior loss weight",
+        1.0,
+        "Weight of the regularization images in the loss. Raise it if the model forgets, lower it if the LoRA learns"
+        " too little.",
+        low=0.0,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+    min_timestep: float = setting(
+        "minimum timestep",
+        0.0,
+        "The lowest noise level to train, as a fraction of the schedule. Raise it to leave fine detail alone.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    max_timestep: float = setting(
+        "maximum timestep",
+        1.0,
+        "The highest noise level to train, as a fraction of the schedule. Lower it to leave the layout alone.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    sigmoid_scale: float = setting(
+        "sigmoid scale",
+        1.0,
+        "For timestep sampling sigmoid, shift and flux_shift (kohya's sigmoid_scale). Raise it to spread the noise"
+        " levels.",
+        low=0.01,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+    logit_mean: float = setting(
+        "logit mean",
+        0.0,
+        "For timestep sampling logit-normal. Above 0 trains high noise more, below 0 low noise (kohya's logit_mean"
+        " with the other sign).",
+        low=-10.0,
+        high=10.0,
+        step=0.1,
+        advanced=True,
+    )
+    logit_std: float = setting(
+        "logit deviation",
+        1.0,
+        "For timestep sampling logit-normal (kohya's logit_std). Lower it to train the middle noise levels even more.",
+        low=0.01,
+        high=10.0,
+        step=0.1,
+        advanced=True,
+    )
+    mode_scale: float = setting(
+        "mode scale",
+        1.29,
+        "For timestep sampling mode (kohya's mode_scale). Raise it to train the middle noise levels more; below 0"
+        " trains both ends more.",
+        low=-1.0,
+        high=1.75,
+        step=0.01,
+        advanced=True,
+    )
+    model_shift: bool = setting(
+        "model's own shift",
+        True,
+        "For flow models. On: timesteps come on top of the shift that the model samples with. Off: they are the"
+        " sampler's noise levels (sigma) themselves, minimum and maximum too.",
+        advanced=True,
+    )
+    expert: str = setting(
+        "expert",
+        "none",
+        "For Wan 2.2 14B, which is two models: which of them is trained. It gets only the noise levels that the"
+        " sampler gives it. both: in one run, with Start Training Expert Pair. none for every other model.",
+        choices=EXPERTS,
+        advanced=True,
+    )
+    boundary: float = setting(
+        "expert boundary",
+        0.0,
+        "For expert: the noise level (sigma) at which the sampler goes from the high-noise model to the low-noise"
+        " one. 0 is the model's own: 0.875 for text to video, 0.9 for image to video.",
+        low=0.0,
+        high=0.999,
+        step=0.005,
+        advanced=True,
+    )
+    beta: float = setting(
+        "DPO beta",
+        2000.0,
+        "For loss function dpo: how firmly it holds on to the model as it was. 2000 (SD 1.5) to 5000 (SDXL) is"
+        " published. Raise it if images fall apart, lower it if too little changes.",
+        low=0.01,
+        high=1000000.0,
+        step=100.0,
+        advanced=True,
+    )
+    sigma_bounds: bool = setting(
+        "bounds are sigmas",
+        False,
+        "For flow models. On: minimum and maximum timestep are noise levels (sigma) of the sampler, whatever the"
+        " model's own shift. Off: fractions of the schedule, before that shift.",
+        advanced=True,
+    )
 
     def __post_init__(self) -> None:
-        errors = [*_unknown_choices(self), *_exclusions(self), *_wrong_numbers(self), *_wrong_timesteps(self)]
-        errors += _wrong_expert(self)
+        errors = read_values(self)
+        if not errors:
+            errors = [*_exclusions(self), *_wrong_timesteps(self), *_wrong_expert(self)]
         if errors:
             raise ValueError("Objective Settings: " + "; ".join(errors) + ".")
 
@@ -81,25 +249,10 @@ class ObjectiveSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        return hashed_settings(self, _LATER)
-
-
-def _unknown_choices(settings: ObjectiveSettings) -> list[str]:
-    errors = []
-    if settings.loss not in LOSSES:
-        errors.append(LOSSES.unknown(settings.loss))
-    if settings.weighting not in WEIGHTINGS:
-        errors.append(WEIGHTINGS.unknown(settings.weighting))
-    if settings.timesteps not in TIMESTEPS:
-        errors.append(TIMESTEPS.unknown(settings.timesteps))
-    if settings.prior not in PRIORS:
-        errors.append(f"prior preservation is {settings.prior!r}, expected one of {', '.join(PRIORS)}")
-    return errors
+        return hashed_settings(self)
 
 
 def _exclusions(settings: ObjectiveSettings) -> list[str]:
-    if settings.loss not in LOSSES or settings.weighting not in WEIGHTINGS:
-        return []
     errors = []
     if LOSSES.get(settings.loss).of_denoised and WEIGHTINGS.get(settings.weighting).needs_snr:
         errors.append(
@@ -113,55 +266,17 @@ def _exclusions(settings: ObjectiveSettings) -> list[str]:
     return errors
 
 
-def _wrong_numbers(settings: ObjectiveSettings) -> list[str]:
-    errors = []
-    if not settings.gamma > 0:  # nor NaN
-        errors.append(f"min-SNR gamma is {settings.gamma}, expected above 0")
-    for label, value in (
-        ("noise offset", settings.offset_noise),
-        ("pyramid noise discount", settings.pyramid_noise),
-        ("input perturbation", settings.ip_noise),
-        ("prior loss weight", settings.prior_weight),
-    ):
-        if not 0.0 <= value < math.inf:
-            errors.append(f"{label} is {value}, expected 0 or more")
-    if settings.pyramid_noise >= 1:
-        errors.append(
-            f"pyramid noise discount is {settings.pyramid_noise}, expected below 1 (each level is weaker by this"
-            " factor)"
-        )
-    if not 0 < settings.beta < math.inf:
-        errors.append(f"DPO beta is {settings.beta}, expected above 0 (2000 to 5000 is usual)")
-    if not 0 < settings.shift < math.inf:
-        errors.append(f"timestep shift is {settings.shift}, expected above 0 (1 is off)")
-    if not 0.0 <= settings.conditioning_dropout <= 1.0:
-        errors.append(f"conditioning dropout is {settings.conditioning_dropout}, expected from 0 to 1")
-    return errors
-
-
 def _wrong_timesteps(settings: ObjectiveSettings) -> list[str]:
-    errors = []
-    for label, value in (("sigmoid scale", settings.sigmoid_scale), ("logit deviation", settings.logit_std)):
-        if not 0 < value < math.inf:
-            errors.append(f"{label} is {value}, expected above 0 (1 is usual)")
-    if not math.isfinite(settings.logit_mean):
-        errors.append(f"logit mean is {settings.logit_mean}, expected a finite number (0 is usual)")
-    if not -1.0 <= settings.mode_scale <= _MOST_MODE_SCALE:
-        errors.append(f"mode scale is {settings.mode_scale}, expected from -1 to {_MOST_MODE_SCALE:g} (1.29 is usual)")
-    if not 0.0 <= settings.min_timestep < settings.max_timestep <= 1.0:
-        errors.append(
-            f"minimum timestep is {settings.min_timestep} and maximum timestep {settings.max_timestep}, expected"
-            " 0 <= minimum < maximum <= 1"
-        )
-    return errors
+    if settings.min_timestep < settings.max_timestep:
+        return []
+    return [
+        f"minimum timestep is {settings.min_timestep} and maximum timestep {settings.max_timestep}, expected a minimum"
+        " below the maximum"
+    ]
 
 
 def _wrong_expert(settings: ObjectiveSettings) -> list[str]:
     errors = []
-    if settings.expert not in EXPERTS:
-        errors.append(f"expert is {settings.expert!r}, expected one of {', '.join(EXPERTS)}")
-    if not 0.0 <= settings.boundary < 1.0:
-        errors.append(f"expert boundary is {settings.boundary}, expected from 0 (the model's own) to below 1")
     if settings.expert == NO_EXPERT and settings.boundary:
         errors.append(
             f"expert boundary is {settings.boundary} and expert is {NO_EXPERT}: choose the expert that is trained, or"

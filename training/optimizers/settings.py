@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...settings.declaration import read_values, setting
 from ...storage.digest import hashed_settings
 from . import options
 from .block_rates import parse_block_rates
-from .record import DEFAULT_WEIGHT_DECAY
 from .registry import OPTIMIZERS
 
 SCHEDULES = ("constant", "linear", "cosine", "cosine-restarts", "polynomial")
@@ -20,8 +19,6 @@ COMPILED = ("off", "blocks")
 
 # Settings for speed and memory that do not change the result: a run stays the same run when they change.
 SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
-
-_LATER = frozenset({"compile"})  # no part of a run's identity at their defaults, which are what runs of before had
 
 
 @dataclass(frozen=True)
@@ -37,35 +34,176 @@ class OptimizerSettings:
     - `compile`: whether the model's blocks run under torch.compile, which rounds otherwise.
     """
 
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-4
-    text_encoder_rate: float = 0.0
-    schedule: str = "constant"
-    warmup: int = 0
-    total_steps: int = 1000
-    floor: float = 0.0
-    batch_size: int = 1
-    accumulation: int = 1
-    clip_norm: float = 1.0
-    weight_decay: float = DEFAULT_WEIGHT_DECAY
-    lora_plus: float = 1.0
-    precision: str = "auto"
-    checkpointing: bool = False
-    offload: str = "none"
-    scale_lr: bool = False
-    block_rates: str = ""
-    fused_backward: bool = False
-    options: str = ""
-    compile: str = "off"
+    optimizer: str = setting(
+        "optimizer",
+        "adamw",
+        " ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
+        choices=OPTIMIZERS.names,
+    )
+    learning_rate: float = setting(
+        "learning rate",
+        0.0001,
+        "How large each step is. Start at 1e-4 for a LoRA, 1 with prodigy and prodigyplus, 1e-5 with lion, 0.01 with"
+        " adafactor, 1e-6 with automagic, 0.1 with sgd. Lower it if the loss jumps or the LoRA overfits. adacoor"
+        " ignores it.",
+        low=0.0,
+        high=10.0,
+        step=1e-06,
+    )
+    text_encoder_rate: float = setting(
+        "text encoder learning rate",
+        0.0,
+        "Learning rate of the text encoder, if you train it. Often half of the main one; 0 uses the same.",
+        low=0.0,
+        high=10.0,
+        step=1e-06,
+        advanced=True,
+    )
+    schedule: str = setting(
+        "learning rate schedule",
+        "constant",
+        "How the learning rate changes after the warmup. constant keeps it; cosine and linear let it fall toward the"
+        " end, which often gives cleaner results.",
+        choices=SCHEDULES,
+    )
+    warmup: int = setting(
+        "warmup steps",
+        0,
+        "Raises the learning rate from 0 over this many steps. Try 100 if the loss jumps at the start.",
+        low=0,
+        high=1000000,
+        advanced=True,
+    )
+    total_steps: int = setting(
+        "total steps (schedule)",
+        1000,
+        "The length of the learning rate schedule: the steps of the whole run, even if you split it over several"
+        " Train Steps. 0: up to the last step of each Train Step; more steps then begin anew.",
+        low=0,
+        high=10000000,
+    )
+    floor: float = setting(
+        "minimum learning rate ratio",
+        0.0,
+        "The learning rate at the end of a falling schedule, as a fraction of the learning rate. 0 falls to nothing;"
+        " try 0.1 to keep learning until the end.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    batch_size: int = setting(
+        "batch size",
+        1,
+        "Images per batch. Raise it for a steadier loss if the memory allows.",
+        low=1,
+        high=4096,
+    )
+    accumulation: int = setting(
+        "gradient accumulation",
+        1,
+        "Batches per step. Raise it to act like a larger batch size without more memory.",
+        low=1,
+        high=4096,
+        advanced=True,
+    )
+    clip_norm: float = setting(
+        "maximum gradient norm",
+        1.0,
+        "Clips the gradient to this norm (kohya's max_grad_norm). Lower it if the loss spikes; 0 is off.",
+        low=0.0,
+        high=1000.0,
+        step=0.1,
+        advanced=True,
+    )
+    weight_decay: float = setting(
+        "weight decay",
+        0.01,
+        "Pulls the weights toward 0 at each step. Raise it from 0.01 to 0.1 if the LoRA overfits. adacoor ignores it.",
+        low=0.0,
+        high=10.0,
+        step=0.0001,
+        advanced=True,
+    )
+    lora_plus: float = setting(
+        "LoRA+ ratio",
+        1.0,
+        "Multiplies the learning rate of the up matrices (LoRA+). Try 4 to 16 to learn faster; 1 is off.",
+        low=0.01,
+        high=1000.0,
+        step=0.1,
+        advanced=True,
+    )
+    precision: str = setting(
+        "training precision",
+        "auto",
+        "auto: bf16 on a GPU that has it, else the model's own. bf16, fp16: compute in it, keep the trained weights"
+        " in float32. full-bf16: trained weights and gradients are bf16 too, rounded stochastically, to save memory.",
+        choices=PRECISIONS,
+        advanced=True,
+    )
+    checkpointing: bool = setting(
+        "gradient checkpointing",
+        False,
+        "Recomputes activations in the backward pass. Switch it on if memory runs out: slower, same result.",
+    )
+    offload: str = setting(
+        "offload to CPU memory",
+        "none",
+        "What to keep in CPU memory when you train on a GPU. activations: what the backward pass needs. optimizer:"
+        " the optimizer state. layers: the frozen model weights (use it with gradient checkpointing). Saves GPU"
+        " memory; slower, same result.",
+        choices=OFFLOADS,
+        advanced=True,
+    )
+    scale_lr: bool = setting(
+        "scale rate with batch size",
+        False,
+        "Multiplies the learning rate by (batch size x accumulation)^0.55. Switch it on to keep one learning rate"
+        " for all batch sizes.",
+        advanced=True,
+    )
+    block_rates: str = setting(
+        "block learning rates",
+        "",
+        "Multiplies the learning rate of some blocks: pattern = number, separated by commas, as in input_blocks.* ="
+        " 0.5. Patterns work as in Adapter Settings. Empty uses one rate.",
+        advanced=True,
+    )
+    fused_backward: bool = setting(
+        "fused backward pass",
+        False,
+        "Updates each weight as soon as its gradient is there and frees the gradient. Saves memory with full"
+        " weights; same result. Needs maximum gradient norm 0 and no gradient accumulation.",
+        advanced=True,
+    )
+    options: str = setting(
+        "optimizer options",
+        "",
+        "Extra options of the optimizer (kohya's optimizer_args): name = value, separated by commas, as in betas ="
+        " 0.9 0.99, eps = 1e-8. The help page lists them.",
+        advanced=True,
+    )
+    compile: str = setting(
+        "compile",
+        "off",
+        "blocks: torch.compile compiles each kind of block of the model before the first step. That takes up to some"
+        " minutes; steps are somewhat faster then. Try it for long runs. Needs Triton on a GPU, a C++ compiler on"
+        " the CPU.",
+        choices=COMPILED,
+        advanced=True,
+    )
 
     def __post_init__(self) -> None:
-        errors = [*_unknown_choices(self), *_wrong_numbers(self), *_unreadable(self), *_exclusions(self)]
+        errors = read_values(self)
+        if not errors:
+            errors = [*_unreadable(self), *_exclusions(self)]
         if errors:
             raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""
-        return hashed_settings(self, _LATER, SPEED_ONLY)
+        return hashed_settings(self, SPEED_ONLY)
 
     @property
     def parsed_options(self) -> Mapping[str, Any]:
@@ -93,52 +231,6 @@ def _state_layout(settings: OptimizerSettings) -> object:
     return record.state_layout(settings.parsed_options)
 
 
-def _unknown_choices(settings: OptimizerSettings) -> list[str]:
-    errors = []
-    if settings.optimizer not in OPTIMIZERS:
-        errors.append(OPTIMIZERS.unknown(settings.optimizer))
-    for label, value, choices in (
-        ("learning rate schedule", settings.schedule, SCHEDULES),
-        ("training precision", settings.precision, PRECISIONS),
-        ("offload to CPU memory", settings.offload, OFFLOADS),
-        ("compile", settings.compile, COMPILED),
-    ):
-        if value not in choices:
-            errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")
-    return errors
-
-
-def _wrong_numbers(settings: OptimizerSettings) -> list[str]:
-    errors = []
-    if not (math.isfinite(settings.learning_rate) and settings.learning_rate > 0):
-        errors.append(f"learning rate is {settings.learning_rate}, expected a finite number above 0")
-    for label, count in (("batch size", settings.batch_size), ("gradient accumulation", settings.accumulation)):
-        if count < 1:
-            errors.append(f"{label} is {count}, expected 1 or more")
-    if settings.total_steps < 0:
-        errors.append(
-            f"total steps (schedule) is {settings.total_steps}, expected 1 or more, or 0 for the steps asked for"
-        )
-    for label, value in (
-        ("warmup steps", settings.warmup),
-        ("maximum gradient norm", settings.clip_norm),
-        ("weight decay", settings.weight_decay),
-        ("text encoder learning rate", settings.text_encoder_rate),
-    ):
-        if not (math.isfinite(value) and value >= 0):
-            errors.append(f"{label} is {value}, expected a finite number, 0 or more")
-    if 0 < settings.total_steps < settings.warmup:
-        errors.append(f"warmup steps is {settings.warmup} and total steps (schedule) only {settings.total_steps}")
-    if not 0.0 <= settings.floor <= 1.0:
-        errors.append(
-            f"minimum learning rate ratio is {settings.floor}, expected 0 to 1: the fraction of the learning rate that"
-            " is left at the end"
-        )
-    if not (math.isfinite(settings.lora_plus) and settings.lora_plus > 0):
-        errors.append(f"LoRA+ ratio is {settings.lora_plus}, expected a finite number above 0 (1 is off)")
-    return errors
-
-
 def _unreadable(settings: OptimizerSettings) -> list[str]:
     """Errors of the settings that are text."""
     errors = []
@@ -146,11 +238,10 @@ def _unreadable(settings: OptimizerSettings) -> list[str]:
         parse_block_rates(settings.block_rates)
     except ValueError as error:
         errors.append(str(error))
-    if settings.optimizer in OPTIMIZERS:
-        try:
-            _ = settings.parsed_options
-        except ValueError as error:
-            errors.append(str(error))
+    try:
+        _ = settings.parsed_options
+    except ValueError as error:
+        errors.append(str(error))
     return errors
 
 
@@ -160,13 +251,16 @@ def _exclusions(settings: OptimizerSettings) -> list[str]:
     Every setting is used, refused here, or said to be ignored in its help.
     """
     errors = []
+    if not settings.learning_rate:
+        errors.append("learning rate is 0, expected a number above 0")
+    if 0 < settings.total_steps < settings.warmup:
+        errors.append(f"warmup steps is {settings.warmup} and total steps (schedule) only {settings.total_steps}")
     if settings.floor and settings.schedule == "constant":
         errors.append(
             f"minimum learning rate ratio is {settings.floor} and learning rate schedule constant never falls: set the"
             " ratio to 0 or choose another schedule"
         )
-    if settings.optimizer in OPTIMIZERS:
-        errors += OPTIMIZERS.get(settings.optimizer).check_settings(settings)
+    errors += OPTIMIZERS.get(settings.optimizer).check_settings(settings)
     if settings.fused_backward:
         for reason in _why_not_fused(settings):
             errors.append(f"fused backward pass moves a weight as soon as its gradient is there, and {reason}")
@@ -189,6 +283,6 @@ def _why_not_fused(settings: OptimizerSettings) -> list[str]:
             "training precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or"
             " full-bf16"
         )
-    if settings.optimizer in OPTIMIZERS and OPTIMIZERS.get(settings.optimizer).joint_step:
+    if OPTIMIZERS.get(settings.optimizer).joint_step:
         reasons.append(f"{settings.optimizer} takes its step size from all gradients together: use another optimizer")
     return reasons

@@ -148,10 +148,10 @@ PUBLISHED: Registry[PublishedRecipe] = Registry(
             min_snr=_MIN_SNR,
             noise_offset=_NO_OFFSET,
             note=(
-                "Wan 2.2 14B is two models. The template for Wan 2.2 trains both in one run: it connects the second one"
-                " to low noise model of Start Training, and in place of this objective Objective Settings with timestep"
-                " sampling uniform and model's own shift off (AI-Toolkit's train_lora_wan22_14b_24gb). To train one of"
-                " them alone, choose its expert there"
+                "Wan 2.2 14B is two models. The template for Wan 2.2 trains both in one run: Start Training Expert Pair"
+                " has both, and behind this recipe comes Objective Settings with timestep sampling uniform and model's"
+                " own shift off (AI-Toolkit's train_lora_wan22_14b_24gb). To train one of them alone, choose its expert"
+                " there"
             ),
         ),
     ),

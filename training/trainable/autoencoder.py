@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ...settings.declaration import read_values, setting
 from ..objective import patch_discriminator, perceptual
 from .settings import AdapterSettings
 
@@ -31,20 +31,113 @@ class AutoencoderSettings:
     discriminator says, from step `discriminator_start` on, which learns at `discriminator_rate`.
     """
 
-    part: str = "decoder"
-    crop: int = 256
-    l1: float = 1.0
-    mse: float = 0.0
-    edge: float = 0.0
-    kl: float = 0.0
-    latent_bound: float = 0.1
-    lpips: float = 0.0
-    discriminator: float = 0.0
-    discriminator_start: int = 0
-    discriminator_rate: float = 1e-4
+    part: str = setting(
+        "what to train",
+        "decoder",
+        "decoder: the latent space stays as it is, so every model with this VAE still fits. whole: the encoder too;"
+        " training ends when the latents move too far.",
+        choices=PARTS,
+    )
+    crop: int = setting(
+        "crop size",
+        256,
+        "Trains on squares of this many pixels, cut out of the images at random places. Lower it to need less"
+        " memory; 0 takes whole images.",
+        low=0,
+        high=8192,
+        step=8,
+    )
+    l1: float = setting(
+        "L1 weight",
+        1.0,
+        "Weight of the mean absolute error. Edges stay sharper than with MSE.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        finer=True,
+    )
+    mse: float = setting(
+        "MSE weight",
+        0.0,
+        "Weight of the mean squared error. Try 1 for smoother results.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        finer=True,
+    )
+    edge: float = setting(
+        "edge weight",
+        0.0,
+        "Weight of the error of edges (Sobel). Try 0.5 if results are blurred.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        advanced=True,
+        finer=True,
+    )
+    kl: float = setting(
+        "KL weight",
+        0.0,
+        "For whole: weight of the KL loss, which keeps latents near normal noise. 1e-6 is usual.",
+        low=0.0,
+        high=1.0,
+        step=1e-07,
+        advanced=True,
+        finer=True,
+    )
+    latent_bound: float = setting(
+        "latent bound",
+        0.1,
+        "For whole: training ends when the latents of held-out images have moved by more than this share of their"
+        " standard deviation. Raise it only for models that you train anew.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        advanced=True,
+    )
+    lpips: float = setting(
+        "LPIPS weight",
+        0.0,
+        "Weight of LPIPS, the difference that people see. Needs the packages lpips and torchvision, which download"
+        " VGG once. Try 0.1 to 1.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        finer=True,
+    )
+    discriminator: float = setting(
+        "discriminator weight",
+        0.0,
+        "Weight of a patch discriminator, which learns to tell reconstructions from images: sharper detail, which"
+        " may be invented. Try 0.5.",
+        low=0.0,
+        high=1000.0,
+        step=0.01,
+        advanced=True,
+        finer=True,
+    )
+    discriminator_start: int = setting(
+        "discriminator start",
+        0,
+        "The discriminator takes part after this many steps. Let the other losses settle first: half of the steps is"
+        " a good start.",
+        low=0,
+        high=1000000,
+        advanced=True,
+    )
+    discriminator_rate: float = setting(
+        "discriminator learning rate",
+        0.0001,
+        "The discriminator's own learning rate, with Adam; it stays the same in all steps.",
+        low=1e-07,
+        high=1.0,
+        step=1e-07,
+        advanced=True,
+        finer=True,
+    )
 
     def __post_init__(self) -> None:
-        errors = [*_value_errors(self), *_exclusions(self)]
+        errors = read_values(self) or [*_exclusions(self)]
         if errors:
             raise ValueError("Start VAE Training: " + "; ".join(errors) + ".")
 
@@ -61,27 +154,6 @@ class AutoencoderSettings:
         if self.lpips:
             return perceptual.LEAST_SIDE
         return 1
-
-
-def _value_errors(settings: AutoencoderSettings) -> Iterator[str]:
-    if settings.part not in PARTS:
-        yield f"what to train is {settings.part!r}, expected one of {', '.join(PARTS)}"
-    if settings.crop < 0:
-        yield f"crop size is {settings.crop}, expected 0 (whole pictures) or more"
-    for label, value in (
-        ("L1 weight", settings.l1),
-        ("MSE weight", settings.mse),
-        ("edge weight", settings.edge),
-        ("KL weight", settings.kl),
-        ("latent bound", settings.latent_bound),
-        ("LPIPS weight", settings.lpips),
-        ("discriminator weight", settings.discriminator),
-        ("discriminator start", settings.discriminator_start),
-    ):
-        if not 0.0 <= value < math.inf:
-            yield f"{label} is {value}, expected 0 or more"
-    if not 0.0 < settings.discriminator_rate < math.inf:
-        yield f"discriminator learning rate is {settings.discriminator_rate}, expected above 0"
 
 
 def _exclusions(settings: AutoencoderSettings) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,14 +12,13 @@ from torch import Tensor
 from ...patches.adapters import registry
 from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
+from ...settings.declaration import read_values, setting
 from ...storage.digest import hashed_settings, sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
 AS_LOADED = "as loaded"
 BASE_WEIGHTS = (AS_LOADED, "int8", "int8 weight-only", "nf4")  # the formats of `memory.quantised_base.registry`
-# Not part of a run's identity at their defaults, which are what runs of before had.
-_LATER = frozenset({"min_rank", "rank_exponent", "base_weights", "with_sound"})
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
 
@@ -48,32 +46,128 @@ class AdapterSettings:
     for that are trained too.
     """
 
-    kind: str = "lora"
-    rank: int = 16
-    alpha: float = 0.0
-    targets: str = "attention"
-    pattern: str = ""
-    text_encoder: bool = False
-    rank_dropout: float = 0.0
-    module_dropout: float = 0.0
-    network_dropout: float = 0.0
-    max_norm: float = 0.0
+    kind: str = setting(
+        "adapter type",
+        "lora",
+        "".join(f"{kind.name}: {kind.help}. " for kind in registry.trainable_kinds()) + "Start with lora.",
+        choices=registry.trainable_names,
+    )
+    rank: int = setting(
+        "rank (dim)",
+        16,
+        "The rank of the matrices, network_dim in kohya's scripts (for oft, the block size). Raise it to learn more"
+        " and get a larger file; lower it if the LoRA overfits.",
+        low=1,
+        high=4096,
+    )
+    alpha: float = setting(
+        "alpha",
+        0.0,
+        "The LoRA is scaled by alpha / rank. 0 means alpha = rank, a scale of 1. Set it to half the rank for a"
+        " gentler start.",
+        low=0.0,
+        high=4096.0,
+        step=0.5,
+    )
+    targets: str = setting(
+        "target layers",
+        "attention",
+        "Which layers to train. attention: the attention projections. attention+ff: also feed-forward layers and the"
+        " transformers' in and out projections. all: every layer. Go from attention to all if the LoRA learns too"
+        " little.",
+        choices=TARGETS,
+    )
+    pattern: str = setting(
+        "layer filter",
+        "",
+        "Limits training to layers whose path matches: globs (output_blocks.*) or /regular expressions/, separated"
+        " by commas; ! excludes. input_blocks.*=rank 8, alpha 4 gives those layers a rank and alpha of their own."
+        " Empty takes all target layers.",
+        advanced=True,
+    )
+    text_encoder: bool = setting(
+        "train text encoder",
+        False,
+        "Also trains the text encoder, in the layers that target layers and layer filter choose. Connect CLIP to"
+        " Start Training.",
+    )
+    rank_dropout: float = setting(
+        "rank dropout",
+        0.0,
+        "Randomly drops this fraction of the rank dimensions for each image. Try 0.1 if the LoRA overfits.",
+        low=0.0,
+        high=0.99,
+        step=0.01,
+        advanced=True,
+    )
+    module_dropout: float = setting(
+        "module dropout",
+        0.0,
+        "Randomly skips this fraction of the trained layers at each step. Try 0.1 if the LoRA overfits.",
+        low=0.0,
+        high=0.99,
+        step=0.01,
+        advanced=True,
+    )
+    network_dropout: float = setting(
+        "network dropout",
+        0.0,
+        "Randomly zeroes this fraction of the activations inside the LoRA. Try 0.1 if the LoRA overfits.",
+        low=0.0,
+        high=0.99,
+        step=0.01,
+        advanced=True,
+    )
+    max_norm: float = setting(
+        "maximum weight norm",
+        0.0,
+        "Scales a layer's change down when its norm grows above this (kohya's scale_weight_norms). Try 1 if some"
+        " layers overbake; 0 is off.",
+        low=0.0,
+        high=1000.0,
+        step=0.1,
+        advanced=True,
+    )
+    min_rank: int = setting(
+        "smallest rank",
+        0,
+        "T-LoRA (tlora) only: how many ranks work on pure noise; towards a finished image all do. 0 is half the"
+        " rank. Set it lower, down to 1, if the LoRA copies the training images' composition.",
+        low=0,
+        high=4096,
+        advanced=True,
+    )
+    rank_exponent: float = setting(
+        "rank exponent",
+        1.0,
+        "T-LoRA (tlora) only: how the ranks grow as noise goes (the authors' alpha_rank_scale). 1 is evenly; above 1"
+        " they come later.",
+        low=0.01,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+    base_weights: str = setting(
+        "base weights",
+        AS_LOADED,
+        "How the model's linear layers are kept while training, the adapter in full precision. int8: they multiply"
+        " in int8 (W8A8). int8 weight-only, nf4 (QLoRA): they are unpacked to multiply. int8 takes half of bf16's"
+        " memory on a graphics card, nf4 28%. Previews and validation use the weights as loaded. Not with adapter"
+        " type full.",
+        choices=BASE_WEIGHTS,
+        advanced=True,
+    )
     initial_digest: str = ""
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
-    min_rank: int = 0
-    rank_exponent: float = 1.0
-    base_weights: str = AS_LOADED
     with_sound: bool = False
 
     def __post_init__(self) -> None:
-        errors = [*_value_errors(self)]
-        sizes: tuple[Size, ...] = ()
-        try:
-            sizes = parse_patterns(self.pattern).sizes
-        except ValueError as error:
-            errors.append(str(error))
-        if self.kind in registry.trainable_names():
-            errors += _kind_errors(self, sizes)
+        errors = read_values(self)
+        if not errors:
+            try:
+                errors = [*_kind_errors(self, parse_patterns(self.pattern).sizes)]
+            except ValueError as error:
+                errors = [str(error)]
         if errors:
             raise ValueError("Adapter Settings: " + "; ".join(errors) + ".")
         if self.initial is not None and not self.initial_digest:
@@ -81,7 +175,7 @@ class AdapterSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        return hashed_settings(self, _LATER, ("initial",))
+        return hashed_settings(self, ("initial",))
 
     @property
     def trainable_kind(self) -> TrainableKind:
@@ -135,30 +229,6 @@ class AdapterSettings:
             return None
         rank, _ = self.size_of(path)
         return RankMask(rank, min(rank, self.min_rank or max(1, rank // 2)), self.rank_exponent)
-
-
-def _value_errors(settings: AdapterSettings) -> Iterator[str]:
-    """Errors of single values."""
-    kinds = registry.trainable_names()
-    if settings.kind not in kinds:
-        yield f"adapter type is {settings.kind!r}, expected one of {', '.join(kinds)}"
-    if settings.targets not in TARGETS:
-        yield f"target layers is {settings.targets!r}, expected one of {', '.join(TARGETS)}"
-    if settings.rank < 1:
-        yield f"rank (dim) is {settings.rank}, expected 1 or more"
-    if not 0 <= settings.alpha < math.inf:
-        yield f"alpha is {settings.alpha}, expected 0 (the same as rank) or more"
-    for label, value in _dropouts(settings):
-        if not 0.0 <= value < 1.0:
-            yield f"{label} is {value}, expected 0 or more, and below 1"
-    if settings.min_rank < 0:
-        yield f"smallest rank is {settings.min_rank}, expected 0 (half the rank) or more"
-    if not 0 < settings.rank_exponent < math.inf:
-        yield f"rank exponent is {settings.rank_exponent}, expected above 0"
-    if settings.base_weights not in BASE_WEIGHTS:
-        yield f"base weights is {settings.base_weights!r}, expected one of {', '.join(BASE_WEIGHTS)}"
-    if not 0 <= settings.max_norm < math.inf:
-        yield f"maximum weight norm is {settings.max_norm}, expected 0 (off) or more"
 
 
 def _dropouts(settings: AdapterSettings) -> list[tuple[str, float]]:

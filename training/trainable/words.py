@@ -5,7 +5,6 @@ They lie among the trained tensors as `bundle_emb.NAME.ENCODER`, which is also h
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,11 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...settings.declaration import read_values, setting
 from .settings import WORDS, is_word
 
 MOST_WORDS = 64
 MOST_VECTORS = 64
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(entry for entry in (part.strip() for part in re.split(r"[,\n]", text)) if entry)
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,75 @@ class WordSettings:
     trained.
     """
 
-    words: tuple[str, ...]
-    initial: tuple[str, ...]
-    count: int = 0
-    learning_rate: float = 0.0
-    stop_after: float = 1.0
-    max_norm: float = 0.0
-    alone: bool = False
+    words: tuple[str, ...] = setting(
+        "words",
+        "",
+        "The words to train, one per line or separated by commas, as your captions have them: sks_cat. Take words"
+        " that mean nothing yet.",
+        multiline=True,
+        read=_entries,
+    )
+    initial: tuple[str, ...] = setting(
+        "initial words",
+        "",
+        "What each word starts from: cat. One entry for each word, in the same order, or one for all. The nearer it"
+        " is, the fewer steps it takes.",
+        multiline=True,
+        read=_entries,
+    )
+    count: int = setting(
+        "vectors per word",
+        0,
+        "How many vectors a word has: 2 to 8 hold more detail. 0: as many as the initial words have tokens. With"
+        " another number these are repeated or cut off.",
+        low=0,
+        high=64,
+    )
+    learning_rate: float = setting(
+        "learning rate",
+        0.001,
+        "How fast the words move, with the schedule of Optimizer Settings. Words need more than a LoRA: 0.0005 to"
+        " 0.005. 0 uses the learning rate of Optimizer Settings.",
+        low=0.0,
+        high=10.0,
+        step=1e-06,
+    )
+    stop_after: float = setting(
+        "stop after (share of steps)",
+        1.0,
+        "Freezes the words after this share of the total steps; the adapter goes on. Try 0.5 if the words take over."
+        " 1 never freezes them.",
+        low=0.01,
+        high=1.0,
+        step=0.05,
+        advanced=True,
+    )
+    max_norm: float = setting(
+        "maximum norm",
+        2.0,
+        "No vector grows longer than this many times the mean of the text encoder's own. Lower it to 1 if the word"
+        " drowns the rest of the prompt; 0 is off.",
+        low=0.0,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+    alone: bool = setting(
+        "words only",
+        False,
+        "Trains the words and nothing else. Disconnect Adapter Settings then.",
+    )
     bounds: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", tuple((part, float(norm)) for part, norm in self.bounds))
-        errors = [*_word_errors(self), *_value_errors(self)]
+        errors = read_values(self)
+        if not errors:
+            if len(self.initial) == 1:
+                object.__setattr__(self, "initial", self.initial * len(self.words))
+            errors = [*_word_errors(self)]
         if errors:
             raise ValueError("Train Words: " + "; ".join(errors) + ".")
-
-    @classmethod
-    def read(cls, words: str, initial: str, **settings: float) -> WordSettings:
-        """The settings from the node's texts: words and their initial words, separated by commas or lines."""
-        names, initials = _entries(words), _entries(initial)
-        if len(initials) == 1:
-            initials *= len(names)
-        return cls(names, initials, **settings)  # type: ignore[arg-type]
 
     def is_frozen(self, step: int, total_steps: int) -> bool:
         """Whether the words do not move any more in the step after `step`."""
@@ -62,10 +113,6 @@ class WordSettings:
 def is_name(word: str) -> bool:
     """Whether a word can be trained: it is also the name of a file."""
     return _NAME.fullmatch(word) is not None
-
-
-def _entries(text: str) -> tuple[str, ...]:
-    return tuple(entry for entry in (part.strip() for part in re.split(r"[,\n]", text)) if entry)
 
 
 def _word_errors(settings: WordSettings) -> Iterator[str]:
@@ -86,22 +133,11 @@ def _word_errors(settings: WordSettings) -> Iterator[str]:
             f"initial words has {len(settings.initial)} entries for {len(words)} words: write one for each word, in the"
             " same order, or one for all"
         )
-
-
-def _value_errors(settings: WordSettings) -> Iterator[str]:
-    if not 0 <= settings.count <= MOST_VECTORS:
-        yield f"vectors per word is {settings.count}, expected 0 (as many as the initial words) to {MOST_VECTORS}"
-    if not 0 <= settings.learning_rate < math.inf:
-        yield f"learning rate is {settings.learning_rate}, expected 0 (that of Optimizer Settings) or more"
-    if not 0 < settings.stop_after <= 1:
-        yield f"stop after is {settings.stop_after}, expected a share of the steps above 0, at most 1 (never)"
-    elif settings.alone and settings.stop_after < 1:
+    if settings.alone and settings.stop_after < 1:
         yield (
             f"stop after is {settings.stop_after:g} and words only is on, so that nothing would be trained then: set it"
             " to 1"
         )
-    if not 0 <= settings.max_norm < math.inf:
-        yield f"maximum norm is {settings.max_norm}, expected 0 (off) or more"
 
 
 def check_reference(settings: WordSettings | None, compares_pairs: bool) -> None:

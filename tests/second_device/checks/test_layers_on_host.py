@@ -33,12 +33,12 @@ def test_the_same_bytes_and_less_memory(host, pictures, patch, kind):
 
     def train(**optimizer):
         shared = {"batch_size": 1, "total_steps": 4, **optimizer}
-        start = {"model": ["8", 0], "dataset": ["2", 0], "adapter": ["3", 0], "optimizer": ["4", 0]}
+        start = {"model": ["8", 0], "dataset": ["2", 0], "settings": ["4", 0]}
         prompt = {
             "1": node("GraftDemo"),
             "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=64, validation=0.25),
             "3": node("GraftAdapter", rank=2, kind=kind),
-            "4": node("GraftOptimizer", **shared),
+            "4": node("GraftOptimizer", settings=["3", 0], **shared),
             "6": node("GraftTrainStart", **start, run=f"{patch['class_type']} {kind} {optimizer.get('offload')}"),
             "7": node("TrainStep", state=["6", 0], steps=4, validate_every=2),
             "8": node(patch["class_type"], model=["1", 0], **patch["inputs"]),

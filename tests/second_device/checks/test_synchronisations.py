@@ -44,16 +44,18 @@ def steps(host, pictures, monkeypatch, request):
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
 
     def train(adapter=None, optimizer=None, objective=None, ema=None, todo=False):
-        start = {"model": ["1", 0], "dataset": ["2", 0], "adapter": ["3", 0], "optimizer": ["4", 0], "ema": ["5", 0]}
+        start = {"model": ["1", 0], "dataset": ["2", 0], "settings": ["9", 0]}
         prompt = {
             "1": node("GraftDemo"),
             "2": node("GraftDataset", folder=pictures, vae=["1", 2], clip=["1", 1], resolution=64),
             "3": node("GraftAdapter", **{"rank": 2, **(adapter or {})}),
-            "4": node("GraftOptimizer", **{"batch_size": 2, "total_steps": STEPS, **(optimizer or {})}),
-            "5": node("GraftEMA", **(ema or {})),
-            "6": node("GraftTrainStart", **start, objective=["9", 0], run=f"counted {hash(request.node.name)}"),
+            "4": node(
+                "GraftOptimizer", settings=["3", 0], **{"batch_size": 2, "total_steps": STEPS, **(optimizer or {})}
+            ),
+            "5": node("GraftEMA", settings=["4", 0], **(ema or {})),
+            "6": node("GraftTrainStart", **start, run=f"counted {hash(request.node.name)}"),
             "7": node("TrainStep", state=["6", 0], steps=STEPS),
-            "9": node("GraftObjective", **(objective or {})),
+            "9": node("GraftObjective", settings=["5", 0], **(objective or {})),
         }
         if todo:
             prompt["8"] = node("ApplyToDo", model=["1", 0], phase="both")

@@ -52,17 +52,18 @@ def workflow(**changes):
             {"folder": "pictures", "vae": ["demo", 2], "clip": ["demo", 1], "resolution": 64, "validation": 0.0},
         ),
         "adapter": ("GraftAdapter", {"rank": 2}),
-        "optimizer": ("GraftOptimizer", {"learning_rate": 1e-3, "batch_size": 1, "accumulation": 1, "total_steps": 8}),
-        "ema": ("GraftEMA", {"schedule": "ramp"}),
+        "optimizer": (
+            "GraftOptimizer",
+            {"settings": ["adapter", 0], "learning_rate": 1e-3, "batch_size": 1, "accumulation": 1, "total_steps": 8},
+        ),
+        "ema": ("GraftEMA", {"settings": ["optimizer", 0], "schedule": "ramp"}),
         "start": (
             "GraftTrainStart",
             {
                 "model": ["fails", 0],
                 "dataset": ["data", 0],
-                "adapter": ["adapter", 0],
                 "seed": ["drawn", 0],
-                "optimizer": ["optimizer", 0],
-                "ema": ["ema", 0],
+                "settings": ["ema", 0],
                 "run": "run",
             },
         ),

@@ -387,8 +387,8 @@ def _workflow(host, name, run, steps):
             flip=0.5,
         ),
         "3": node("GraftAdapter", rank=2, targets="all"),
-        "4": node("GraftOptimizer", learning_rate=5e-3, batch_size=2, total_steps=4),
-        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], adapter=["3", 0], optimizer=["4", 0], run=run),
+        "4": node("GraftOptimizer", settings=["3", 0], learning_rate=5e-3, batch_size=2, total_steps=4),
+        "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], settings=["4", 0], run=run),
     }
     last = "5"
     for number, count in enumerate(steps, 6):

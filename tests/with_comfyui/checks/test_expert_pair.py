@@ -74,15 +74,23 @@ def workflow(host, run, *steps, expert="both", low=True, model=0, **previewed):
     graph = {
         "pair": {"class_type": "GraftTestPair", "inputs": {}},
         "adapter": node("GraftAdapter", rank=2, targets="all"),
-        "optimizer": node("GraftOptimizer", learning_rate=1e-2, batch_size=2, precision="float32", total_steps=4),
-        "objective": node("GraftObjective", expert=expert, timesteps="uniform"),
-        "ema": node("GraftEMA", schedule="ramp"),
-        "start": node("GraftTrainStart", model=["pair", model], dataset=["pair", 2], vae=["pair", 3], run=run),
+        "optimizer": node(
+            "GraftOptimizer",
+            settings=["adapter", 0],
+            learning_rate=1e-2,
+            batch_size=2,
+            precision="float32",
+            total_steps=4,
+        ),
+        "objective": node("GraftObjective", settings=["optimizer", 0], expert=expert, timesteps="uniform"),
+        "ema": node("GraftEMA", settings=["objective", 0], schedule="ramp"),
     }
-    for name in ("adapter", "optimizer", "objective", "ema"):
-        graph["start"]["inputs"][name] = [name, 0]
+    begun = {"dataset": ["pair", 2], "vae": ["pair", 3], "settings": ["ema", 0], "run": run}
     if low:
-        graph["start"]["inputs"]["low_noise_model"] = ["pair", 1]
+        begun |= {"high_noise_model": ["pair", model], "low_noise_model": ["pair", 1]}
+        graph["start"] = node("GraftTrainPairStart", **begun)
+    else:
+        graph["start"] = node("GraftTrainStart", model=["pair", model], **begun)
     at = ["start", 0]
     for number, count in enumerate(steps):
         graph[f"step{number}"] = node("TrainStep", state=at, steps=count, validate_every=1, switch_every=1, **previewed)

@@ -96,13 +96,14 @@ def common(*steps, run, dataset="samples", validate_every=1):
         "clip": node("CLIPLoader"),
         "vae": node("VAELoader"),
         "adapter": node("GraftAdapter", rank=2, targets="all"),
-        "optimizer": node("GraftOptimizer", learning_rate=1e-2, batch_size=2, precision="float32"),
+        "optimizer": node(
+            "GraftOptimizer", settings=["adapter", 0], learning_rate=1e-2, batch_size=2, precision="float32"
+        ),
         "start": node(
             "GraftTrainStart",
             model=["model", 0],
             dataset=[dataset, 0],
-            adapter=["adapter", 0],
-            optimizer=["optimizer", 0],
+            settings=["optimizer", 0],
             run=run,
         ),
     }
@@ -310,7 +311,10 @@ def pair_of_experts(host, other, *steps, run):
     graph = {**wan(host, other), **common(*steps, run=run)}
     graph["model"] = node("UNETLoader", unet_name="high")
     graph["low"] = node("UNETLoader", unet_name="low")
-    graph["start"]["inputs"]["low_noise_model"] = ["low", 0]
+    begun = graph["start"]["inputs"]
+    graph["start"] = node(
+        "GraftTrainPairStart", **begun, high_noise_model=begun.pop("model"), low_noise_model=["low", 0]
+    )
     for number in range(len(steps)):
         graph[f"step{number}"]["inputs"]["switch_every"] = 1
     return graph

@@ -137,8 +137,12 @@ def workflow(host, name, run, adapter, optimizer=None, dtype="float32", count=2)
     return {
         "1": node("GraftTestModel", name=name, dtype=dtype),
         "2": node("GraftAdapter", **{"rank": 2, "targets": "all", **adapter}),
-        "3": node("GraftOptimizer", **{"learning_rate": 5e-3, "batch_size": 2, "total_steps": 4, **(optimizer or {})}),
-        "4": node("GraftTrainStart", model=["1", 0], dataset=["1", 1], adapter=["2", 0], optimizer=["3", 0], run=run),
+        "3": node(
+            "GraftOptimizer",
+            settings=["2", 0],
+            **{"learning_rate": 5e-3, "batch_size": 2, "total_steps": 4, **(optimizer or {})},
+        ),
+        "4": node("GraftTrainStart", model=["1", 0], dataset=["1", 1], settings=["3", 0], run=run),
         "5": node("TrainStep", state=["4", 0], steps=count, validate_every=1),
     }
 

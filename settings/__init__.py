@@ -1,0 +1,1 @@
+"""How a setting is declared: once, as a field of a dataclass."""
