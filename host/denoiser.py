@@ -24,6 +24,7 @@ from .model_sampling import (
     timestep_of,
     with_zero_terminal_snr,
 )
+from .whole_models import whole, whole_clip
 
 
 def _pins_memory() -> bool:
@@ -173,15 +174,6 @@ def fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[No
         yield
 
 
-def without_paging(loadable: Any, patcher: Any) -> Any:
-    """A MODEL or CLIP whose `patcher` keeps all weights where they are: gradients cannot go through ComfyUI's dynamic
-    VRAM, whose pages come and go.
-    """
-    if getattr(patcher, "is_dynamic", lambda: False)():
-        return loadable.clone(disable_dynamic=True)
-    return loadable
-
-
 @contextlib.contextmanager
 def told_of_training() -> Iterator[None]:
     """A context in which ComfyUI knows that it trains, if it asks for that."""
@@ -225,9 +217,9 @@ def denoiser(
     from .device_memory import unload_others
     from .network_state import evaluating, frozen_beside, kept_attributes
 
-    patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
+    patcher = with_zero_terminal_snr(whole(patcher), terminal)
     if clip is not None:
-        clip = without_paging(clip, clip.patcher)
+        clip = whole_clip(clip)
     patchers = [patcher]
     if clip is not None:
         patchers.append(clip.patcher)

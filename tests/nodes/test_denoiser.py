@@ -12,7 +12,8 @@ from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 
-from ..model_device import DEVICES, LOAD
+from ..loaded_models import loaded
+from ..model_device import LOAD
 
 CONFIG = {
     "image_size": 32,
@@ -43,7 +44,6 @@ def wall(host):
 def _model(kind, sdxl=False, dtype=torch.float32):
     import comfy.model_base
     import comfy.model_management
-    import comfy.model_patcher
     import comfy.supported_models
 
     family = comfy.supported_models.SDXL if sdxl else comfy.supported_models.SD15
@@ -52,14 +52,17 @@ def _model(kind, sdxl=False, dtype=torch.float32):
         config = family(own)
         config.unet_config, config.manual_cast_dtype = dict(own, dtype=dtype), None
         model_type = getattr(comfy.model_base.ModelType, kind)
-        model = (comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel)(config, model_type, device="cpu")
-        generator = torch.Generator().manual_seed(0)
-        for p in model.diffusion_model.parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
-                + (p.ndim == 1)
-            )
-    return comfy.model_patcher.ModelPatcher(model, **DEVICES)
+        made = comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel
+
+        def fill_(network):
+            generator = torch.Generator().manual_seed(0)
+            for p in network.parameters():
+                p.copy_(
+                    torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
+                    + (p.ndim == 1)
+                )
+
+        return loaded(lambda: made(config, model_type, device="cpu"), fill_)
 
 
 def _random(*shape, seed=0):
