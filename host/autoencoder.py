@@ -11,6 +11,7 @@ import torch
 
 from .autograd_inplace import AvoidInplaceOps
 from .denoiser import told_of_training
+from .device_memory import half_type
 from .encoding import frame_step
 from .lora import patched_by
 from .network_state import evaluating, kept_attributes
@@ -26,6 +27,9 @@ class Autoencoder:
         self.vae, self.patcher = vae, patcher
         self.module: torch.nn.Module = patcher.model
         self.device: torch.device = patcher.load_device
+        self.own_type: torch.dtype = vae.vae_dtype
+        # Not fp16, which ComfyUI does not compute VAEs in either: it overflows in SDXL's.
+        self.auto_type = torch.bfloat16 if half_type(self.device) == torch.bfloat16 else None
         self.factor = int(vae.spacial_compression_encode())
         self._has_frames = getattr(vae, "latent_dim", 2) == 3
 

@@ -14,8 +14,10 @@ from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
+from .device_memory import half_type, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
+from .lora_injection import compute_of
 from .model_sampling import (
     as_comfyui_counts,
     noisy_latents,
@@ -50,6 +52,8 @@ class Denoiser:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
         self.pins_memory = _pins_memory()
+        self.auto_type: torch.dtype | None = half_type(patcher.load_device)
+        self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
         self.kept_weights: Any = None
         self.training_only: Any = None  # the LoRA that previews switch off
@@ -214,7 +218,6 @@ def denoiser(
     """
     import comfy.model_management as management
 
-    from .device_memory import unload_others
     from .network_state import evaluating, frozen_beside, kept_attributes
 
     patcher = with_zero_terminal_snr(whole(patcher), terminal)

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..patches.models.layers import why_not_plain
 
@@ -86,7 +86,7 @@ def _cast_(model: nn.Module) -> None:
             module._buffers[name] = buffer.to(getattr(module, f"{name}{_MODEL_TYPE}", buffer.dtype))
 
 
-def _of_other_types(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, torch.dtype]]:
+def _of_other_types(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter, torch.dtype]]:
     """(module, name, parameter, type that its layer was built with) of each plain weight that has another type."""
     found = []
     for module in model.modules():

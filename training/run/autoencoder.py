@@ -134,7 +134,7 @@ def _losses(work: Workspace, pictures: Tensor, mask: Tensor | None, generator: t
     pixels = as_pixels(pictures, coder.device)
     if mask is not None:
         mask = to_device(mask, coder.device)
-    with autocast(work.start_state.settings.optimizer, coder.device):
+    with autocast(work.start_state.settings.optimizer, coder):
         with torch.set_grad_enabled(torch.is_grad_enabled() and settings.trains_encoder):
             mean, log_variance = coder.encode(pixels)
         latents = mean

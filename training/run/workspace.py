@@ -30,7 +30,7 @@ from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
 from ..objective.noise import LAST_SIGNAL
 from ..objective.settings import check_for
-from ..optimizers.precision import LossScale
+from ..optimizers.precision import LossScale, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
@@ -73,6 +73,7 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         _check_autoencoder(state, denoiser, dataset, group)
         return
     check_for(objective, denoiser.prediction)
+    _check_fp16(state, denoiser, group)
     if state.settings.optimizer.fused_backward and group.size > 1:
         raise ValueError(
             "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
@@ -109,6 +110,28 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         raise ValueError(
             "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
             " (zero_terminal)."
+        )
+
+
+def _check_fp16(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
+    """Raise ValueError where what computes in fp16, because of the device or of the model, cannot have a loss scale.
+    Training precision fp16 itself is refused elsewhere.
+    """
+    optimizer = state.settings.optimizer
+    if optimizer.precision == "fp16" or not computes_in_fp16(optimizer, denoiser):
+        return
+    found = (
+        f"Optimizer Settings: training precision {optimizer.precision} computes in fp16 with this model on this device"
+    )
+    if optimizer.fused_backward:
+        raise ValueError(
+            f"{found}, and a fused backward pass moves weights before it is known whether a gradient overflowed: switch"
+            " it off, or set training precision to bf16."
+        )
+    if group.shard:
+        raise ValueError(
+            f"{found}, and its loss scale is for weights that a rank holds whole: set training precision to bf16, or"
+            " start without --shard."
         )
 
 
@@ -173,10 +196,10 @@ def _check_autoencoder(
         raise ValueError("Optimizer Settings: compile is blocks, and VAE training takes none: set compile to off.")
     settings = state.start.autoencoder
     assert settings is not None
-    if settings.discriminator and state.settings.optimizer.precision == "fp16":
+    if settings.discriminator and computes_in_fp16(state.settings.optimizer, coder):
         raise ValueError(
-            "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is above 0:"
-            " use bf16 or float32, or set it to 0."
+            "Optimizer Settings: training precision is fp16, or the VAE is loaded in it, and discriminator weight of"
+            " Start VAE Training is above 0: use bf16, or set it to 0."
         )
     factor = cast(Autoencoder, coder).factor
     for image in dataset.images + dataset.held_out:
@@ -229,8 +252,8 @@ class Workspace:
         self.trained = self.stepper.trained
         self.gradients = gradient_sum.for_group(self.group, self.trained, self.placement.is_sharded)
         self.loss_scale: LossScale | None = None
-        if state.settings.optimizer.precision == "fp16":
-            self.loss_scale = LossScale(denoiser.device, state.optimizer)
+        if computes_in_fp16(state.settings.optimizer, denoiser):
+            self.loss_scale = LossScale(state.optimizer)
         self.discriminator: Discriminator | None = None
         self.perceptual: nn.Module | None = None  # measures LPIPS
         if state.start.autoencoder is not None:
