@@ -19,6 +19,7 @@ from ..data.listing import first_names
 from ..data.preference_files import missing_partner
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
+from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
@@ -30,7 +31,7 @@ from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
 from ..objective.noise import LAST_SIGNAL
 from ..objective.settings import check_for
-from ..optimizers.precision import LossScale, computes_in_fp16
+from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
@@ -276,6 +277,8 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
+        self.in_main_memory = False  # of a plan: whether its device stands for the host's memory
+        self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
@@ -344,6 +347,7 @@ class Workspace:
         if settings.checkpointing or settings.offload == "layers":
             checkpointing = checkpointed(module)
         with (
+            self._cast_weights(),
             self._quantised_base(),
             self._compiled(),
             self._offloaded(),
@@ -354,6 +358,23 @@ class Workspace:
         ):
             self._attach()
             yield
+
+    @contextmanager
+    def _cast_weights(self) -> Iterator[None]:
+        """A context in which frozen weights are of the type that autocast computes in."""
+        settings, denoiser = self.start_state.settings.optimizer, self.denoiser
+        dtype = autocast_type(settings, denoiser)
+        if dtype is None or self.start_state.start.autoencoder is not None or self.group.shard:
+            yield
+            return
+        # What waits in host memory comes over layer by layer, and is cast there.
+        stays = self.in_main_memory or settings.offload == "layers" or self.start_state.start.adapter.quantised_base
+        with cast_weights(denoiser.module, dtype, self.trained, stays) as count:
+            self.is_cast = count > 0
+            try:
+                yield
+            finally:
+                self.is_cast = False
 
     @contextmanager
     def _offloaded(self) -> Iterator[None]:
@@ -412,7 +433,11 @@ class Workspace:
         return self.quantised.waiting
 
     def own_weights(self) -> AbstractContextManager[None]:
-        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used."""
+        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
+        Weights that are cast for training stay so, and the block computes in their type.
+        """
+        if self.is_cast:
+            return autocast(self.start_state.settings.optimizer, self.denoiser)
         if self.quantised is None:
             return nullcontext()
         return self.quantised.off()
