@@ -85,7 +85,7 @@ def check_latents(work: Workspace) -> None:
 
 def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
     """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents."""
-    before, after = (torch.cat([one.flatten().double() for one in latents]) for latents in (base, now))
+    before, after = (torch.cat([one.flatten().to("cpu", torch.float64) for one in latents]) for latents in (base, now))
     return float((after - before).square().mean().sqrt() / before.std().clamp(min=1e-12))
 
 
