@@ -19,6 +19,7 @@ from .denoiser import Denoiser, fit_for_autograd
 from .device_memory import half_type, training_device
 from .encoding import LiveEncoder
 from .model_sampling import with_zero_terminal_snr
+from .whole_models import typed
 
 # what a network's own code raises where it meets tensors without values, and what Train Step will refuse
 ERRORS = (
@@ -73,10 +74,13 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
     state = replace(state, settings=settings)
     on_host = patcher.load_device.type == "cpu" and not on_a_card
     encode = None
-    if state.start.encodes_captions:
-        _check_encoder(state, on_a_card)
-        encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
-    with _on_meta(patcher, settings.objective.zero_terminal_snr, encode) as denoiser:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(typed(patcher))
+        if state.start.encodes_captions:
+            _check_encoder(state, on_a_card)
+            encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
+            stack.enter_context(typed(state.subject.clip.patcher))
+        denoiser = stack.enter_context(_on_meta(patcher, settings.objective.zero_terminal_snr, encode))
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
 

@@ -4,6 +4,8 @@ weights whose pages leave between the forward pass and the backward pass.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from ..patches.models.layers import why_not_plain
+from ..training.memory.allocations import META
 
 _MODEL_TYPE = "_comfy_model_dtype"  # after a parameter's name: the type that its layer was built with
 _OF_PAGING = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what ComfyUI leaves on a VAE that it loads again
@@ -51,6 +54,27 @@ def whole_clip(clip: Any) -> Any:
     clone.patcher = whole(clip.patcher)
     clone.cond_stage_model = clone.patcher.model
     return clone
+
+
+@contextlib.contextmanager
+def typed(patcher: Any) -> Iterator[None]:
+    """A context in which the weights of a paged model that are of another type than its whole copy's are tensors of
+    that type on the meta device: to count its memory without loading it.
+    """
+    places: list[tuple[nn.Module, str, nn.Parameter]] = []
+    shapes: dict[tuple[int, torch.dtype], nn.Parameter] = {}
+    try:
+        if is_paged(patcher):
+            for module, name, parameter, dtype in _of_other_types(patcher.model):
+                places.append((module, name, parameter))
+                empty = torch.empty(parameter.shape, dtype=dtype, device=META)
+                module._parameters[name] = shapes.setdefault(
+                    (id(parameter), dtype), nn.Parameter(empty, requires_grad=False)
+                )
+        yield
+    finally:
+        for module, name, parameter in reversed(places):
+            module._parameters[name] = parameter
 
 
 def _read_again(patcher: Any) -> Any:

@@ -110,8 +110,8 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
 
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         before = denoiser.denoise(x, one, [Conditioning(context)], {})
-        sampled = patcher.model.apply_model(x, one, c_crossattn=context)
-        patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
+        sampled = denoiser.model.apply_model(x, one, c_crossattn=context)
+        denoiser.patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
         after = denoiser.denoise(x, one, [Conditioning(context)], {})
     assert seen == {"attention_pytorch"}
     assert torch.equal(before, after)
@@ -181,8 +181,9 @@ def test_memory_is_pinned_unless_the_host_was_told_not_to(wall, monkeypatch):
 def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):
     """A module beside the network embeds its sizes: nothing trains that one."""
     patcher, made = _model("EPS", sdxl=True), []
-    extra_conds = patcher.model.extra_conds
-    monkeypatch.setattr(patcher.model, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
+    trained = wall.whole_models.whole(patcher).model
+    extra_conds = trained.extra_conds
+    monkeypatch.setattr(trained, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
     text = Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280)})
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _input(1, 4, 16, 16, seed=1), denoiser.sigma(torch.tensor([0.5], device=LOAD))

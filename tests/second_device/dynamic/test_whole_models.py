@@ -12,6 +12,7 @@ from graft_nodes import host as wall
 from graft_nodes.host import whole_models
 from graft_nodes.host.text_encoder_gradients import differentiable
 from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.recipes.facts import facts_of
 
 from ...model_device import CPU, LOAD
 from ...nodes import conftest as node_models
@@ -189,3 +190,14 @@ def test_a_model_that_cannot_be_loaded_again_is_refused_with_what_to_do():
         wall.denoiser.denoiser(model),
     ):
         pass
+
+
+def test_memory_is_counted_in_the_types_of_training():
+    """Not in those of the file, of which the copy keeps nothing."""
+    model = unet_of(torch.float32, torch.bfloat16)
+    loaded = node_models.build_unet(torch.bfloat16, disable_dynamic=True)
+    before = {name: id(weight) for name, weight in model.model.named_parameters()}
+    with whole_models.typed(model):
+        found = facts_of(model.model.diffusion_model, None, "eps")
+    assert found == facts_of(loaded.model.diffusion_model, None, "eps")
+    assert {name: id(weight) for name, weight in model.model.named_parameters()} == before
