@@ -197,10 +197,15 @@ def _check_autoencoder(
         raise ValueError("Optimizer Settings: compile is blocks, and VAE training takes none: set compile to off.")
     settings = state.start.autoencoder
     assert settings is not None
+    if settings.discriminator and state.settings.optimizer.precision == "fp16":
+        raise ValueError(
+            "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is above 0:"
+            " use bf16 or float32, or set it to 0."
+        )
     if settings.discriminator and computes_in_fp16(state.settings.optimizer, coder):
         raise ValueError(
-            "Optimizer Settings: training precision is fp16, or the VAE is loaded in it, and discriminator weight of"
-            " Start VAE Training is above 0: use bf16, or set it to 0."
+            "Start VAE Training: this VAE is loaded in fp16, and discriminator weight is above 0: set training"
+            " precision of Optimizer Settings to bf16, or discriminator weight to 0."
         )
     factor = cast(Autoencoder, coder).factor
     for image in dataset.images + dataset.held_out:
