@@ -34,6 +34,7 @@ if os.environ.get("GRAFT_TEST_DEVICE") == "second":
         from graft_nodes.tests.second_device import dynamic_vram
 
         dynamic_vram.switch_on(device.DEVICE)
+        NOT_THERE = {**not_there.TESTS, **not_there.DYNAMIC}
 else:
     NOT_THERE = {}
 

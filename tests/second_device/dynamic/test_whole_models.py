@@ -194,3 +194,15 @@ def test_memory_is_counted_in_the_types_of_training():
         found = facts_of(model.model.diffusion_model, None, "eps")
     assert found == facts_of(loaded.model.diffusion_model, None, "eps")
     assert {name: id(weight) for name, weight in model.model.named_parameters()} == before
+
+
+def test_a_stack_on_a_paged_model_samples_as_a_merged_one_and_the_report_says_where_it_is(host):
+    model, whole = node_models.build_unet(), node_models.build_unet(disable_dynamic=True)
+    lora = node_models.build_lora(whole)
+    patched, _, report = host.call("LoRAStackPatch", model=model, lora_model=lora)
+    assert "at the activations because ComfyUI moves the weights in and out of VRAM (dynamic VRAM)" in report
+    merged, _, on_whole = host.call("LoRAStackPatch", model=whole, lora_model=lora)
+    assert "dynamic VRAM" not in on_whole and " 0 weights merged" not in on_whole
+    expected = node_models.forward(merged)
+    assert torch.allclose(node_models.forward(patched), expected, rtol=0, atol=2e-5 * float(expected.abs().max()))
+    assert not torch.allclose(node_models.forward(model), expected, atol=1e-3)
