@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from graft_nodes import host as wall
 from graft_nodes.tests.second_device.device import DEVICE, meter
 from graft_nodes.training.memory.cast_weights import cast_weights
 from torch import nn
+
+from ...nodes import conftest as node_models
 
 WIDTH, DEPTH = 64, 8
 BF16 = torch.bfloat16
@@ -101,3 +104,16 @@ def test_an_error_leaves_the_model_as_it_was():
         raise KeyboardInterrupt
     for name, p in model.named_parameters():
         assert id(p) == before[name][0] and torch.equal(p.cpu(), before[name][1])
+
+
+def test_a_merged_stack_is_as_it_was_and_comes_off(host):
+    model = node_models.build_unet()
+    plain = node_models.forward(model)
+    patched = host.call("LoRAStackPatch", model=model, lora_model=node_models.build_lora(model), mode="merge")[0]
+    expected = node_models.forward(patched)
+    with wall.denoiser.denoiser(patched) as denoiser, torch.inference_mode(False):
+        weights = [part.weight for part in denoiser.module.modules() if isinstance(part, nn.Linear)]
+        with cast_weights(denoiser.module, BF16) as count:
+            assert count > len(weights)
+    assert torch.equal(node_models.forward(patched), expected)
+    assert torch.equal(node_models.forward(model), plain) and not torch.equal(plain, expected)
