@@ -17,7 +17,7 @@ from typing import Any
 
 from ..patches.lora_files import beside, incoming, metadata, row_check
 from ..patches.lora_files.near_names import file_name
-from ..storage.atomic import move_file, write_whole
+from ..storage.atomic import move_to_free_name, write_whole
 from ..storage.digest import sha256_of_file
 from ..storage.safetensors import PickledFile
 from . import folders
@@ -196,9 +196,12 @@ def _place(draft: str, name: str) -> Answer:
             if _size(other) == os.path.getsize(draft) and _digest(other) == sha256_of_file(draft):
                 return 200, {"name": other, "new": False}
         target = os.path.join(folders.loras_folder(), name)
-        if same or os.path.lexists(target):
-            raise Refused(409, _taken(name, same or [name]))
-        move_file(draft, target)
+        if same:
+            raise Refused(409, _taken(name, same))
+        try:
+            move_to_free_name(draft, target)
+        except FileExistsError as error:  # a link to nothing, or another process was faster
+            raise Refused(409, _taken(name, [name])) from error
     logging.info("Graft: stored %s in the loras folder", name)
     return 200, {"name": name, "new": True}
 

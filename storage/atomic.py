@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .disk_errors import disk_errors_at
 
 DRAFT = ".partial"  # suffix of a file that is still being written
+# error numbers of drives without hard links; EACCES is Android's, where the system forbids them
+_NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: bool = False) -> None:
@@ -21,9 +24,39 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
     `shared` gives the draft a hidden name of its own, for files that several processes may write at the same time.
     """
     path = os.fspath(path)
-    draft = f"{path}{DRAFT}"
-    if shared:
-        draft = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{DRAFT}")
+    draft = _shared_draft(path) if shared else f"{path}{DRAFT}"
+    with _complete(draft, path, chunks):
+        move_file(draft, path)
+
+
+def write_new(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> None:
+    """Write a file that appears complete or not at all, and never in place of another. Raises FileExistsError when
+    something has its name, OSError that names the file.
+    """
+    with whole_draft(path, chunks) as draft:
+        move_to_free_name(draft, path)
+
+
+@contextlib.contextmanager
+def whole_draft(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> Iterator[str]:
+    """For the block, which may rename it: a draft beside `path`, under a hidden name of its own, complete and on disk.
+    Afterwards nothing is left under the draft's name.
+    """
+    path = os.fspath(path)
+    draft = _shared_draft(path)
+    with _complete(draft, path, chunks):
+        yield draft
+        if os.path.lexists(draft):
+            os.remove(draft)
+
+
+def _shared_draft(path: str) -> str:
+    return os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{DRAFT}")
+
+
+@contextlib.contextmanager
+def _complete(draft: str, path: str, chunks: Iterable[bytes]) -> Iterator[None]:
+    """For the block, which gives it the name `path`: a draft that is complete and on disk. An error removes it."""
     try:
         with disk_errors_at(path):
             with open(draft, "wb") as file:
@@ -31,7 +64,7 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            move_file(draft, path)
+            yield
     except BaseException:
         with contextlib.suppress(OSError):  # the first error counts; the next write of this file replaces the draft
             os.remove(draft)
@@ -41,6 +74,33 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
 def move_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename a file, in place of one that is there: other processes see the old file or the new one."""
     os.replace(source, target)
+
+
+def move_to_free_name(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Rename a file to a name that nothing has. Raises FileExistsError when something has it, also when another process
+    took it a moment ago.
+    """
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _reserve(source, target)
+    else:
+        os.unlink(source)
+
+
+def _reserve(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """The same on a drive without hard links (FAT, some network drives): an empty file reserves the name first."""
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    try:
+        os.replace(source, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(target)
+        raise
 
 
 def copy_whole(source: Path, target: str | os.PathLike[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import mimetypes
 import os
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from ...storage.atomic import write_whole
+from ...storage.atomic import move_to_free_name, whole_draft, write_whole
 from ...storage.digest import sha256_of_file, sha256_of_open_file
 from ...storage.pictures import open_picture, picture_errors
 from ..hosts import Host
@@ -206,17 +207,48 @@ def _close(file: BinaryIO | None) -> None:
 
 
 def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
-    """Save a file, completely or not at all. Returns its name, with a number added if another file already has it."""
+    """Save a file, completely or not at all. Returns its name, with a number added if another file already has it, also
+    one that is uploaded at the same moment.
+    """
     os.makedirs(folder, exist_ok=True)
-    stem, extension = os.path.splitext(name)
-    count = 1
-    while not overwrite and os.path.exists(os.path.join(folder, name)):
+    if overwrite:
+        write_whole(os.path.join(folder, name), _chunks(file), shared=True)
+        return name
+    size, digest = file.seek(0, os.SEEK_END), sha256_of_open_file(file)
+    names = _numbered(name)
+    for name in names:
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and sha256_of_file(path) == sha256_of_open_file(file):
+        if _holds(path, size, digest):
             return name
-        name, count = f"{stem} ({count}){extension}", count + 1
-    write_whole(os.path.join(folder, name), _chunks(file), shared=True)
-    return name
+        if not os.path.lexists(path):
+            break
+    with whole_draft(path, _chunks(file)) as draft:
+        while True:
+            path = os.path.join(folder, name)
+            try:
+                move_to_free_name(draft, path)
+            except FileExistsError:  # another upload was faster
+                if _holds(path, size, digest):
+                    return name
+                name = next(names)
+            else:
+                return name
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """name.png, name (1).png, name (2).png …"""
+    stem, extension = os.path.splitext(name)
+    yield name
+    for number in itertools.count(1):
+        yield f"{stem} ({number}){extension}"
+
+
+def _holds(path: str, size: int, digest: str) -> bool:
+    """Whether the file at a path has this content."""
+    try:
+        return os.path.isfile(path) and os.path.getsize(path) == size and sha256_of_file(path) == digest
+    except FileNotFoundError:  # just removed
+        return False
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -244,6 +246,18 @@ class _Open:
 
     def close(self) -> None:
         """Left to whoever opened it."""
+
+
+def at_once(count: int, ask: Callable[[int], Any]) -> list[Any]:
+    """What `ask(number)` returns for each number, all of them asked at the same moment."""
+    together = threading.Barrier(count)
+
+    def one(number: int) -> Any:
+        together.wait()
+        return ask(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def named_front_end() -> list[str]:
