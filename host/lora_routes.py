@@ -157,8 +157,6 @@ async def answer_to_a_file(request: Any) -> Answer:
 
 
 async def _take_in(request: Any, name: str) -> Answer:
-    if request.content_type != "application/octet-stream":  # what no form of another site can send
-        raise Refused(415, "send the file itself, as application/octet-stream")
     if request.content_length is None:
         raise Refused(411, "say how long the file is (Content-Length)")
     size: int = request.content_length

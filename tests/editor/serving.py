@@ -50,9 +50,11 @@ class Client:
     def ask(self, path: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         """One request; a body that is not bytes is sent as JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        data, given = body, headers or {}
+        if body is not None and not isinstance(body, bytes):
+            data, given = json.dumps(body).encode(), {"Content-Type": "application/json", **given}
         try:
-            connection.request(method, path, body=data, headers=headers or {})
+            connection.request(method, path, body=data, headers=given)
             answer = connection.getresponse()
             return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
         finally:
