@@ -2,6 +2,7 @@
 import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import * as dataset from './dataset.js'
+import { replaceDefaultGraph } from './default_graph.js'
 import { addStyle, watchTheme } from './dom.js'
 import { app, widen } from './editor.js'
 import { labelFields } from './field_labels.js'
@@ -40,6 +41,7 @@ app.registerExtension({
     todo.listen()
     dataset.listen()
     folder.listen()
+    return replaceDefaultGraph()
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
   beforeRegisterNodeDef(nodeType, nodeData) {
