@@ -170,10 +170,6 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
 # --- LoRA files -------------------------------------------------------------------------------------------------------
 
 
-def _loras(request: Any) -> Answer:
-    return 200, {"loras": folders.lora_names()}
-
-
 def _near_loras(request: Any) -> Answer:
     return 200, {"near": folders.near_loras(named(request, "name"))}
 
@@ -236,7 +232,7 @@ def _of(file: str, name: str) -> Callable[[Any], Answer]:
 
 
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
-    ("get", "/graft/loras", _loras),
+    ("get", "/graft/loras", _of("lora_routes", "all")),
     ("get", "/graft/near_loras", _near_loras),
     ("get", "/graft/lora_info", _of("lora_routes", "info")),
     ("get", "/graft/lora_preview", _of("lora_routes", "preview")),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,7 +26,7 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
     `shared` gives the draft a hidden name of its own, for files that several processes may write at the same time.
     """
     path = os.fspath(path)
-    draft = _shared_draft(path) if shared else f"{path}{DRAFT}"
+    draft = shared_draft(path) if shared else f"{path}{DRAFT}"
     with _complete(draft, path, chunks):
         move_file(draft, path)
 
@@ -43,31 +45,76 @@ def whole_draft(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> Iterat
     Afterwards nothing is left under the draft's name.
     """
     path = os.fspath(path)
-    draft = _shared_draft(path)
+    draft = shared_draft(path)
     with _complete(draft, path, chunks):
         yield draft
         if os.path.lexists(draft):
             os.remove(draft)
 
 
-def _shared_draft(path: str) -> str:
+def shared_draft(path: str) -> str:
+    """A hidden name beside `path` for its draft, which no other draft has."""
     return os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}{DRAFT}")
+
+
+class Draft:
+    """A file that is written piece by piece, and renamed when it is complete."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = open(path, "wb")  # noqa: SIM115  (closed by `complete` or `discard`)
+
+    def write(self, chunk: bytes) -> None:
+        """Add bytes to the draft."""
+        self._file.write(chunk)
+
+    def complete(self) -> None:
+        """Have everything on the disk; the file may then be renamed."""
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def discard(self) -> None:
+        """Remove the draft, unless it has been renamed."""
+        with contextlib.suppress(OSError):  # of a buffer that no longer fits on the disk
+            self._file.close()
+        if os.path.lexists(self.path):
+            os.remove(self.path)
+
+
+_DRAFT_NAME = re.compile(r"\.[0-9a-f]{16}(\.incoming|\.partial|\.incoming\.partial)")  # of this version and before
+_YOUNG = 600.0  # seconds since a draft's last write, in which its process may still be at work
+
+
+def sweep_drafts(folder: str | os.PathLike[str]) -> None:
+    """Remove what killed processes have left half written in a folder. Drafts that were written to in the last ten
+    minutes stay, and so does whatever cannot be removed.
+    """
+    oldest = time.time() - _YOUNG
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not _DRAFT_NAME.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < oldest:
+                    os.remove(entry.path)
 
 
 @contextlib.contextmanager
 def _complete(draft: str, path: str, chunks: Iterable[bytes]) -> Iterator[None]:
     """For the block, which gives it the name `path`: a draft that is complete and on disk. An error removes it."""
+    writing = None
     try:
         with disk_errors_at(path):
-            with open(draft, "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
+            writing = Draft(draft)
+            for chunk in chunks:
+                writing.write(chunk)
+            writing.complete()
             yield
     except BaseException:
         with contextlib.suppress(OSError):  # the first error counts; the next write of this file replaces the draft
-            os.remove(draft)
+            if writing is not None:
+                writing.discard()
         raise
 
 

@@ -20,8 +20,8 @@ SOURCE = """() => {
 KINDS = """() => Object.entries(LiteGraph.registered_node_types)
   .filter(([, one]) => one.nodeData?.category?.startsWith('Graft'))
   .map(([name]) => name)"""
-# What a person sees of a node's settings: each with its place on the page, from its left edge; DOM elements apart, which
-# take the pointer themselves.
+# What a person sees of a node's settings: each with its place on the page, from its left edge; DOM elements apart, as
+# they take the pointer themselves.
 SEEN = """(id) => {
   const node = app.canvas.graph.getNodeById(id)
   const { canvas, ds } = app.canvas
