@@ -20,7 +20,7 @@ from ..patches.lora_files.near_names import file_name
 from ..storage.atomic import Draft, move_to_free_name, shared_draft, sweep_drafts
 from ..storage.digest import sha256_of_file
 from ..storage.disk_errors import disk_errors_at
-from ..storage.safetensors import PickledFile
+from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
 from .browser_json import named, whole_number
 
@@ -64,6 +64,8 @@ def _unreadable(name: str, error: ValueError) -> ValueError:
     """What to say of a file that cannot be read: the error itself may name folders and quote the file."""
     if isinstance(error, PickledFile):
         return ValueError(f"{name!r} is a pickle; Graft reads safetensors only")
+    if isinstance(error, LongHeader):
+        return ValueError(f"{name!r} says more about itself than any LoRA: its header has more than 16 MB")
     logging.warning("Graft: %s", error)
     return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
 

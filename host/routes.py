@@ -103,11 +103,10 @@ def _guarded(handle: Handler, content: str) -> Handler:
 
 
 def _handler(ask: Callable[[Any], Answer]) -> Handler:
-    """An aiohttp handler that answers in a thread, as files are read."""
+    """An aiohttp handler that answers in a thread, as files are read and answers may be long."""
 
     async def handle(request: Any) -> Any:
-        status, value = await asyncio.to_thread(_answered, ask, request)
-        return _response(status, value)
+        return await asyncio.to_thread(lambda: _response(*_answered(ask, request)))
 
     return handle
 
