@@ -43,9 +43,11 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from importlib import import_module
 from typing import Any
 
+from ..storage.pictures import DRAWING
 from . import events, folders, other_site
 from .browser_json import named, step_asked_for, text_of
 
@@ -71,6 +73,7 @@ def register_on(instance: Any) -> None:
     paths = {getattr(route, "path", None) for route in instance.routes}
     for method, path, handle, content in (
         *((method, path, _handler(ask), _JSON) for method, path, ask in _ROUTES),
+        *(("get", path, _handler(ask, DRAWING), _JSON) for path, ask in _PICTURES),
         *(("post", path, _reads_body(ask), _JSON) for path, ask in _ROUTES_WITH_BODY),
         ("post", _UPLOAD, _take_in, "application/octet-stream"),
     ):
@@ -102,11 +105,14 @@ def _guarded(handle: Handler, content: str) -> Handler:
     return guarded
 
 
-def _handler(ask: Callable[[Any], Answer]) -> Handler:
-    """An aiohttp handler that answers in a thread, as files are read and answers may be long."""
+def _handler(ask: Callable[[Any], Answer], pool: Executor | None = None) -> Handler:
+    """An aiohttp handler that answers in a thread, as files are read and answers may be long: one of a pool's, or of
+    those that ComfyUI's own page waits for too.
+    """
 
     async def handle(request: Any) -> Any:
-        return await asyncio.to_thread(lambda: _response(*_answered(ask, request)))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, lambda: _response(*_answered(ask, request)))
 
     return handle
 
@@ -234,7 +240,6 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/loras", _of("lora_routes", "all")),
     ("get", "/graft/near_loras", _near_loras),
     ("get", "/graft/lora_info", _of("lora_routes", "info")),
-    ("get", "/graft/lora_preview", _of("lora_routes", "preview")),
     ("get", "/graft/lora_row", _of("lora_routes", "row")),
     ("get", _UPLOAD, _of("lora_routes", "may_come")),
     ("get", "/graft/runs", _runs),
@@ -245,8 +250,11 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/preferences", _of("preferences", "marked")),
     ("get", "/graft/dataset/folders", _of("datasets", "folders")),
     ("get", "/graft/dataset/files", _of("datasets", "files")),
-    ("get", "/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
     ("get", "/graft/dataset/caption", _of("datasets", "caption")),
+)
+_PICTURES: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
+    ("/graft/lora_preview", _of("lora_routes", "preview")),
+    ("/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
 )
 _ROUTES_WITH_BODY: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
     ("/graft/preferences", _of("preferences", "mark")),

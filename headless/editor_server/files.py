@@ -8,20 +8,21 @@ import itertools
 import mimetypes
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from ...storage.atomic import move_to_free_name, whole_draft, write_whole
 from ...storage.digest import sha256_of_file, sha256_of_open_file
-from ...storage.pictures import open_picture, picture_errors
+from ...storage.pictures import DRAWING, open_picture, picture_errors
 from ..hosts import Host
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
+Drawn = TypeVar("Drawn")
 PART = 1 << 20  # bytes of an upload to read at a time
 MOST_FIELDS = 100  # of a form; the front end sends five
 # Python takes content types from the system, and some systems say text/plain for scripts, which browsers then refuse to
@@ -107,9 +108,9 @@ class Files:
             return download(path)
         try:
             if "preview" in query:
-                kind, body = await asyncio.to_thread(preview, path, query["preview"], channel)
+                kind, body = await _drawn(preview, path, query["preview"], channel)
             else:
-                kind, body = "png", await asyncio.to_thread(_channel, path, channel)
+                kind, body = "png", await _drawn(_channel, path, channel)
         except picture_errors() as error:
             return problem(f"{query['filename']!r} cannot be shown as an image: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
@@ -137,7 +138,7 @@ class Files:
             if not os.path.isfile(original):
                 return problem(f"there is no image {reference['filename']!r}", 404)
             try:
-                masked = await asyncio.to_thread(_masked, original, file)
+                masked = await _drawn(_masked, original, file)
             except picture_errors() as error:
                 return problem(f"not an image: {error}")
             return await self._stored(form, name, masked)
@@ -204,6 +205,11 @@ async def _form(request: web.Request) -> tuple[dict[str, str], BinaryIO, str]:
 def _close(file: BinaryIO | None) -> None:
     if file is not None:
         file.close()
+
+
+async def _drawn(draw: Callable[..., Drawn], *arguments: Any) -> Drawn:
+    """What a function draws, in one of the few threads that do that."""
+    return await asyncio.get_running_loop().run_in_executor(DRAWING, draw, *arguments)
 
 
 def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:

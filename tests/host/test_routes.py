@@ -5,7 +5,9 @@ address: who is answered, and what may be sent.
 import asyncio
 import gzip
 import json
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from graft_nodes.host import routes
@@ -140,3 +142,40 @@ def test_a_second_copy_of_the_pack_adds_no_routes():
     count = len(instance.routes)
     routes.register_on(instance)
     assert len(instance.routes) == count > 15
+
+
+@pytest.mark.parametrize("route", ["thumbnail", "lora_preview"])
+def test_few_pictures_are_drawn_at_once_and_hold_up_no_other_answer(monkeypatch, route):
+    """Of 8 that are asked for; the pool that answers everything else has one thread."""
+    from aiohttp.test_utils import TestClient, TestServer
+    from graft_nodes.host import datasets, lora_routes
+
+    may_end, drawing, most = threading.Event(), [], []
+
+    def draw(request):
+        drawing.append(1)
+        most.append(len(drawing))
+        assert may_end.wait(60)
+        drawing.pop()
+        return 200, {"drawn": True}
+
+    monkeypatch.setitem(datasets.ANSWERS, "thumbnail", draw)
+    monkeypatch.setitem(lora_routes.ANSWERS, "preview", draw)
+    path = {"thumbnail": "/graft/dataset/thumbnail", "lora_preview": "/graft/lora_preview"}[route]
+
+    async def talk():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        app = web.Application()
+        for method, known, handler in added():
+            app.router.add_route(method, known, handler)
+        async with TestClient(TestServer(app)) as client:
+            asked = [asyncio.create_task(client.get(path)) for _ in range(8)]
+            while not drawing:
+                await asyncio.sleep(0.01)
+            for other in ("/graft/running", "/graft/runs", "/graft/running"):
+                assert (await client.get(other)).status == 200
+            may_end.set()
+            assert [reply.status for reply in await asyncio.gather(*asked)] == [200] * 8
+
+    asyncio.run(talk())
+    assert len(most) == 8 and max(most) <= 2

@@ -25,7 +25,6 @@ ENDINGS = (*SUFFIXES, *map(str.upper, SUFFIXES))  # as files have them: cameras 
 MASK_FOLDER, MASK_ENDING = "masks", ".mask"
 SHEET_IMAGES = 36  # on a contact sheet
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
-MOST_PIXELS = 64_000_000  # that are read for a thumbnail
 MOST_SCALED = 64_000_000  # pixels that a picture is scaled to before it is cropped
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
 
@@ -139,14 +138,14 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
     """
     from PIL import ImageOps
 
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import eight_bit, open_picture
 
     with pillow_errors(path):
         with open_picture(path) as file:
             file.load()
             image = ImageOps.exif_transpose(file)
         if image.mode.startswith("I"):
-            image = _eight_bit(image)
+            image = eight_bit(image)
         return over_white(image)
 
 
@@ -180,19 +179,12 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
 
 def thumbnail(path: Path, side: int) -> bytes:
     """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import open_picture, shrunk
 
     with pillow_errors(path), open_picture(path) as file:
-        file.draft("RGB", (side, side))  # a JPEG is read at a fraction of its size
-        if file.width * file.height > MOST_PIXELS:
-            raise ValueError(f"{file.width}x{file.height} is too large for a thumbnail")
-        image: Image.Image = file
-        if file.mode.startswith("I"):
-            image = _eight_bit(file)
-        image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        return small_webp(ImageOps.exif_transpose(image), side)
+        return small_webp(ImageOps.exif_transpose(shrunk(file, side)), side)
 
 
 def small_webp(image: Image.Image, side: int) -> bytes:
@@ -215,23 +207,15 @@ def open_mask(path: Path) -> Image.Image:
     """A mask file as L, turned as its EXIF says; white is what counts. Raises ValueError when it cannot be read."""
     from PIL import ImageOps
 
-    from ...storage.pictures import open_picture
+    from ...storage.pictures import eight_bit, open_picture
 
     with pillow_errors(path):
         with open_picture(path) as file:
             file.load()
             mask = ImageOps.exif_transpose(file)
         if mask.mode.startswith("I"):
-            mask = _eight_bit(mask)
+            mask = eight_bit(mask)
         return mask.convert("L")
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """16 bit grey as 8 bit: Pillow's own conversion clips instead of scaling."""
-    import numpy as np
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().clip(0, 255).astype(np.uint8))
 
 
 def crop_image(image: Image.Image, framing: Framing) -> Image.Image:
