@@ -43,12 +43,10 @@ import json
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
 from importlib import import_module
 from typing import Any
 
-from ..storage.pictures import DRAWING
-from . import events, folders, other_site
+from . import events, folders
 from .browser_json import named, step_asked_for, text_of
 
 Answer = tuple[int, Any]
@@ -73,7 +71,7 @@ def register_on(instance: Any) -> None:
     paths = {getattr(route, "path", None) for route in instance.routes}
     for method, path, handle, content in (
         *((method, path, _handler(ask), _JSON) for method, path, ask in _ROUTES),
-        *(("get", path, _handler(ask, DRAWING), _JSON) for path, ask in _PICTURES),
+        *(("get", path, _handler(ask, draws=True), _JSON) for path, ask in _PICTURES),
         *(("post", path, _reads_body(ask), _JSON) for path, ask in _ROUTES_WITH_BODY),
         ("post", _UPLOAD, _take_in, "application/octet-stream"),
     ):
@@ -88,6 +86,8 @@ def _guarded(handle: Handler, content: str) -> Handler:
     """
 
     async def guarded(request: Any) -> Any:
+        from . import other_site
+
         reason = other_site.refusal(request.headers)
         if reason:
             logging.warning("Graft: refused %s %s: %s", request.method, request.path, reason)
@@ -105,14 +105,20 @@ def _guarded(handle: Handler, content: str) -> Handler:
     return guarded
 
 
-def _handler(ask: Callable[[Any], Answer], pool: Executor | None = None) -> Handler:
-    """An aiohttp handler that answers in a thread, as files are read and answers may be long: one of a pool's, or of
-    those that ComfyUI's own page waits for too.
+def _handler(ask: Callable[[Any], Answer], draws: bool = False) -> Handler:
+    """An aiohttp handler that answers in a thread, as files are read and answers may be long. What `draws` has the few
+    threads for pictures, and never those that ComfyUI's own page waits for.
     """
 
     async def handle(request: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, lambda: _response(*_answered(ask, request)))
+        def answer() -> Any:
+            return _response(*_answered(ask, request))
+
+        if not draws:
+            return await asyncio.to_thread(answer)
+        from ..storage.pictures import DRAWING
+
+        return await asyncio.get_running_loop().run_in_executor(DRAWING, answer)
 
     return handle
 
