@@ -107,6 +107,7 @@ def _complete(draft: str, path: str, chunks: Iterable[bytes]) -> Iterator[None]:
     try:
         with disk_errors_at(path):
             writing = Draft(draft)
+            _take_mode(path, draft)
             for chunk in chunks:
                 writing.write(chunk)
             writing.complete()
@@ -116,6 +117,12 @@ def _complete(draft: str, path: str, chunks: Iterable[bytes]) -> Iterator[None]:
             if writing is not None:
                 writing.discard()
         raise
+
+
+def _take_mode(path: str, draft: str) -> None:
+    """Give a draft the rights of the file that it replaces: who may not read the one may not read the other."""
+    with contextlib.suppress(OSError):  # there is none, or the drive has no rights
+        os.chmod(draft, os.stat(path).st_mode & 0o777)
 
 
 def move_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

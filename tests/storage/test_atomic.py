@@ -47,6 +47,25 @@ def test_files_have_the_mode_that_the_user_set(tmp_path, shared):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes of a POSIX system")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_that_is_written_again_keeps_its_mode_and_is_never_open_to_others(tmp_path, shared):
+    path, seen = tmp_path / "file", []
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+
+    def chunks():
+        seen.extend(one.stat().st_mode & 0o777 for one in tmp_path.iterdir())
+        yield b"now"
+
+    atomic.write_whole(path, chunks(), shared)
+    assert seen == [0o600, 0o600] and path.read_bytes() == b"now"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o664)
+    atomic.write_whole(path, [b"again"], shared)
+    assert path.stat().st_mode & 0o777 == 0o664
+
+
 def test_a_moved_file_takes_the_place_of_another(tmp_path):
     (tmp_path / "a").write_text("new")
     (tmp_path / "b").write_text("old")
