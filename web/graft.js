@@ -7,7 +7,7 @@ import { addStyle, watchTheme } from './dom.js'
 import { app, widen } from './editor.js'
 import { labelFields } from './field_labels.js'
 import * as folder from './folder_chooser.js'
-import { fitPages } from './help_pages.js'
+import { fitPages, followLinks } from './help_pages.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
@@ -36,6 +36,7 @@ app.registerExtension({
     addStyle()
     watchTheme()
     fitPages()
+    followLinks()
     problems.listen()
     training.listen()
     todo.listen()
