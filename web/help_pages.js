@@ -20,6 +20,7 @@ export function fitPages() {
       {},
       `${page} { container-type: inline-size; overflow-wrap: anywhere }
        ${page} pre { white-space: pre-wrap }
+       ${page} .graft-help > button { position: sticky; top: 0.5rem; float: right }
        @container (max-width: ${NARROW}) {
          ${page} table { table-layout: fixed; width: 100%; font-size: 0.75rem; hyphens: auto }
          ${page} :is(th, td) { padding: 0.25rem; overflow-wrap: anywhere; white-space: normal }
