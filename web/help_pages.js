@@ -39,14 +39,23 @@ function followed(event) {
   const content = link?.closest('.node-help-content')
   if (!content?.querySelector(`img[src*="${DOCS.pathname}"]`)) return
   const address = link.getAttribute('href')
-  const isHere = address.startsWith('#')
-  // a page of another language lies one folder below, and so do the addresses in it
-  const page = new URL(address, address.startsWith('../') ? new URL('language/', DOCS) : DOCS)
-  if (!isHere && !(page.pathname.startsWith(DOCS.pathname) && page.pathname.endsWith('.md'))) return
+  const page = pageOf(address)
+  if (!page && !address.startsWith('#')) return
   event.preventDefault()
   event.stopPropagation()
-  if (isHere) scrollTo(link.closest('.graft-help') ?? content, address.slice(1))
-  else show(content, page)
+  if (page) show(content, page)
+  else scrollTo(link.closest('.graft-help') ?? content, address.slice(1))
+}
+
+/**
+ * The page of this pack that a link leads to, or undefined. Addresses are as the files have them, which lie one folder deeper
+ * in other languages than English, or as front end 1.58 makes them of these, beginning with the pack's folder.
+ */
+function pageOf(address) {
+  const pack = new URL('..', DOCS).pathname
+  const place = address.startsWith(pack) ? address.slice(pack.length).replace(/^docs\//, '') : address
+  const name = place.replace(/^\.\.\//, '')
+  return /^\w+(\/[\w-]+)?\.md(#.*)?$/.test(name) ? new URL(name, DOCS) : undefined
 }
 
 /** Scroll to the heading that the end of an address names, as GitHub makes it of the heading's words. */
@@ -67,7 +76,7 @@ const nameOf = (heading) =>
 async function show(content, page) {
   const response = await fetch(page)
   if (!response.ok) return
-  const elements = elementsOf(await response.text(), page)
+  const elements = elementsOf(await response.text(), DOCS)
   content.querySelector(':scope > .graft-help')?.remove()
   const own = content.firstElementChild
   const back = el('button', { class: 'graft-button', type: 'button', onclick: () => close() }, t('Back'))

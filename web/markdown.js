@@ -1,4 +1,4 @@
-/** The Markdown that the help pages are written in, as elements: headings, paragraphs, lists, tables, code, links, pictures. */
+/** The Markdown that the help bases are written in, as elements: headings, paragraphs, lists, tables, code, links, pictures. */
 import { el } from './dom.js'
 
 const INLINE = /`([^`]+)`|\*\*(.+?)\*\*|\*(.+?)\*|!\[([^\]]*)\]\(([^)]*)\)|\[([^\]]*)\]\(([^)]*)\)/
@@ -6,30 +6,30 @@ const HEADING = /^(#{1,6}) (.*)$/
 const ITEM = /^(- |\d+\. )(.*)$/
 const FENCE = /^```/
 
-/** A line of text as nodes; addresses of links stay as they are, those of pictures are relative to `page`. */
-function inline(text, page) {
+/** A line of text as nodes; addresses of links stay as they are, those of pictures are relative to `base`. */
+function inline(text, base) {
   const found = text.match(INLINE)
   if (!found) return [text]
   const [whole, code, bold, italic, alt, picture, label, address] = found
-  const rest = inline(text.slice(found.index + whole.length), page)
+  const rest = inline(text.slice(found.index + whole.length), base)
   const before = text.slice(0, found.index)
-  let element = el('a', { href: address }, ...inline(label ?? '', page))
+  let element = el('a', { href: address }, ...inline(label ?? '', base))
   if (code !== undefined) element = el('code', {}, code)
-  else if (bold !== undefined) element = el('strong', {}, ...inline(bold, page))
-  else if (italic !== undefined) element = el('em', {}, ...inline(italic, page))
-  else if (picture !== undefined) element = el('img', { src: new URL(picture, page).href, alt })
+  else if (bold !== undefined) element = el('strong', {}, ...inline(bold, base))
+  else if (italic !== undefined) element = el('em', {}, ...inline(italic, base))
+  else if (picture !== undefined) element = el('img', { src: new URL(picture, base).href, alt })
   return [before, element, ...rest]
 }
 
-function table(lines, page) {
+function table(lines, base) {
   const cellsOf = (line) => line.split(/(?<!\\)\|/).slice(1, -1)
   const rowOf = (line, tag) =>
-    el('tr', {}, ...cellsOf(line).map((cell) => el(tag, {}, ...inline(cell.trim().replaceAll('\\|', '|'), page))))
+    el('tr', {}, ...cellsOf(line).map((cell) => el(tag, {}, ...inline(cell.trim().replaceAll('\\|', '|'), base))))
   const [head, , ...rows] = lines
   return el('table', {}, el('thead', {}, rowOf(head, 'th')), el('tbody', {}, ...rows.map((row) => rowOf(row, 'td'))))
 }
 
-function list(lines, page) {
+function list(lines, base) {
   const items = []
   for (const line of lines) {
     const item = line.match(ITEM)
@@ -37,11 +37,11 @@ function list(lines, page) {
     else items.push(`${items.pop()} ${line.trim()}`)
   }
   const tag = lines[0].startsWith('-') ? 'ul' : 'ol'
-  return el(tag, {}, ...items.map((item) => el('li', {}, ...inline(item, page))))
+  return el(tag, {}, ...items.map((item) => el('li', {}, ...inline(item, base))))
 }
 
-/** Elements of a Markdown text that lies at the address `page`. */
-export function elementsOf(text, page) {
+/** Elements of a Markdown text; its pictures lie below the address `base`. */
+export function elementsOf(text, base) {
   const lines = text.split(/\r?\n/)
   const elements = []
   const takeWhile = (belongs) => {
@@ -57,14 +57,14 @@ export function elementsOf(text, page) {
     const heading = line.match(HEADING)
     if (heading) {
       lines.shift()
-      elements.push(el(`h${heading[1].length}`, {}, ...inline(heading[2], page)))
+      elements.push(el(`h${heading[1].length}`, {}, ...inline(heading[2], base)))
     } else if (FENCE.test(line)) {
       const [, ...code] = takeWhile((next) => !FENCE.test(next))
       lines.shift()
       elements.push(el('pre', {}, el('code', {}, code.join('\n'))))
-    } else if (isRow(line)) elements.push(table(takeWhile(isRow), page))
-    else if (ITEM.test(line)) elements.push(list(takeWhile(isItem), page))
-    else if (line.trim()) elements.push(el('p', {}, ...inline(takeWhile(isText).join(' '), page)))
+    } else if (isRow(line)) elements.push(table(takeWhile(isRow), base))
+    else if (ITEM.test(line)) elements.push(list(takeWhile(isItem), base))
+    else if (line.trim()) elements.push(el('p', {}, ...inline(takeWhile(isText).join(' '), base)))
     else lines.shift()
   }
   return elements
