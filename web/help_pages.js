@@ -89,7 +89,7 @@ async function show(content, page) {
   }
   own.style.display = 'none'
   content.append(shown)
-  watcher.observe(own, { childList: true })
+  watcher.observe(content, { childList: true, subtree: true }) // the editor shows another page
   if (page.hash) scrollTo(shown, page.hash.slice(1))
   else shown.scrollIntoView({ block: 'start' })
 }
