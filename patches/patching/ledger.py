@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..core.handle import Handle
 from ..models.layers import (
     COARSE,
     dequantized,
@@ -22,7 +23,7 @@ from ..models.layers import (
     stored_tensors,
     why_not_plain,
 )
-from .bypass import Bypass, Wrapped, supports
+from .bypass import Bypass, apply, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
 from .strength_schedule import Clock
@@ -127,7 +128,7 @@ class Ledger:
     def __init__(self) -> None:
         self.owners: dict[Hashable, tuple[Stack, ...]] = {}
         self.slots: dict[str, _Slot] = {}
-        self.wrapped: dict[str, Wrapped] = {}
+        self.wrapped: dict[str, tuple[Bypass, Handle]] = {}
         self.kept = Kept()
 
     @property
@@ -273,14 +274,14 @@ class Ledger:
                 name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)
             }
         for name in [name for name in self.wrapped if name not in module_names]:
-            self.wrapped.pop(name).remove()
+            self.wrapped.pop(name)[1].leave()
         for name in sorted(module_names):
             adapter = self._bypass(model, name, stacks, version)
             current = self.wrapped.get(name)
-            if current is None or current.adapter is not adapter:
+            if current is None or current[0] is not adapter:
                 if current is not None:
-                    current.remove()
-                self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
+                    current[1].leave()
+                self.wrapped[name] = adapter, apply(model.get_submodule(name), adapter)
 
     def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
         module, names = model.get_submodule(name), (f"{name}.weight", f"{name}.bias")
@@ -315,8 +316,8 @@ class Ledger:
     def _clear(self, model: nn.Module) -> None:
         for slot in self.slots.values():
             slot.restore()
-        for wrapper in self.wrapped.values():
-            wrapper.remove()
+        for _, handle in self.wrapped.values():
+            handle.leave()
         self.slots, self.wrapped, self.owners = {}, {}, {}
         model.__dict__.pop(ATTRIBUTE, None)
 

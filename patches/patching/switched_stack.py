@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...storage.problem_list import problem_lines
-from .bypass import Bypass, Wrapped
+from .bypass import Bypass, apply
 from .fuse import Patch, additive
 from .ledger import find_parameter
 from .plan import why_not_bypass
@@ -34,23 +34,24 @@ class SwitchedStack:
             module = model.get_submodule(path)
             adapter = Bypass(module, patched.get("weight", ()), patched.get("bias", ()), compute=compute)
             adapters.append((module, adapter))
-        self._wrapped = [Wrapped(module, adapter) for module, adapter in adapters]
+        self._adapters = [adapter for _, adapter in adapters]
+        self._handles = [apply(module, adapter) for module, adapter in adapters]
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """Inside the block the model computes without the stack."""
-        for wrapper in self._wrapped:
-            wrapper.switch(False)
+        for adapter in self._adapters:
+            adapter.is_on = False
         try:
             yield
         finally:
-            for wrapper in self._wrapped:
-                wrapper.switch(True)
+            for adapter in self._adapters:
+                adapter.is_on = True
 
     def remove(self) -> None:
         """Take the stack off the model."""
-        for wrapper in reversed(self._wrapped):
-            wrapper.remove()
+        for handle in self._handles:
+            handle.leave()
 
 
 def check(model: nn.Module, patches: Mapping[str, Sequence[Patch]], weights_move: bool) -> None:

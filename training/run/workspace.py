@@ -427,7 +427,6 @@ class Workspace:
             self.moment,
             text_encoder,
             strength=self.strength,
-            compiled=self.compiles,
         )
         self.before_encoding = self.attached.enter_context(attached)
 

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ...patches.adapters.diff import difference_name, parameter_name
 from ...patches.adapters.tlora import SCHEDULE
-from ...patches.adapters.trainable import Hook, InitSource, PreHook, Tensors, TrainedTensor, initial_tensors
+from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
+from ...patches.core.calls import around
+from ...patches.core.handle import Handle
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.quantised_base.base import quantised_values
@@ -335,11 +337,9 @@ def attached(
     moment: Moment,
     text_encoder: nn.Module | None = None,
     strength: float = 1.0,
-    compiled: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """A context in which `module` computes with the trained tensors; its own weights are frozen and fit for autograd.
-    Adapters are on at `strength`. Where blocks are `compiled`, adapters are in a module's forward: torch.compile does
-    not see hooks that come and go.
+    Adapters are on at `strength`.
 
     Afterwards the module is as before. The same holds for `text_encoder` if it is trained; its trained names begin with
     `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
@@ -366,50 +366,25 @@ def attached(
             if path in tensors:  # except parts of the text encoder whose output is unused
                 dropout = AdapterDropout(settings, path, moment)
                 at_strength = settings.adapter.at_strength(tensors[path], strength)
-                _hook(stack, settings, target, at_strength, dropout, compiled)
+                stack.enter_context(_adapted(settings, target, at_strength, dropout))
         yield cast_weights
 
 
-def _hook(
-    stack: ExitStack,
-    settings: AdapterSettings,
-    target: AdapterTarget,
-    tensors: Tensors,
-    dropout: AdapterDropout,
-    compiled: bool,
-) -> None:
+def _adapted(settings: AdapterSettings, target: AdapterTarget, tensors: Tensors, dropout: AdapterDropout) -> Handle:
+    """Put an adapter around the forward of its module, until the handle leaves."""
     adapter, module = settings.adapter, target.module
 
     def column_norms(now: Tensors) -> Tensor:
         return _column_norms(module, adapter.change(now, target))
 
-    pre_hook, post_hook = adapter.hooks(target, tensors, dropout, column_norms)
-    if compiled:
-        _into_forward(stack, module, pre_hook, post_hook)
-        return
-    if pre_hook is not None:
-        stack.callback(module.register_forward_pre_hook(pre_hook).remove)
-    if post_hook is not None:
-        stack.callback(module.register_forward_hook(post_hook).remove)
+    before, after = adapter.hooks(target, tensors, dropout, column_norms)
 
-
-def _into_forward(stack: ExitStack, module: nn.Module, pre_hook: PreHook | None, post_hook: Hook | None) -> None:
-    """Put hooks into the forward of an instance, until `stack` is closed."""
-    before, inner = module.__dict__.get("forward"), module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if pre_hook is not None:
-            args = pre_hook(module, args)
+    def call(module: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            args = before(module, args)
         out = inner(*args, **kwargs)
-        if post_hook is not None:
-            out = post_hook(module, args, out)
+        if after is not None:
+            out = after(module, args, out)
         return out
 
-    def restore() -> None:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
-    module.forward = forward
-    stack.callback(restore)
+    return around(module, "adapter", call)
