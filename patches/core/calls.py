@@ -31,10 +31,11 @@ class Layer(NamedTuple):
 # Outermost first.
 LAYERS = (
     Layer("announcement", "Ranks agree on a pass before any of it runs, or one of them would wait for ever."),
+    Layer("cast", "Trained weights take the model's own type before anything reads them, and after the ranks agree."),
     Layer(
         "copies",
         "Copies before changes in place are watched for over the whole pass, also where blocks run again, so they lie"
-        " outside of checkpointing. Nothing is watched before the ranks agree.",
+        " outside of checkpointing.",
     ),
     Layer(
         "routing",
@@ -159,8 +160,8 @@ def around(module: nn.Module, layer: str, call: Call) -> Handle:
     """Put a call around a module's forward, until the handle leaves.
 
     `call(module, inner, *args, **kwargs)` gets the arguments and returns the output; `inner(*args, **kwargs)` computes
-    what lies inside. `layer` is a name in LAYERS. A deep copy of the module passes itself as `module`. Raises ValueError
-    where the module has a call that must not meet this one.
+    what lies inside. `layer` is a name in LAYERS. A deep copy of the module passes itself as `module`. Raises
+    ValueError where the module has a call that must not meet this one.
     """
     entry = _Entry(layer, call)
     dispatcher = _dispatcher(module)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Handle:
-    """Takes one thing off a model. `leave` works once, in any order among handles; as a context it leaves at the end."""
+    """Takes one thing off a model; as a context, at its end. Handles may leave in any order."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave: Callable[[], None] | None = leave
@@ -18,7 +22,7 @@ class Handle:
         if leave is not None:
             leave()
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ...storage.problem_list import problem_lines
+from ..core.slots import find
 from .bypass import Bypass, apply
 from .fuse import Patch, additive
-from .ledger import find_parameter
 from .plan import why_not_bypass
 
 
@@ -61,7 +61,8 @@ def check(model: nn.Module, patches: Mapping[str, Sequence[Patch]], weights_move
     """
     problems = []
     for name, on_weight in patches.items():
-        reason = why_not_bypass(*find_parameter(model, name))
+        slot = find(model, name)
+        reason = why_not_bypass(slot.module, slot.name)
         if reason is not None:
             problems.append(f"{name}: {reason}")
         elif weights_move and not additive(on_weight):

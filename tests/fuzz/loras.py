@@ -15,6 +15,7 @@ from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
+from graft_nodes.patches.core import ledger as core_ledger
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from hypothesis import strategies as st
@@ -147,4 +148,4 @@ class Loras(Target):
         """The base is what it was, byte for byte, and nothing is on it."""
         ledger.forget(self.model)
         assert hash_of(self.model) == self.base, "the base's bytes have changed"
-        assert not hasattr(self.model, ledger.ATTRIBUTE), "something is still on the model"
+        assert not hasattr(self.model, core_ledger.ATTRIBUTE), "something is still on the model"

@@ -8,12 +8,14 @@ All ranks must run the same passes at the same time, so each says before a pass 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...patches.core.calls import around
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
@@ -66,10 +68,13 @@ class _FSDPUnit(nn.Module):
         super().__init__()
         self.inner = nn.ModuleList(inner)  # FSDP2 looks here for the units inside this one
         self.part = part
-        self.run = part.forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **kwargs)
+    def call(self, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What goes around the part's forward."""
+        return self(inner, *args, **kwargs)
+
+    def forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
 
 
 @contextmanager
@@ -97,31 +102,29 @@ def sharded(
     mesh = init_device_mesh(device.type, (group.size,))
     ignored = {parameter for parameter in module.parameters() if parameter.ndim == 0}
     units: list[nn.Module] = []
-    with _restoring(module):
+    with ExitStack() as stack:
+        stack.enter_context(_restoring(module))
         _detach_buffers(module)
         for part in blocks(module):
             unit = _FSDPUnit(part, [])
             # Weights are given up after each pass, also by the outermost part: they may change before the next.
             fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
             reduction.prepare(unit)
-            part.forward = unit.__call__
+            stack.enter_context(around(part, "sharding", unit.call))
             units.append(unit)
             ignored |= set(part.parameters())  # sharded now
         root = _FSDPUnit(module, units)
         fully_shard(root, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
         reduction.prepare(root)
-        module.forward = _announced(group, root)
+        stack.enter_context(around(module, "sharding", root.call))
+        stack.enter_context(around(module, "announcement", partial(_announced, group)))
         yield reduction
 
 
-def _announced(group: ProcessGroup, root: nn.Module) -> Callable[..., Any]:
+def _announced(group: ProcessGroup, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The model's forward pass, announced to the other ranks first."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        check_same_pass(group, "forward")
-        return root(*args, **kwargs)
-
-    return forward
+    check_same_pass(group, "forward")
+    return inner(*args, **kwargs)
 
 
 @contextmanager

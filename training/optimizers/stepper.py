@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.adapters.registry import is_constant
+from ...patches.core.slots import held_values
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
@@ -252,18 +253,17 @@ class OptimizerStepper:
         Afterwards the live weights are back, bit for bit. When the exchange itself is broken off, `is_swapped` stays
         true.
         """
-        copies: dict[str, Tensor] = {}
+        stack = ExitStack()
         self.is_swapped = self.record.sampling_weights is not None
         try:
             for name, tensor in self.trained.items():
                 sampling = self._sampling_weights(name)
                 if sampling is not None:
-                    copies[name] = tensor.detach().clone()
+                    stack.enter_context(held_values(tensor))
                     tensor.copy_(sampling)
             yield
         finally:
-            for name, weights in copies.items():
-                self.trained[name].copy_(weights)
+            stack.close()
             self.is_swapped = False
 
     # --- stepping -----------------------------------------------------------------------------------------------------

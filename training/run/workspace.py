@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
+from ...patches.core.slots import SlotKey, held_values
 from ..data import sliders
 from ..data.dataset import Conditioning, Dataset
 from ..data.listing import first_names
@@ -22,7 +23,7 @@ from ..distributed.placement import RowSharded, placement_for
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
-from ..memory.offload import Slot, activations_on_host
+from ..memory.offload import activations_on_host
 from ..memory.quantised_base import base as quantised_base
 from ..memory.quantised_base.registry import format_named
 from ..objective import perceptual
@@ -382,7 +383,7 @@ class Workspace:
             yield
         self.quantised = None
 
-    def _waiting(self) -> Container[Slot]:
+    def _waiting(self) -> Container[SlotKey]:
         """The slots of weights that layers do not compute with now."""
         if self.quantised is None:
             return ()
@@ -491,7 +492,8 @@ class Workspace:
             if self.shadow is not None:
                 stack.enter_context(self.shadow.swapped(self.trained))
             else:
-                stack.enter_context(_kept(self.trained))
+                for tensor in self.trained.values():
+                    stack.enter_context(held_values(tensor.detach()))
             if self.group.shard and not self.placement.is_sharded:
                 self.group.broadcast_(self.trained)  # only the first rank has the average
             yield
@@ -586,18 +588,6 @@ class Workspace:
             earlier.average_validation + tuple(self.average_validation),
             earlier.accuracy + tuple(self.accuracy),
         )
-
-
-@contextmanager
-@torch.no_grad()
-def _kept(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Afterwards the tensors have their bytes back."""
-    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    try:
-        yield
-    finally:
-        for name, copy in copies.items():
-            tensors[name].detach().copy_(copy)
 
 
 def _cpu_copies(shadow: Shadow) -> dict[str, Tensor]:

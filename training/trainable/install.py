@@ -18,6 +18,7 @@ from ...patches.adapters.tlora import SCHEDULE
 from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
 from ...patches.core.calls import around
 from ...patches.core.handle import Handle
+from ...patches.core.slots import Swaps, every_name
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.quantised_base.base import quantised_values
@@ -298,35 +299,31 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
 # --- installing -------------------------------------------------------------------------------------------------------
 
 
-def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
-    """Before a forward: casts trained float32 weights to the model's own type, so that their gradients are float32."""
-    cast_tensors: dict[int, Tensor] = {}
-    for parameters, name, tensor, dtype in slots:
-        parameters[name] = cast_tensors.setdefault(id(tensor), tensor.to(dtype))
-
-
 @contextmanager
-def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
+def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
     """A context in which the named parameters of `module` are the trained ones, in the model's own type.
 
-    They are cast before each forward pass. It yields a function that casts them without a forward pass.
+    Before each forward pass, float32 ones are cast to that type, so that their gradients are float32. It yields a
+    function that casts them without a forward pass.
     """
     parameters = dict(module.named_parameters())
-    cast = {id(parameters[name]): tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
-    slots = [
-        (part._parameters, name, cast[id(p)], p.dtype)
-        for part in module.modules()
-        for name, p in part._parameters.items()
-        if p is not None and id(p) in cast
-    ]
-    with as_normal_tensors(
-        module, {name: tensor for name, tensor in trained.items() if parameters[name].dtype == tensor.dtype}
-    ):
-        hook = module.register_forward_pre_hook(partial(_cast_, slots))
-        try:
-            yield partial(_cast_, slots)
-        finally:
-            hook.remove()
+    others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
+    dtypes = {name: parameters[name].dtype for name in others}
+    with ExitStack() as stack:
+        stack.enter_context(as_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
+        found, names = every_name(module), dict(module.named_parameters())
+        held = {name: stack.enter_context(Swaps(found[id(names[name])], names[name])) for name in others}
+
+        def cast() -> None:
+            for name, tensor in others.items():
+                held[name].put(tensor.to(dtypes[name]))
+
+        def call(_: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            cast()
+            return inner(*args, **kwargs)
+
+        stack.enter_context(around(module, "cast", call))
+        yield cast
 
 
 @contextmanager
@@ -346,7 +343,7 @@ def attached(
     calls those and never the whole.
     """
     trained = without_words(trained)
-    cast_weights = partial(_cast_, ())  # adapters have nothing to cast
+    cast_weights: Callable[[], None] = lambda: None  # noqa: E731  # adapters have nothing to cast
     parts = {"": module}
     if text_encoder is not None:
         parts[TEXT_ENCODER] = text_encoder

@@ -229,8 +229,8 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
         of = model()
         before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES[:2], 9), torch.randn(3, 6)
     copies = []
-    real = ledger.host_copy
-    monkeypatch.setattr(ledger, "host_copy", lambda base: copies.append(base) or real(base))
+    real = ledger.copied_to_host
+    monkeypatch.setattr(ledger, "copied_to_host", lambda base: copies.append(base) or real(base))
     with torch.inference_mode(inference):
         for _ in range(2):
             attach(of, "a", [one], Version(1))
