@@ -70,9 +70,7 @@ def backward_of_conditions(encoder: LiveEncoder, model: Any, caption: str, words
         torch.stack(sums).sum().backward()
 
 
-def _add_probe(
-    probe: torch.Tensor, _: torch.nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
+def _add_probe(probe: torch.Tensor, _: torch.nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     out = inner(*args, **kwargs)
     if isinstance(out, torch.Tensor) and out.is_floating_point():
         return out + probe.to(out.device, out.dtype)

@@ -54,7 +54,7 @@ LAYERS = (
     Layer("compiled", "Compiled code reads weights where they are when it runs, so the ring has fetched them before."),
     Layer("probe", "A probe sees what a part computes with everything that is trained in it."),
     Layer("adapter", "Trained adapters are inside of blocks, compiled or not, and see the tokens that stay."),
-    Layer("bypass", "A trained adapter learns beside the model with its stacks, so stacks belong to what it goes around."),
+    Layer("bypass", "A trained adapter learns beside a model with its stacks, so they belong to what it goes around."),
     Layer(
         "replacement",
         "What computes in place of the module's own forward (a quantized product, half of a VAE): all others go around"

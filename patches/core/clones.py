@@ -1,6 +1,6 @@
 """Calls around the forward of a host's MODEL clone, each under a key: put on, replaced or taken off.
 
-The host's objects are taken as they come: a patcher with `clone`, `model_options` and callbacks by key. Its clones share
+The host's objects are taken as they come: a patcher with `model_options` and callbacks by key. Clones share
 dictionaries, so what is changed here becomes the clone's own first.
 """
 
@@ -13,10 +13,9 @@ APPLY_MODEL = "apply_model"  # the host's name for calls of the whole model
 
 
 def own_options(clone: Any) -> dict[str, Any]:
-    """The transformer_options of a clone, with mappings of wrappers and patches that no other clone shares."""
-    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
-    options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-    options["patches"] = dict(options.get("patches", {}))
+    """The transformer_options of a clone, which no other clone shares."""
+    options: dict[str, Any] = dict(clone.model_options["transformer_options"])
+    clone.model_options["transformer_options"] = options
     return options
 
 
@@ -31,10 +30,11 @@ def call_of(patcher: Any, key: str) -> Any:
 
 def put_call(clone: Any, key: str, call: Callable[..., Any] | None) -> None:
     """Put a call around the model of a clone, in place of the one under this key; None takes that off."""
-    calls = own_options(clone)["wrappers"].setdefault(APPLY_MODEL, {})
-    calls.pop(key, None)
+    options = own_options(clone)
+    options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
+    options["wrappers"].get(APPLY_MODEL, {}).pop(key, None)
     if call is not None:
-        calls[key] = [call]
+        options["wrappers"].setdefault(APPLY_MODEL, {})[key] = [call]
 
 
 def put_callback(clone: Any, event: str, key: str, callback: Callable[..., Any] | None) -> None:
@@ -42,3 +42,8 @@ def put_callback(clone: Any, event: str, key: str, callback: Callable[..., Any] 
     clone.remove_callbacks_with_key(event, key)
     if callback is not None:
         clone.add_callback_with_key(event, key, callback)
+
+
+def put_object(clone: Any, name: str, value: Any) -> None:
+    """Have a clone's model hold another object under a name, such as model_sampling, while the clone is loaded."""
+    clone.add_object_patch(name, value)

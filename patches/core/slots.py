@@ -77,6 +77,11 @@ class Swap(Handle):
             self._table[self._name] = tensor
         self.tensor = tensor
 
+    @property
+    def is_there(self) -> bool:
+        """Whether this one's tensor is in the slot, or beneath a swap that came later, and nobody else's."""
+        return self._table.get(self._name) is self.tensor or self._above() is not None
+
     def _above(self) -> Swap | None:
         return next((swap for swap in self._swaps if swap.found is self.tensor and swap is not self), None)
 
@@ -136,6 +141,11 @@ class Swaps(Handle):
         for one in self._swaps:
             one.put(tensor)
 
+    @property
+    def is_there(self) -> bool:
+        """Whether this one's tensor is in each of them, or beneath a swap that came later."""
+        return all(one.is_there for one in self._swaps)
+
     def _put_back(self) -> None:
         for one in reversed(self._swaps):
             one.leave()
@@ -165,6 +175,32 @@ def swapped(found: Iterable[Slot], new: Callable[[Slot], Tensor | None]) -> Iter
             if replacement is not None:
                 stack.callback(Swap(slot, replacement).leave)
         yield
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """A context after which every part of a module has the attributes, parameters, buffers and hooks of before.
+
+    It is for what others put there and have no way to take off, as torch's fully_shard.
+    """
+    saved = []
+    for part in module.modules():
+        attributes = vars(part)
+        tables = {}
+        for name, value in attributes.items():
+            if name.startswith("_") and isinstance(value, dict):  # nn.Module's own: parameters, buffers, hooks
+                tables[name] = (value, dict(value))
+        saved.append((attributes, set(attributes), tables))
+    try:
+        yield
+    finally:
+        for attributes, names, tables in saved:
+            for name in set(attributes) - names:
+                del attributes[name]
+            for name, (table, content) in tables.items():
+                table.clear()
+                table.update(content)
+                attributes[name] = table
 
 
 # --- values that change in place --------------------------------------------------------------------------------------

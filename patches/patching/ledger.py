@@ -9,7 +9,6 @@ import weakref
 import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +102,14 @@ class _Weight:
     base: nn.Parameter
     live: nn.Parameter
     saved: Tensor | None = None
+    swaps: Swaps | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in its slots, and nobody else has put something there since."""
+        if self.swaps is None:
+            return self.slots[0].tensor is self.live
+        return self.swaps.is_there
 
 
 class Stacks(Joint[Stack, Version]):
@@ -152,12 +159,13 @@ class Stacks(Joint[Stack, Version]):
         """The weights that stacks merge into, by their first names."""
         names = sorted({name for stack in stacks for name in stack.patches if shared_out(stacks, name)[0]})
         slots_of = every_name(model) if names else {}
+        bases = {id(weight.slots[0].tensor): weight.base for weight in self.weights.values() if weight.is_there}
         weights: dict[int, _Weight] = {}
         for name in names:
             current = find(model, name).tensor
             if current is None:
                 raise ValueError(f"{name}: the model has no such weight any more")
-            base = next((weight.base for weight in self.weights.values() if weight.live is current), current)
+            base = bases.get(id(current), current)
             if id(base) in weights:
                 weights[id(base)].names += (name,)
             else:
@@ -167,11 +175,12 @@ class Stacks(Joint[Stack, Version]):
     def _hold(self, name: str, weight: _Weight) -> None:
         """Put what stands in for a weight into its slots."""
         before = self.weights.get(name)
-        if before is not None and before.base is weight.base and before.saved is None:
-            cast(Swaps, self.slots[name]).put(weight.live)
+        if before is not None and before.base is weight.base and before.swaps is not None and before.is_there:
+            weight.swaps = before.swaps
+            weight.swaps.put(weight.live)
         else:
             self._restore(name)
-            self.slots[name] = Swaps(weight.slots, weight.live, yields=True)
+            weight.swaps = self.slots[name] = Swaps(weight.slots, weight.live, yields=True)
         self.weights[name] = weight
 
     def _restore(self, name: str) -> None:

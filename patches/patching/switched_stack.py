@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
 from ...storage.problem_list import problem_lines
+from ..core.ledger import putting
 from ..core.slots import find
 from .bypass import Bypass, apply
 from .fuse import Patch, additive
@@ -35,7 +36,11 @@ class SwitchedStack:
             adapter = Bypass(module, patched.get("weight", ()), patched.get("bias", ()), compute=compute)
             adapters.append((module, adapter))
         self._adapters = [adapter for _, adapter in adapters]
-        self._handles = [apply(module, adapter) for module, adapter in adapters]
+        with ExitStack() as on_model:
+            stack = on_model.enter_context(putting(model, "training-only LoRA"))
+            for module, adapter in adapters:
+                stack.enter_context(apply(module, adapter))
+            self._on_model = on_model.pop_all()
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -50,8 +55,7 @@ class SwitchedStack:
 
     def remove(self) -> None:
         """Take the stack off the model."""
-        for handle in self._handles:
-            handle.leave()
+        self._on_model.close()
 
 
 def check(model: nn.Module, patches: Mapping[str, Sequence[Patch]], weights_move: bool) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from graft_nodes.patches.core import ledger as core_ledger
 from graft_nodes.patches.lora_files import layer_names, metadata, open_file, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
-from graft_nodes.patches.core import ledger as core_ledger
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from hypothesis import strategies as st

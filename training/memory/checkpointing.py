@@ -14,6 +14,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from ...patches.adapters.rank_mask import at_timesteps, current_timesteps
 from ...patches.core.calls import around
+from ...patches.core.ledger import putting
 from ...patches.token_routing import route
 from .saved_tensors import KeptTensor, active_mode, entered
 
@@ -184,7 +185,7 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
     It leaves the global generator alone, and no trace afterwards.
     """
 
-    with ExitStack() as stack:
+    with putting(module, "gradient checkpointing") as stack:
         for block in blocks(module):
             stack.enter_context(around(block, "checkpointing", _forgetting))
         yield

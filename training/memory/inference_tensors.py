@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...patches.core.ledger import putting
 from ...patches.core.slots import Slot, slots, swapped
 
 
@@ -60,5 +61,7 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
             return alias(old)
         return None
 
-    with swapped(slots(module.modules(), attributes=True), normal):  # ACE-Step keeps positions that are no buffer
+    with putting(module, "normal tensors") as stack:
+        every_slot = slots(module.modules(), attributes=True)  # ACE-Step keeps positions that are no buffer
+        stack.enter_context(swapped(every_slot, normal))
         yield

@@ -6,7 +6,7 @@ The copies run on a stream of their own. At most two blocks are on the device at
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
 from ...patches.core.calls import around
+from ...patches.core.ledger import putting
 from ...patches.core.slots import Slot, SlotKey
 from .allocations import META
 from .checkpointing import blocks
@@ -187,7 +188,7 @@ def layers_on_host(
     slots that `staying` gives at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
-    with ExitStack() as stack:
+    with putting(module, "layers in host memory") as stack:
         stack.callback(pins.release)
         stack.callback(ring.close)
         if pins_memory:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...patches.core.calls import around
+from ...patches.core.ledger import putting
 
 CHANGED = "The model changes activations in place that its gradients need"
 _AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
@@ -217,15 +218,17 @@ class CopiesWhereNeeded:
         self._mode.has_copied = type(network) in _late
         self._first_steps: dict[Hashable, int] = {}
         self._is_watched = True
+        self._on_network = ExitStack()
 
     def __enter__(self) -> CopiesWhereNeeded:
-        self._handle = around(self._network, "copies", self._call)
+        stack = self._on_network.enter_context(putting(self._network, "copies before changes"))
+        stack.enter_context(around(self._network, "copies", self._call))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._handle.leave()
+        self._on_network.close()
         if refuses_change(error):
             raise RuntimeError(f"{CHANGED}, {self._why_not_copied()} {error}") from error
 

@@ -14,7 +14,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ...patches.core.calls import around, has_other_forward
+from ...patches.core.ledger import putting
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
 from ..memory.checkpointing import blocks
@@ -119,7 +120,7 @@ class BlockCompiler:
     @contextmanager
     def installed(self, module: nn.Module) -> Iterator[None]:
         """A context in which the blocks of a module run compiled wherever gradients are wanted."""
-        with ExitStack() as stack:
+        with putting(module, "compiled blocks") as stack:
             stack.enter_context(_torch_settings())
             for block in compiled_parts(module):
                 if has_other_forward(block):

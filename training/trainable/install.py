@@ -6,7 +6,7 @@ Makes the initial values, installs them on a model for a block, and names them a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...patches.adapters.tlora import SCHEDULE
 from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
 from ...patches.core.calls import around
 from ...patches.core.handle import Handle
+from ...patches.core.ledger import putting
 from ...patches.core.slots import Swaps, every_name
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
@@ -309,7 +310,7 @@ def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iter
     parameters = dict(module.named_parameters())
     others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
     dtypes = {name: parameters[name].dtype for name in others}
-    with ExitStack() as stack:
+    with putting(module, "trained weights") as stack:
         stack.enter_context(as_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
         found, names = every_name(module), dict(module.named_parameters())
         held = {name: stack.enter_context(Swaps(found[id(names[name])], names[name])) for name in others}
@@ -347,7 +348,7 @@ def attached(
     parts = {"": module}
     if text_encoder is not None:
         parts[TEXT_ENCODER] = text_encoder
-    with ExitStack() as stack:
+    with putting(module, "training") as stack:
         if settings.full_weights:
             for prefix, part in parts.items():
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}

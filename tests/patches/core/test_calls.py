@@ -177,7 +177,11 @@ def test_a_forward_that_does_not_call_ours_gets_ours_around_it():
     assert torch.equal(module(X), X * 0 + 7)
 
 
-ORDERS = [o for o in map("".join, itertools.permutations("aAbBoO")) if all(o.index(n) < o.index(n.upper()) for n in "abo")]
+ORDERS = [
+    order
+    for order in map("".join, itertools.permutations("aAbBoO"))
+    if all(order.index(name) < order.index(name.upper()) for name in "abo")
+]
 
 
 @pytest.mark.parametrize("is_polite", [True, False])
@@ -201,7 +205,9 @@ def test_ours_and_another_pack_in_every_order(is_polite):
                 module.forward = wrapper
             elif action == "O":
                 state["on"] = not is_polite
-                if not is_polite or vars(module).get("forward") is wrapper:  # most put back what they found, come what may
+                if (
+                    not is_polite or vars(module).get("forward") is wrapper
+                ):  # most put back what they found, come what may
                     vars(module).pop("forward", None)
                     if state["had"] is not None:
                         module.forward = state["had"]
@@ -218,9 +224,7 @@ def test_ours_and_another_pack_in_every_order(is_polite):
 
 
 def test_pairs_that_must_not_meet_raise_where_the_second_one_comes():
-    apart = {
-        tuple(sorted(pair)) for pair in itertools.combinations_with_replacement(NAMES, 2) if not together(pair)
-    }
+    apart = {tuple(sorted(pair)) for pair in itertools.combinations_with_replacement(NAMES, 2) if not together(pair)}
     assert apart == {
         ("adapter", "compiled"),
         ("bypass", "compiled"),
@@ -251,7 +255,7 @@ def test_an_exception_passes_and_leaves_nothing():
 
 
 def test_a_call_may_come_and_leave_while_the_module_computes():
-    """A block that runs again does so as it ran, whatever has come in between (gradient checkpointing keeps `inner`)."""
+    """A block runs again as it ran, whatever has come in between: gradient checkpointing keeps `inner`."""
     module, kept = Network(), []
 
     def outer(module, inner, *args, **kwargs):
@@ -321,15 +325,15 @@ def test_under_torch_compile_another_call_of_the_same_form_compiles_nothing_agai
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad():
         for number in range(4):
-            with around(module[0], "adapter", gained(number + 1.0)), around(module[0], "bypass", gained(number + 2.0)):
-                with torch._dynamo.config.patch(error_on_recompile=number > 0):
-                    assert torch.allclose(compiled(X), module(X))
+            once = torch._dynamo.config.patch(error_on_recompile=number > 0)
+            adapter, bypass = gained(number + 1.0), gained(number + 2.0)
+            with around(module[0], "adapter", adapter), around(module[0], "bypass", bypass), once:
+                assert torch.allclose(compiled(X), module(X))
         # and it is seen that they are gone
         assert torch.allclose(compiled(X), module(X))
         handle = around(module[0], "bypass", gained(2.0))
         found = compiled(X)
         handle.leave()
-        # among several, one is exchanged while the other stays
         assert torch.allclose(found, nn.functional.silu((X + 1) * 2))
     torch._dynamo.reset()
 
@@ -340,7 +344,7 @@ def test_under_torch_compile_one_that_is_exchanged_beside_one_that_stays():
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad(), around(module[0], "adapter", gained(3.0)):
         for number in range(4):
-            with around(module[0], "bypass", gained(number + 2.0)):
-                with torch._dynamo.config.patch(error_on_recompile=number > 0):
-                    assert torch.allclose(compiled(X), (X + 1) * (number + 2) * 3)
+            once = torch._dynamo.config.patch(error_on_recompile=number > 0)
+            with around(module[0], "bypass", gained(number + 2.0)), once:
+                assert torch.allclose(compiled(X), (X + 1) * (number + 2) * 3)
     torch._dynamo.reset()

@@ -118,7 +118,9 @@ def test_many_slots_at_once_and_an_error_on_the_way():
         pass
     check(module, before)
     asked.clear()
-    with swapped(slots.slots(module.modules()), lambda slot: None if slot.tensor.ndim == 0 else slot.tensor.detach() + 1):
+    with swapped(
+        slots.slots(module.modules()), lambda slot: None if slot.tensor.ndim == 0 else slot.tensor.detach() + 1
+    ):
         assert module[0].weight is module[2].weight and torch.equal(module[0].weight, before[1][0] + 1)
         assert int(module[1].num_batches_tracked) == 0
     check(module, before)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ....patches.core.calls import around
+from ....patches.core.ledger import putting
 from ....patches.core.slots import slot_key
 from ....patches.models.layers import is_changed_by_host, why_not_plain
 from ..offload import SMALL, on_device, weights_on
@@ -176,7 +177,7 @@ def quantised(
     """
     layers = chosen_layers(module)
     base = QuantisedBase(format_type(device), layers.values())
-    with ExitStack() as stack:
+    with putting(module, "quantised base") as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
         weights = _weights(layers, base.weight_format, device, on_host, kept)
