@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Hashable, Iterable
+from contextlib import ExitStack
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -31,15 +31,14 @@ def owners(model: nn.Module) -> list[str]:
     return [owner for owner, _ in _entries(model)]
 
 
-@contextmanager
-def putting(model: nn.Module, owner: str) -> Iterator[ExitStack]:
-    """A context in which an owner has things on a model: enter their handles in what it yields.
+def putting(model: nn.Module, owner: str) -> ExitStack:
+    """A context in which an owner has things on a model: enter their handles in it.
 
-    Afterwards, also after an error on the way, none of them is left.
+    At its end, also after an error on the way, none of them is left.
     """
-    with ExitStack() as stack:
-        stack.callback(_leave, model, _enter(model, owner, stack))
-        yield stack
+    stack = ExitStack()
+    stack.callback(_leave, model, _enter(model, owner, stack))
+    return stack
 
 
 class Joint(ABC, Generic[Thing, About]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -36,11 +36,10 @@ class SwitchedStack:
             adapter = Bypass(module, patched.get("weight", ()), patched.get("bias", ()), compute=compute)
             adapters.append((module, adapter))
         self._adapters = [adapter for _, adapter in adapters]
-        with ExitStack() as on_model:
-            stack = on_model.enter_context(putting(model, "training-only LoRA"))
+        with putting(model, "training-only LoRA") as stack:
             for module, adapter in adapters:
                 stack.enter_context(apply(module, adapter))
-            self._on_model = on_model.pop_all()
+            self._on_model = stack.pop_all()
 
     @contextmanager
     def off(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
 
     def normal(slot: Slot) -> Tensor | None:
         old = slot.tensor
-        if isinstance(old, nn.Parameter):
+        if slot.table is slot.module._parameters:
             if id(old) in given:
                 return given[id(old)]
             return nn.Parameter(alias(old), requires_grad=False)

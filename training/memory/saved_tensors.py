@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -218,11 +218,10 @@ class CopiesWhereNeeded:
         self._mode.has_copied = type(network) in _late
         self._first_steps: dict[Hashable, int] = {}
         self._is_watched = True
-        self._on_network = ExitStack()
 
     def __enter__(self) -> CopiesWhereNeeded:
-        stack = self._on_network.enter_context(putting(self._network, "copies before changes"))
-        stack.enter_context(around(self._network, "copies", self._call))
+        self._on_network = putting(self._network, "copies before changes")
+        self._on_network.enter_context(around(self._network, "copies", self._call))
         return self
 
     def __exit__(

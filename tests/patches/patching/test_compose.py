@@ -131,13 +131,14 @@ def at_activations(module, patches, x, bias=(), compiled=False):
     afterwards.
     """
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    wrapped = apply(module, Bypass(module, patches, bias, compiled=compiled, compute=CPU))
+    adapter = Bypass(module, patches, bias, compiled=compiled, compute=CPU)
+    wrapped = apply(module, adapter)
     output = module(x)
     wrapped.leave()
     assert "forward" not in module.__dict__ and all(
         torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
     )
-    return output, wrapped.adapter.parts
+    return output, adapter.parts
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.6, -0.5])
