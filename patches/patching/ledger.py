@@ -153,7 +153,9 @@ class Stacks(Joint[Stack, Version]):
                 self._on_device(name, weight, stacks, version)
             else:
                 weight.live = self._patched(name, weight, stacks, version, new_memory.get(name))
-                self._hold(name, weight)
+                self._restore(name)
+                weight.swaps = self.slots[name] = Swaps(weight.slots, weight.live, yields=True)
+                self.weights[name] = weight
 
     def _wanted(self, model: nn.Module, stacks: Sequence[Stack]) -> dict[str, _Weight]:
         """The weights that stacks merge into, by their first names."""
@@ -171,17 +173,6 @@ class Stacks(Joint[Stack, Version]):
             else:
                 weights[id(base)] = _Weight((name,), slots_of[id(current)], base, base)
         return {weight.names[0]: weight for weight in weights.values()}
-
-    def _hold(self, name: str, weight: _Weight) -> None:
-        """Put what stands in for a weight into its slots."""
-        before = self.weights.get(name)
-        if before is not None and before.base is weight.base and before.swaps is not None and before.is_there:
-            weight.swaps = before.swaps
-            weight.swaps.put(weight.live)
-        else:
-            self._restore(name)
-            weight.swaps = self.slots[name] = Swaps(weight.slots, weight.live, yields=True)
-        self.weights[name] = weight
 
     def _restore(self, name: str) -> None:
         if name in self.slots:
