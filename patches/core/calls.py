@@ -71,8 +71,6 @@ _NEVER_TOGETHER = {
     frozenset(("sharding",)): "its weights are divided among the ranks already",
     frozenset(("sharding", "ring")): "a rank's rows stay on its device, and there is nothing to bring over",
 }
-
-
 _SEARCHED = 256  # objects that are looked at for a dispatcher which another pack's forward holds
 
 
@@ -121,7 +119,7 @@ class Dispatcher:
             if why is not None:
                 raise ValueError(
                     f"{type(self.module).__name__}: {entry.layer} cannot be put around a module that has"
-                    f" {other.layer} already: {why}."
+                    f" {other.layer} already: {why}. Take one of the two off first."
                 )
         outside = [other for other in self.entries if _PLACES[other.layer] < _PLACES[entry.layer]]
         self.entries.insert(len(outside), entry)
@@ -163,6 +161,8 @@ def around(module: nn.Module, layer: str, call: Call) -> Handle:
     what lies inside. `layer` is a name in LAYERS. A deep copy of the module passes itself as `module`. Raises
     ValueError where the module has a call that must not meet this one.
     """
+    if layer not in _PLACES:
+        raise ValueError(f"{layer} is no layer of calls: expected one of {', '.join(_PLACES)}.")
     entry = _Entry(layer, call)
     dispatcher = _dispatcher(module)
     if dispatcher is None:

@@ -1,6 +1,6 @@
 """A frozen base that is quantised while adapters train: which layers are, and their forwards meanwhile.
 
-Adapters stay in full precision, as their hooks are beside the layer.
+Adapters stay in full precision, as they go around the layer.
 """
 
 from __future__ import annotations
