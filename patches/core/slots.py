@@ -239,15 +239,22 @@ def write_(tensor: Tensor, values: Tensor) -> None:
 def held_values(tensor: Tensor, saved: Tensor | None = None, slot: Slot | None = None) -> Handle:
     """Let a tensor's values change in place: leaving writes back `saved`, a copy that is made here if none is given.
 
-    With a `slot` it does not where somebody else has put another tensor there since.
+    With a `slot` it does not where somebody else has put a tensor with other memory there since.
     """
     copy = tensor.detach().clone() if saved is None else saved
 
     def leave() -> None:
-        if slot is None or slot.table.get(slot.name) is tensor:
+        if slot is None or is_held(slot, tensor):
             write_(tensor, copy)
 
     return Handle(leave)
+
+
+def is_held(slot: Slot, tensor: Tensor) -> bool:
+    """Whether the memory of a tensor is in a slot, or beneath swaps that came later; an alias of it counts."""
+    swaps = vars(slot.module).get(_SWAPS, {}).get(slot.name, ())
+    held = [slot.table.get(slot.name), *(swap.found for swap in swaps)]
+    return any(one is tensor or (one is not None and one.data_ptr() == tensor.data_ptr()) for one in held)
 
 
 def exchange(left: Tensor, right: Tensor, copy_of_left: Tensor) -> Handle:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.ledger import Joint, enter_joint, joint
-from ..core.slots import Slot, Swaps, copied_to_host, every_name, find, held_values, write_
+from ..core.slots import Slot, Swaps, copied_to_host, every_name, find, held_values, is_held, write_
 from ..models.layers import (
     COARSE,
     dequantized,
@@ -108,7 +108,7 @@ class _Weight:
     def is_there(self) -> bool:
         """Whether it is in its slots, and nobody else has put something there since."""
         if self.swaps is None:
-            return self.slots[0].tensor is self.live
+            return is_held(self.slots[0], self.live)
         return self.swaps.is_there
 
 
