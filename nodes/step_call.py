@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-SLIDER_STRENGTHS = (-1.0, 0.0, 1.0)  # that a slider's previews show, from left to right
-
 
 class Subject(NamedTuple):
     """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
@@ -73,7 +71,7 @@ def planned(
             "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
             " Connect CLIP to Load State."
         )
-    _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
+    _check(state, steps > 0 or epochs > 0, preview_every, sampled)
     steps = step_count(state, steps, epochs)
     if steps:
         state = states.with_planned_steps(state, state.step + steps)
@@ -113,8 +111,10 @@ def outputs(
     """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
     its panel what is kept of each run.
     """
+    from ..training.tasks.registry import task_of
+
     log.info("%s", report)
-    clip, lora = one.subject.clip, one.lora_model()
+    clip, lora = one.subject.clip, task_of(one).lora_model(one)
     grafted = with_lora(one, clip, lora)
     panel = {"text": [report], "graft_run": runs, "graft_previews": pictures}
     shown = {name: value for name, value in panel.items() if value}
@@ -178,13 +178,16 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
+def _check(state: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
     """Raises an error for missing inputs before the first step."""
+    from ..training.tasks.registry import task_of
+
+    subject = state.subject
     if training and subject.dataset is None:
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
-    if preview_every:
+    if preview_every and subject.dataset is not None and task_of(state).previews(state, subject.dataset).shown is None:
         host.previews.check(
             sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
         )
@@ -252,6 +255,7 @@ class StepCall:
     def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: Sampled) -> None:
         from ..training.reports.throughput import Throughput
         from ..training.run.call import target_key
+        from ..training.tasks.registry import task_of
 
         until = state.step + steps
         key = target_key(state, steps)
@@ -262,6 +266,7 @@ class StepCall:
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
+        self.task = task_of(state)
 
     def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
@@ -368,7 +373,8 @@ class StepCall:
         return preview_prompts(self.state.subject, self.sampled, encoded)
 
     def preview(self, denoiser: Any, step: int, average: bool, at_strength: Any) -> None:
-        """Samples every prompt with the model's current weights, shows the images, and remembers their files.
+        """Shows what the kind of training previews, with the model's current weights, and remembers the files: samples
+        of every prompt, or pictures of its own.
 
         Raises ComfyUI's exception when the user interrupts.
         """
@@ -377,6 +383,14 @@ class StepCall:
         label = "weights"
         if average:
             label = "average"
+        preview = self.task.previews(self.state, self.state.subject.dataset)
+        if preview.shown is not None:
+            pictures = []
+            for image in preview.images:
+                host.events.raise_if_interrupted()
+                pictures.append(preview.shown(denoiser, image))
+            self.tell_preview(self.kept_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
+            return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
             without = denoiser.training_only.off()
@@ -384,18 +398,11 @@ class StepCall:
             for prompt in self.prompts(denoiser):
                 host.events.raise_if_interrupted()
                 beside = []
-                for strength in self.shown_strengths:
+                for strength in preview.strengths:
                     with at_strength(strength):
                         beside.append(self.sampled_images(prompt, denoiser.patcher))
                 images = torch.cat(beside, dim=2)
                 self.tell_preview(self.kept_preview(images, prompt, step, label), step)
-
-    @property
-    def shown_strengths(self) -> tuple[float, ...]:
-        """The strengths of the adapter that a preview shows beside each other."""
-        if self.state.subject.dataset.slider is None:
-            return (1.0,)
-        return SLIDER_STRENGTHS
 
     def sampled_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
         """The images (B, h, w, 3) in 0..1 of one prompt."""

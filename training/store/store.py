@@ -26,7 +26,7 @@ from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
 from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
-from ..state import History, RunCost, Start, TrainState, advance_position, position_at, state_key
+from ..state import DENOISING, History, RunCost, Start, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
 from .names import check_run_name
 from .schema import block_of_history, problem
@@ -524,8 +524,10 @@ def _begun_from(start: Start) -> dict[str, Any]:
         begun_from["training_only"] = start.training_only
     if start.words is not None:
         begun_from["words"] = asdict(start.words)
-    if start.autoencoder is not None:
-        begun_from["autoencoder"] = asdict(start.autoencoder)
+    if start.task != DENOISING:
+        begun_from["task"] = start.task
+    if start.task_settings is not None:
+        begun_from["task_settings"] = asdict(start.task_settings)
     return begun_from
 
 
@@ -537,7 +539,8 @@ _BEGINNINGS = {  # what `_begun_from` tells, in words
     "seed": "seed",
     "training_only": "training-only LoRA",
     "words": "Train Words",
-    "autoencoder": "Start VAE Training",
+    "task": "kind of training",
+    "task_settings": "settings of the kind of training",
 }
 
 
