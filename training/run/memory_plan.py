@@ -65,7 +65,9 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):
             work = stack.enter_context(
-                closing(Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size)))
+                closing(
+                    Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size), in_main_memory=on_host)
+                )
             )
         work.loader.until = state.step + 2
         for shadow in work.shadows:
@@ -81,7 +83,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             parts = {part: counter.at_peak.get(part, 0) for part in PARTS}
             counter.forget_peak()
             _preview(work)
-    return MemoryPlan(parts, counter.peak)
+            preview = counter.peak
+    return MemoryPlan(parts, preview)
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from ...ema.shadow import Shadow
 from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
+from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
@@ -23,7 +24,7 @@ from ..memory.offload import Slot, activations_on_host
 from ..memory.quantised_base import base as quantised_base
 from ..memory.quantised_base.registry import format_named
 from ..objective.denoiser import Denoiser
-from ..optimizers.precision import LossScale
+from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position, name_companions
 from ..tasks.registry import task_of
@@ -63,7 +64,8 @@ class Workspace:
     its methods do.
 
     `state()` freezes them again. The steps are those of a `group` of ranks that all have such a workspace; without one,
-    of this process. `raise_if_interrupted` is asked wherever a step or validation takes long.
+    of this process. `raise_if_interrupted` is asked wherever a step or validation takes long. Of a plan,
+    `in_main_memory` is whether its device stands for the host's memory.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Workspace:
         dataset: Dataset,
         group: process_group.SingleProcess | None = None,
         raise_if_interrupted: Callable[[], None] | None = None,
+        in_main_memory: bool = False,
     ) -> None:
         self.group = group or process_group.SingleProcess()
         self.task = task_of(state)
@@ -87,8 +90,8 @@ class Workspace:
         self.trained = self.stepper.trained
         self.gradients = gradient_sum.for_group(self.group, self.trained, self.placement.is_sharded)
         self.loss_scale: LossScale | None = None
-        if state.settings.optimizer.precision == "fp16":
-            self.loss_scale = LossScale(denoiser.device, state.optimizer)
+        if computes_in_fp16(state.settings.optimizer, denoiser):
+            self.loss_scale = LossScale(state.optimizer)
         self.companions = self.task.companions(state, denoiser.device)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
@@ -108,6 +111,8 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
+        self.in_main_memory = in_main_memory
+        self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
@@ -231,6 +236,7 @@ class Workspace:
         if settings.checkpointing or settings.offload == "layers":
             checkpointing = checkpointed(module)
         with (
+            self._cast_weights(),
             self._quantised_base(),
             self._compiled(),
             self._offloaded(),
@@ -241,6 +247,23 @@ class Workspace:
         ):
             self._attach()
             yield
+
+    @contextmanager
+    def _cast_weights(self) -> Iterator[None]:
+        """A context in which frozen weights are of the type that autocast computes in."""
+        settings, denoiser = self.start_state.settings.optimizer, self.denoiser
+        dtype = autocast_type(settings, denoiser)
+        if dtype is None or not self.task.casts_frozen_weights or self.group.shard:
+            yield
+            return
+        # What waits in host memory comes over layer by layer, and is cast there.
+        stays = self.in_main_memory or settings.offload == "layers" or self.start_state.start.adapter.quantised_base
+        with cast_weights(denoiser.module, dtype, self.trained, stays) as count:
+            self.is_cast = count > 0
+            try:
+                yield
+            finally:
+                self.is_cast = False
 
     @contextmanager
     def _offloaded(self) -> Iterator[None]:
@@ -299,7 +322,11 @@ class Workspace:
         return self.quantised.waiting
 
     def own_weights(self) -> AbstractContextManager[None]:
-        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used."""
+        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
+        Weights that are cast for training stay so, and the block computes in their type.
+        """
+        if self.is_cast:
+            return autocast(self.start_state.settings.optimizer, self.denoiser)
         if self.quantised is None:
             return nullcontext()
         return self.quantised.off()

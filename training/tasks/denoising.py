@@ -21,7 +21,7 @@ from ..objective.denoiser import Denoiser
 from ..objective.loss import losses
 from ..objective.noise import LAST_SIGNAL, perturbation
 from ..objective.settings import check_for
-from ..optimizers.precision import autocast
+from ..optimizers.precision import autocast, computes_in_fp16
 from ..state import TrainState
 from ..trainable.settings import AS_LOADED
 from ..trainable.words import check_reference
@@ -37,6 +37,7 @@ TRAINING_ONLY = (
 class DenoisingTask:
     """The model learns to denoise the dataset's pictures: `training.tasks.task.TrainingTask`."""
 
+    casts_frozen_weights = True
     takes_sliders = False
 
     def __init__(self, state: TrainState) -> None:
@@ -48,6 +49,7 @@ class DenoisingTask:
         if dataset.slider is not None and not self.takes_sliders:
             raise ValueError(f"Slider is connected, and this run is of {state.task}: begin another run with Slider.")
         check_for(objective, denoiser.prediction)
+        _check_fp16(state, denoiser, group)
         if state.settings.optimizer.fused_backward and group.size > 1:
             raise ValueError(
                 "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients:"
@@ -168,7 +170,7 @@ def errors(
 ) -> Tensor:
     """The weighted errors (B,) of the model as it is now, for noisy latents `x` at `sigma` (B,)."""
     denoiser = context.denoiser
-    with autocast(context.start_state.settings.optimizer, denoiser.device):
+    with autocast(context.start_state.settings.optimizer, denoiser):
         conditionings = context.encoded(batch.captions, batch.conditionings)
         denoised = denoiser.denoise(x, sigma, conditionings, options)
     return measured(context, batch, denoised, target, sigma)
@@ -199,7 +201,7 @@ def _base_predictions(
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
     options = without_routing(options)
-    with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser.device):
+    with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser):
         base = context.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
 
@@ -209,6 +211,28 @@ def _ends_with_signal(denoiser: Denoiser) -> bool:
     if denoiser.device.type == "meta":
         return False
     return float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
+
+
+def _check_fp16(state: TrainState, denoiser: Denoiser, group: SingleProcess) -> None:
+    """Raise ValueError where what computes in fp16, because of the device or of the model, cannot have a loss scale.
+    Training precision fp16 itself is refused elsewhere.
+    """
+    optimizer = state.settings.optimizer
+    if optimizer.precision == "fp16" or not computes_in_fp16(optimizer, denoiser):
+        return
+    found = (
+        f"Optimizer Settings: training precision {optimizer.precision} computes in fp16 with this model on this device"
+    )
+    if optimizer.fused_backward:
+        raise ValueError(
+            f"{found}, and a fused backward pass moves weights before it is known whether a gradient overflowed: switch"
+            " it off, or set training precision to bf16."
+        )
+    if group.shard:
+        raise ValueError(
+            f"{found}, and its loss scale is for weights that a rank holds whole: set training precision to bf16, or"
+            " start without --shard."
+        )
 
 
 def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: SingleProcess) -> None:

@@ -64,7 +64,7 @@ class PreferenceTask(DenoisingTask):
         drawn = draws.of(self.objective, context.denoiser, better, batch.parts).twice()
         x, target = noisy(context.denoiser, torch.cat([better, worse]), drawn)
         both = _both_of_pairs(batch)
-        with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser.device):
+        with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser):
             base = context.denoiser.denoise(x, drawn.sigma, both.conditionings, draws.options)
         reference = measured(context, both, base, target, drawn.sigma)
         return errors(context, both, x, target, drawn.sigma, draws.options), reference

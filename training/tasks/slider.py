@@ -111,7 +111,7 @@ def _from_noise(context: TrainingContext, batch: Batch, noise: Tensor, sigma: Te
     shares = torch.linspace(_NEAR_NOISE, 0.0, slider.steps + 1, device=denoiser.device)
     levels = denoiser.sigma(shares)
     start = denoiser.noisy(torch.zeros_like(noise), noise, torch.maximum(levels[:1], sigma))
-    with context.without_dropout(), autocast(context.start_state.settings.optimizer, denoiser.device):
+    with context.without_dropout(), autocast(context.start_state.settings.optimizer, denoiser):
         return partly_denoised(denoise, start, levels, sigma)
 
 
@@ -129,7 +129,7 @@ def _without_adapter(context: TrainingContext, batch: Batch, x: Tensor, sigma: T
     slider, strength, denoiser = _slider(context), context.strength, context.denoiser
     directions, anchor = batch.directions, None
     assert directions is not None
-    with context.plain(), autocast(context.start_state.settings.optimizer, denoiser.device):
+    with context.plain(), autocast(context.start_state.settings.optimizer, denoiser):
 
         def seen(conditionings: Sequence[Conditioning]) -> Tensor:
             return denoiser.denoise(x, sigma, conditionings, options)

@@ -96,6 +96,9 @@ class Preview:
 class TrainingTask(Protocol):
     """A kind of training. Each run makes its own (`registry.task_of`), which may keep what it needs between steps."""
 
+    casts_frozen_weights: bool
+    """Whether what is not trained may be cast to the type that autocast computes in."""
+
     def check(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: SingleProcess) -> None:
         """Raise ValueError for what does not go together, before anything is put on the device."""
 

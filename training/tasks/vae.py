@@ -16,7 +16,7 @@ from ..memory.offload import to_device
 from ..objective import perceptual
 from ..objective.autoencoder import Autoencoder, kl_divergence, reconstruction_losses
 from ..objective.denoiser import Denoiser
-from ..optimizers.precision import autocast
+from ..optimizers.precision import autocast, computes_in_fp16
 from ..state import TrainState, companion_tensors
 from ..trainable.autoencoder import AutoencoderSettings, last_layer, side_of
 from .discriminator import Discriminator
@@ -36,6 +36,8 @@ class LatentsMoved(RuntimeError):
 
 class VaeTask:
     """The VAE, or its decoder, learns to reconstruct pictures: `training.tasks.task.TrainingTask`."""
+
+    casts_frozen_weights = False
 
     def __init__(self, state: TrainState) -> None:
         self.settings: AutoencoderSettings = state.start.task_settings
@@ -61,6 +63,11 @@ class VaeTask:
             raise ValueError(
                 "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is"
                 " above 0: use bf16 or float32, or set it to 0."
+            )
+        if settings.discriminator and computes_in_fp16(optimizer, denoiser):
+            raise ValueError(
+                "Start VAE Training: this VAE is loaded in fp16, and discriminator weight is above 0: set training"
+                " precision of Optimizer Settings to bf16, or discriminator weight to 0."
             )
         factor = cast(Autoencoder, denoiser).factor
         for image in dataset.images + dataset.held_out:
@@ -113,7 +120,7 @@ class VaeTask:
         pixels, mask = as_pixels(_cut(batch.latents, boxes), coder.device), None
         if batch.mask is not None:
             mask = to_device(_cut(batch.mask, boxes), coder.device)
-        with autocast(context.start_state.settings.optimizer, coder.device):
+        with autocast(context.start_state.settings.optimizer, coder):
             with torch.set_grad_enabled(torch.is_grad_enabled() and settings.trains_encoder):
                 mean, log_variance = coder.encode(pixels)
             latents = mean
@@ -199,7 +206,7 @@ def _middle(picture: Tensor, factor: int) -> Tensor:
 
 def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
     """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents."""
-    before, after = (torch.cat([one.flatten().double() for one in latents]) for latents in (base, now))
+    before, after = (torch.cat([one.flatten().to("cpu", torch.float64) for one in latents]) for latents in (base, now))
     return float((after - before).square().mean().sqrt() / before.std().clamp(min=1e-12))
 
 
