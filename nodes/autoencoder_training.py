@@ -1,19 +1,15 @@
-"""What the nodes do with training states of VAEs: begin, train, load and give the VAE. They import it only
-then, so that ComfyUI starts without it.
+"""What the nodes do with training states of VAEs beside training them: begin, load and give the VAE. They import it
+only then, so that ComfyUI starts without it.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from comfy_api.latest import io
-
 from .. import host
 from ..host import autoencoder as autoencoders
-from ..storage.printable import logger
 from ..training import state as states
 from ..training.data.dataset import Dataset
 from ..training.objective import perceptual
@@ -24,11 +20,7 @@ from ..training.store.store import Store
 from ..training.tasks import vae as measures
 from ..training.tasks.registry import trains_vae
 from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
-from .step_call import Sampled, StepCall, Subject, step_count
-
-log = logger(__name__)
-
-_OUTPUT = "Train Step: this training state is of a VAE, so there is no {}. Connect Trained VAE to TRAIN_STATE."
+from .step_call import Subject
 
 
 def begun(
@@ -71,48 +63,6 @@ def loaded(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
     identity, unhashed = host.fingerprint.fingerprint_of(vae, "vae")
     state = saved_states.load(root, name, identity, digest, lambda: host.base_weights.base_weights(vae.patcher))
     return replace(state, subject=Subject(vae.patcher, None, vae, pictures, unhashed))
-
-
-def train(
-    state: Any,
-    steps: int,
-    epochs: float,
-    optimizer: Any,
-    objective: Any,
-    callbacks: Any,
-    keep: str,
-    tensorboard: bool,
-    place: tuple[Any, str | None],
-) -> io.NodeOutput:
-    """Train Step's outputs for a VAE."""
-    if objective is not None:
-        raise ValueError(
-            "Train Step: objective is connected, and this training state is of a VAE, whose losses are set in Start VAE"
-            " Training. Disconnect it."
-        )
-    state = states.with_settings(state, optimizer, None)
-    if state.subject.dataset is None and (steps > 0 or epochs > 0):
-        raise ValueError(
-            "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
-        )
-    count = step_count(state, steps, epochs)
-    if count:
-        state = states.with_planned_steps(state, state.step + count)
-    call = AutoencoderCall(state, count, place, Sampled(None, None, None, ()))
-    result, report = call.trained(count, callbacks, keep, tensorboard)
-    log.info("%s", report)
-    panel = {"text": [report], "graft_run": [call.ended(result)], "graft_previews": call.pictures}
-    missing = [autoencoders.blocked(_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
-    losses = {"loss": list(result.history.loss)}
-    return io.NodeOutput(result, *missing, losses, report, ui={name: value for name, value in panel.items() if value})
-
-
-class AutoencoderCall(StepCall):
-    """One execution of Train Step for a VAE."""
-
-    def opened(self) -> AbstractContextManager[Any]:
-        """The state's VAE, for training."""
-        return autoencoders.opened(self.state.subject.vae)
 
 
 def trained_vae(state: Any, average: bool) -> tuple[Any, str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
+_NO_OUTPUT = "Train Step: this training state is of a VAE, so there is no {}. Connect Trained VAE to TRAIN_STATE."
+
 
 class Subject(NamedTuple):
     """What a TRAIN_STATE carries for the nodes: ComfyUI's objects, the dataset, and why results cannot be reused, if
@@ -63,8 +65,17 @@ def planned(
 ) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
+    from ..training.objective import experts
+    from ..training.tasks.registry import trains_vae
 
     subject = state.subject
+    if objective is not None and trains_vae(state):
+        raise ValueError(
+            "Train Step: objective is connected, and this training state is of a VAE, whose losses are set in Start VAE"
+            " Training. Disconnect it."
+        )
+    if objective is not None:
+        objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
     state = states.with_settings(state, optimizer, objective)
     if state.start.encodes_captions and subject.clip is None:
         raise ValueError(
@@ -111,25 +122,31 @@ def outputs(
     """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
     its panel what is kept of each run.
     """
-    from ..training.tasks.registry import task_of
+    from ..host.autoencoder import blocked
+    from ..training.tasks.registry import task_of, trains_vae
 
     log.info("%s", report)
-    clip, lora = one.subject.clip, task_of(one).lora_model(one)
-    grafted = with_lora(one, clip, lora)
+    if trains_vae(one):
+        given = [blocked(_NO_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
+    else:
+        lora = task_of(one).lora_model(one)
+        grafted = with_lora(one, one.subject.clip, lora)
+        given = [grafted.model, grafted.clip, lora]
     panel = {"text": [report], "graft_run": runs, "graft_previews": pictures}
     shown = {name: value for name, value in panel.items() if value}
-    return io.NodeOutput(state, grafted.model, grafted.clip, lora, {"loss": list(one.history.loss)}, report, ui=shown)
+    return io.NodeOutput(state, *given, {"loss": list(one.history.loss)}, report, ui=shown)
 
 
 def noted(state: Any) -> Any:
     """The state with notes about the dataset, LoRAs on the model, ToDo and TREAD for its LoRA's metadata. Without a
-    dataset it keeps its notes.
+    dataset it keeps its notes, and of a VAE there is no LoRA.
     """
     from ..host import token_routing
     from ..training.data import kohya_metadata, sliders
+    from ..training.tasks.registry import trains_vae
 
     subject, settings = state.subject, state.settings
-    if subject.dataset is None:
+    if subject.dataset is None or trains_vae(state):
         return state
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
@@ -144,16 +161,21 @@ def noted(state: Any) -> Any:
 
 @contextmanager
 def opened(state: Any, layers: bool = False) -> Iterator[Any]:
-    """The denoiser of a state's own model, with its text encoder where that or words are trained and with its
-    training-only LoRA.
+    """The state's VAE if that is trained; else the denoiser of its own model, with its text encoder where that or words
+    are trained and with its training-only LoRA.
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import training_only
+    from ..host import autoencoder, training_only
     from ..training.data.cache import QUANTISED
     from ..training.memory.quantised_base.kept import KeptWeights
+    from ..training.tasks.registry import trains_vae
 
     subject = state.subject
+    if trains_vae(state):
+        with autoencoder.opened(subject.vae) as coder:
+            yield coder
+        return
     if state.start.training_only and subject.training_only is None:
         raise ValueError(
             "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
@@ -266,7 +288,9 @@ class StepCall:
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
-        self.task = task_of(state)
+        self.shows = None  # what previews show
+        if state.subject.dataset is not None:
+            self.shows = task_of(state).previews(state, state.subject.dataset)
 
     def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
@@ -361,7 +385,8 @@ class StepCall:
     def begun(self, history: Any) -> None:
         """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
         self.told.begun(history)
-        if self.previewing and not self.state.start.encodes_captions:
+        samples = self.shows is not None and self.shows.shown is None
+        if self.previewing and samples and not self.state.start.encodes_captions:
             self.encoded = encoded_prompts(self.state.subject, self.sampled)
 
     def prompts(self, denoiser: Any) -> list[PreviewPrompt]:
@@ -383,7 +408,8 @@ class StepCall:
         label = "weights"
         if average:
             label = "average"
-        preview = self.task.previews(self.state, self.state.subject.dataset)
+        preview = self.shows
+        assert preview is not None
         if preview.shown is not None:
             pictures = []
             for image in preview.images:

@@ -509,9 +509,7 @@ class TrainStep(GraftNode):
     ) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
-        from ..training.objective import experts
         from ..training.run.loop import Callbacks
-        from ..training.tasks.registry import trains_vae
         from .step_call import Sampled, StepCall, outputs, planned
 
         group = process_group.current()
@@ -536,14 +534,6 @@ class TrainStep(GraftNode):
 
             pair = ExpertTraining.planned(state, steps, epochs, optimizer, objective, preview_every, sampled, place)
             return pair.trained(callbacks, keep, tensorboard, switch_every)
-        if trains_vae(state):
-            from . import autoencoder_training
-
-            return autoencoder_training.train(
-                state, steps, epochs, optimizer, objective, callbacks, keep, tensorboard, place
-            )
-        if objective is not None:
-            objective = experts.with_own_boundary(objective, state.subject.model.model.diffusion_model)
         state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)
         group.meet_at(str(node))
         call = StepCall(state, steps, place, sampled)

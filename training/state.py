@@ -64,6 +64,10 @@ class Start:
     @property
     def digest(self) -> str:
         """Identity of the run: the same start gives the same digest in every process."""
+        return sha256_of_json(self.identity())
+
+    def identity(self) -> dict[str, Any]:
+        """What the run is known by, as plain values."""
         if self.ema is None:
             ema = None
         else:
@@ -79,7 +83,7 @@ class Start:
             identity["task"] = self.task
         if self.task_settings is not None:
             identity["task_settings"] = asdict(self.task_settings)
-        return sha256_of_json(identity)
+        return identity
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..state import TrainState
 from ..trainable.settings import AS_LOADED
 from ..trainable.words import check_reference
 from .draws import NOISE_LEVELS, Drawn, Draws
-from .task import Companion, Measures, Preview, TrainingContext
+from .task import Measures, TrainingContext, TrainingTask
 
 Options = Mapping[str, Any]
 TRAINING_ONLY = (
@@ -34,10 +34,9 @@ TRAINING_ONLY = (
 )
 
 
-class DenoisingTask:
-    """The model learns to denoise the dataset's pictures: `training.tasks.task.TrainingTask`."""
+class DenoisingTask(TrainingTask):
+    """The model learns to denoise the dataset's pictures."""
 
-    casts_frozen_weights = True
     takes_sliders = False
 
     def __init__(self, state: TrainState) -> None:
@@ -80,14 +79,6 @@ class DenoisingTask:
                 " them (zero_terminal)."
             )
 
-    def companions(self, state: TrainState, device: torch.device) -> Mapping[str, Companion]:
-        """Nothing else is trained."""
-        return {}
-
-    def strengths(self, dataset: Dataset) -> tuple[float, ...]:
-        """The adapter is trained as it is."""
-        return (1.0,)
-
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
         """Weighted errors (B,) of the model's prediction. With output preservation, regularization images learn what
         the model predicts without the trained tensors.
@@ -108,17 +99,6 @@ class DenoisingTask:
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
         """The losses of a held-out picture at NOISE_LEVELS noise levels."""
         return Measures(self.losses(context, collate([item] * NOISE_LEVELS), draws))
-
-    def watch(self, context: TrainingContext) -> None:
-        """Nothing ends the run."""
-
-    def previews(self, state: TrainState, dataset: Dataset) -> Preview:
-        """Samples with the adapter as it is."""
-        return Preview()
-
-    def lora_model(self, state: TrainState, ema: bool = False) -> dict[str, Tensor]:
-        """The trained change, or its average, under ComfyUI's generic names."""
-        return state.lora_model(ema)
 
     def saves_memory(self, state: TrainState) -> list[str]:
         """Offload, a LoRA or a smaller one, and fewer tokens."""

@@ -39,12 +39,14 @@ class SliderTask(DenoisingTask):
     def check(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: SingleProcess) -> None:
         """Raise ValueError as in denoising, and for what a slider cannot be trained with."""
         sliders.check(dataset, state.start.adapter, state.start.words is not None, self.objective)
-        sliders.check_group(group.shard)
+        if group.shard:  # the ranks would run different numbers of forward passes
+            raise ValueError("Slider: --shard divides the model among ranks: start without --shard.")
         super().check(state, denoiser, dataset, group)
 
     def strengths(self, dataset: Dataset) -> tuple[float, ...]:
         """Those of the slider's method."""
-        return sliders.strengths_of(dataset)
+        assert dataset.slider is not None
+        return dataset.slider.strengths
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
         """Losses (B,) at the adapter's strength. Pairs of pictures are denoised. For prompts without pictures, the

@@ -41,29 +41,18 @@ class Companion(Protocol):
 class TrainingContext(Protocol):
     """What a task may read and call of a run (`run.workspace.Workspace`). It writes nothing there."""
 
-    @property
-    def start_state(self) -> TrainState:
-        """The state that the run goes on from, with its settings."""
-
-    @property
-    def denoiser(self) -> Denoiser:
-        """The model that is trained."""
-
-    @property
-    def dataset(self) -> Dataset:
-        """What it is trained on."""
-
-    @property
-    def trained(self) -> Mapping[str, Tensor]:
-        """The live tensors that are trained, by name."""
-
-    @property
-    def step(self) -> int:
-        """How many steps are done."""
-
-    @property
-    def strength(self) -> float:
-        """The adapter's strength now."""
+    start_state: TrainState
+    """The state that the run goes on from, with its settings."""
+    denoiser: Denoiser
+    """The model that is trained."""
+    dataset: Dataset
+    """What it is trained on."""
+    trained: dict[str, Tensor]
+    """The live tensors that are trained, by name."""
+    step: int
+    """How many steps are done."""
+    strength: float
+    """The adapter's strength now."""
 
     def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
         """Conditionings of captions: the known ones, or new ones where what is trained changes them."""
@@ -94,9 +83,11 @@ class Preview:
 
 
 class TrainingTask(Protocol):
-    """A kind of training. Each run makes its own (`registry.task_of`), which may keep what it needs between steps."""
+    """A kind of training. Each run makes its own (`registry.task_of`), which may keep what it needs between steps. What
+    has a body here is so for most kinds.
+    """
 
-    casts_frozen_weights: bool
+    casts_frozen_weights: bool = True
     """Whether what is not trained may be cast to the type that autocast computes in."""
 
     def check(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: SingleProcess) -> None:
@@ -106,9 +97,11 @@ class TrainingTask(Protocol):
         """What else is trained, by name, as the state has it (`companion_tensors`). It is called once, before the first
         step.
         """
+        return {}
 
     def strengths(self, dataset: Dataset) -> tuple[float, ...]:
         """The strengths of the adapter that each step trains and each validation measures."""
+        return (1.0,)
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
         """Losses (B,) of pictures of one size, with the graph that leads to what is trained."""
@@ -121,15 +114,18 @@ class TrainingTask(Protocol):
 
     def previews(self, state: TrainState, dataset: Dataset) -> Preview:
         """What previews show."""
+        return Preview()
 
     def lora_model(self, state: TrainState, ema: bool = False) -> dict[str, Tensor]:
         """What was trained, or its average, as a LORA_MODEL. Raises ValueError where it is none."""
+        return state.lora_model(ema)
 
     def saves_memory(self, state: TrainState) -> Sequence[str]:
         """What would need less memory, beside the optimizer's settings, those that cost least first."""
 
     def beginning(self, state: TrainState, dataset: Dataset) -> Sequence[str]:
         """Lines for the report before the first step."""
+        return ()
 
     def report(self, state: TrainState) -> Sequence[str]:
         """Lines for the report after some steps."""

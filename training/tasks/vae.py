@@ -21,7 +21,7 @@ from ..state import TrainState, companion_tensors
 from ..trainable.autoencoder import AutoencoderSettings, last_layer, side_of
 from .discriminator import Discriminator
 from .draws import Draws
-from .task import Companion, Measures, Preview, TrainingContext
+from .task import Companion, Measures, Preview, TrainingContext, TrainingTask
 
 Box = tuple[slice, slice]
 MOST_TILES = 64  # that the movement of the latents is measured on
@@ -34,10 +34,10 @@ class LatentsMoved(RuntimeError):
     """The latent space is not the base's any more."""
 
 
-class VaeTask:
-    """The VAE, or its decoder, learns to reconstruct pictures: `training.tasks.task.TrainingTask`."""
+class VaeTask(TrainingTask):
+    """The VAE, or its decoder, learns to reconstruct pictures."""
 
-    casts_frozen_weights = False
+    casts_frozen_weights: bool = False
 
     def __init__(self, state: TrainState) -> None:
         self.settings: AutoencoderSettings = state.start.task_settings
@@ -89,10 +89,6 @@ class VaeTask:
         saved = companion_tensors(state, _DISCRIMINATOR)
         self._discriminator = Discriminator(settings.discriminator_rate, saved, device, state.start.seed)
         return {_DISCRIMINATOR: self._discriminator}
-
-    def strengths(self, dataset: Dataset) -> tuple[float, ...]:
-        """Weights have no other strength."""
-        return (1.0,)
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
         """Losses (B,) of crops of pictures in uint8. The draws say where each picture is cut, and the latents where
@@ -174,10 +170,6 @@ class VaeTask:
     def saves_memory(self, state: TrainState) -> list[str]:
         """Smaller crops."""
         return ["make crop size of Start VAE Training smaller"]
-
-    def beginning(self, state: TrainState, dataset: Dataset) -> list[str]:
-        """Nothing beside what is said of every run."""
-        return []
 
     def report(self, state: TrainState) -> list[str]:
         """Which node has the weights."""
