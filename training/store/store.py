@@ -520,7 +520,7 @@ _BEGINNINGS = {  # what `Start.identity` tells, in words
     "training_only": "training-only LoRA",
     "words": "Train Words",
     "task": "kind of training",
-    "task_settings": "settings of the kind of training",
+    "task_settings": "setting of its kind of training",
 }
 
 
