@@ -452,16 +452,18 @@ def _running(state: Any) -> Any:
     """The EMA that was kept during training."""
     from ..training.averages.merge import Merged
     from ..training.reports.curves import Curve, averaging_profile
+    from ..training.tasks.registry import task_of
 
     shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
     line = f"EMA ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
-    return Merged(state.lora_model(ema=True), (Curve(shares, first=0),), (line,))
+    return Merged(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
 def _made(state: Any, found: Any, profile: str, width: float, weights: str, algebra: str, rank: int, base: Any) -> Any:
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
+    from ..training.tasks.registry import task_of
     from .step_call import opened
 
     lines: list[str] = []
@@ -470,7 +472,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
         widths = merge.widths_to_try(found, weights)
         with opened(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
-            sweep = merge.sweep(found, widths, score, state.lora_model(ema=True))
+            sweep = merge.sweep(found, widths, score, task_of(state).lora_model(state, ema=True))
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
     average = merge.merged(found, profile, width, weights, algebra, rank, base)
     return replace(average, lines=(*lines, *average.lines))

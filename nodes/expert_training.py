@@ -19,6 +19,7 @@ from ..training.objective import experts
 from ..training.reports import text
 from ..training.run.call import opened_call, passed_on
 from ..training.run.in_turn import train_in_turn
+from ..training.tasks.registry import task_of
 from .step_call import (
     PreviewPrompt,
     Sampled,
@@ -108,7 +109,8 @@ class ExpertTraining:
         for label in ("weights", "average"):
             if label == "average" and not states[0].average:
                 continue
-            models = [with_lora(state, None, state.lora_model(ema=label == "average")).model for state in states]
+            loras = [task_of(state).lora_model(state, label == "average") for state in states]
+            models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
             for prompt in self.prompts:
                 host.events.raise_if_interrupted()
                 self._preview_of(prompt, models, states[0].settings.objective.boundary, step, label)

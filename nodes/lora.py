@@ -400,6 +400,7 @@ def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, di
     from ..training.expert_pair import ExpertPair
     from ..training.lora_metadata import lora_metadata
     from ..training.objective import experts
+    from ..training.tasks.registry import task_of
 
     if state is None:
         return [(lora_model, metadata_of(lora_model), experts.named(prefix, expert_of(lora_model)))]
@@ -407,7 +408,7 @@ def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, di
         named = list(zip(state.states, experts.pair_names(prefix), strict=True))
     else:
         named = [(state, experts.named(prefix, state.settings.objective.expert))]
-    return [(one.lora_model(), lora_metadata(one), own_prefix) for one, own_prefix in named]
+    return [(task_of(one).lora_model(one), lora_metadata(one), own_prefix) for one, own_prefix in named]
 
 
 def _save_lora(

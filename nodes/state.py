@@ -302,6 +302,7 @@ class GraftSplitExperts(GraftNode):
     @classmethod
     def execute(cls, state) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
+        from ..training.tasks.registry import task_of
         from .step_call import with_lora
 
         if not isinstance(state, ExpertPair):
@@ -311,7 +312,7 @@ class GraftSplitExperts(GraftNode):
             )
         outputs: list[Any] = []
         for one in state.states:
-            lora = one.lora_model()
+            lora = task_of(one).lora_model(one)
             outputs += [one, with_lora(one, None, lora).model, lora]
         return io.NodeOutput(*outputs)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-SLIDER_STRENGTHS = (-1.0, 0.0, 1.0)  # that a slider's previews show, from left to right
+_NO_OUTPUT = "Train Step: this training state is of a VAE, so there is no {}. Connect Trained VAE to TRAIN_STATE."
 
 
 class Subject(NamedTuple):
@@ -65,15 +65,24 @@ def planned(
 ) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
+    from ..training.objective import experts
+    from ..training.tasks.registry import trains_vae
 
     subject = state.subject
+    if objective is not None and trains_vae(state):
+        raise ValueError(
+            "Train Step: objective is connected, and this training state is of a VAE, whose losses are set in Start VAE"
+            " Training. Disconnect it."
+        )
+    if objective is not None:
+        objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
     state = states.with_settings(state, optimizer, objective)
     if state.start.encodes_captions and subject.clip is None:
         raise ValueError(
             "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
             " Connect CLIP to Load State."
         )
-    _check(subject, steps > 0 or epochs > 0, preview_every, sampled)
+    _check(state, steps > 0 or epochs > 0, preview_every, sampled)
     steps = step_count(state, steps, epochs)
     if steps:
         state = states.with_planned_steps(state, state.step + steps)
@@ -113,23 +122,31 @@ def outputs(
     """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
     its panel what is kept of each run.
     """
+    from ..host.autoencoder import blocked
+    from ..training.tasks.registry import task_of, trains_vae
+
     log.info("%s", report)
-    clip, lora = one.subject.clip, one.lora_model()
-    grafted = with_lora(one, clip, lora)
+    if trains_vae(one):
+        given = [blocked(_NO_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
+    else:
+        lora = task_of(one).lora_model(one)
+        grafted = with_lora(one, one.subject.clip, lora)
+        given = [grafted.model, grafted.clip, lora]
     panel = {"text": [report], "graft_run": runs, "graft_previews": pictures}
     shown = {name: value for name, value in panel.items() if value}
-    return io.NodeOutput(state, grafted.model, grafted.clip, lora, {"loss": list(one.history.loss)}, report, ui=shown)
+    return io.NodeOutput(state, *given, {"loss": list(one.history.loss)}, report, ui=shown)
 
 
 def noted(state: Any) -> Any:
     """The state with notes about the dataset, LoRAs on the model, ToDo and TREAD for its LoRA's metadata. Without a
-    dataset it keeps its notes.
+    dataset it keeps its notes, and of a VAE there is no LoRA.
     """
     from ..host import token_routing
     from ..training.data import kohya_metadata, sliders
+    from ..training.tasks.registry import trains_vae
 
     subject, settings = state.subject, state.settings
-    if subject.dataset is None:
+    if subject.dataset is None or trains_vae(state):
         return state
     optimizer = settings.optimizer
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
@@ -144,16 +161,21 @@ def noted(state: Any) -> Any:
 
 @contextmanager
 def opened(state: Any, layers: bool = False) -> Iterator[Any]:
-    """The denoiser of a state's own model, with its text encoder where that or words are trained and with its
-    training-only LoRA.
+    """The state's VAE if that is trained; else the denoiser of its own model, with its text encoder where that or words
+    are trained and with its training-only LoRA.
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import training_only
+    from ..host import autoencoder, training_only
     from ..training.data.cache import QUANTISED
     from ..training.memory.quantised_base.kept import KeptWeights
+    from ..training.tasks.registry import trains_vae
 
     subject = state.subject
+    if trains_vae(state):
+        with autoencoder.opened(subject.vae) as coder:
+            yield coder
+        return
     if state.start.training_only and subject.training_only is None:
         raise ValueError(
             "This state computes its loss with a training-only LoRA, but was loaded without one. Connect that LoRA to"
@@ -178,13 +200,16 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(subject: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
+def _check(state: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
     """Raises an error for missing inputs before the first step."""
+    from ..training.tasks.registry import task_of
+
+    subject = state.subject
     if training and subject.dataset is None:
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
-    if preview_every:
+    if preview_every and subject.dataset is not None and task_of(state).previews(state, subject.dataset).shown is None:
         host.previews.check(
             sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
         )
@@ -252,6 +277,7 @@ class StepCall:
     def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: Sampled) -> None:
         from ..training.reports.throughput import Throughput
         from ..training.run.call import target_key
+        from ..training.tasks.registry import task_of
 
         until = state.step + steps
         key = target_key(state, steps)
@@ -262,6 +288,9 @@ class StepCall:
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
+        self.shows = None  # what previews show
+        if state.subject.dataset is not None:
+            self.shows = task_of(state).previews(state, state.subject.dataset)
 
     def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
@@ -356,7 +385,8 @@ class StepCall:
     def begun(self, history: Any) -> None:
         """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
         self.told.begun(history)
-        if self.previewing and not self.state.start.encodes_captions:
+        samples = self.shows is not None and self.shows.shown is None
+        if self.previewing and samples and not self.state.start.encodes_captions:
             self.encoded = encoded_prompts(self.state.subject, self.sampled)
 
     def prompts(self, denoiser: Any) -> list[PreviewPrompt]:
@@ -368,7 +398,8 @@ class StepCall:
         return preview_prompts(self.state.subject, self.sampled, encoded)
 
     def preview(self, denoiser: Any, step: int, average: bool, at_strength: Any) -> None:
-        """Samples every prompt with the model's current weights, shows the images, and remembers their files.
+        """Shows what the kind of training previews, with the model's current weights, and remembers the files: samples
+        of every prompt, or pictures of its own.
 
         Raises ComfyUI's exception when the user interrupts.
         """
@@ -377,6 +408,15 @@ class StepCall:
         label = "weights"
         if average:
             label = "average"
+        preview = self.shows
+        assert preview is not None
+        if preview.shown is not None:
+            pictures = []
+            for image in preview.images:
+                host.events.raise_if_interrupted()
+                pictures.append(preview.shown(denoiser, image))
+            self.tell_preview(self.kept_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
+            return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
             without = denoiser.training_only.off()
@@ -384,18 +424,11 @@ class StepCall:
             for prompt in self.prompts(denoiser):
                 host.events.raise_if_interrupted()
                 beside = []
-                for strength in self.shown_strengths:
+                for strength in preview.strengths:
                     with at_strength(strength):
                         beside.append(self.sampled_images(prompt, denoiser.patcher))
                 images = torch.cat(beside, dim=2)
                 self.tell_preview(self.kept_preview(images, prompt, step, label), step)
-
-    @property
-    def shown_strengths(self) -> tuple[float, ...]:
-        """The strengths of the adapter that a preview shows beside each other."""
-        if self.state.subject.dataset.slider is None:
-            return (1.0,)
-        return SLIDER_STRENGTHS
 
     def sampled_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
         """The images (B, h, w, 3) in 0..1 of one prompt."""

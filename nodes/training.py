@@ -223,6 +223,7 @@ def _begun(
     from ..training.distributed.process_group import current
     from ..training.reports import text
     from ..training.store.store import Store
+    from ..training.tasks.registry import task_for
     from ..training.trainable.words import check_reference
     from .step_call import Subject, noted
 
@@ -254,7 +255,14 @@ def _begun(
     switched = training_only_lora(model, chosen.training_only, adapter.full_weights)
     words, vectors, notes = _begun_words(words, clip, model, dataset)
     start = states.Start(
-        identity, dataset.digest, adapter, chosen.ema, seed, switched.identity if switched else "", words
+        identity,
+        dataset.digest,
+        adapter,
+        chosen.ema,
+        seed,
+        switched.identity if switched else "",
+        words,
+        task_for(dataset),
     )
     base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
     encoder, parts = _trained_encoder(adapter, clip, model, dataset)
@@ -501,7 +509,6 @@ class TrainStep(GraftNode):
     ) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
-        from ..training.objective import experts
         from ..training.run.loop import Callbacks
         from .step_call import Sampled, StepCall, outputs, planned
 
@@ -527,14 +534,6 @@ class TrainStep(GraftNode):
 
             pair = ExpertTraining.planned(state, steps, epochs, optimizer, objective, preview_every, sampled, place)
             return pair.trained(callbacks, keep, tensorboard, switch_every)
-        if state.start.autoencoder is not None:
-            from . import autoencoder_training
-
-            return autoencoder_training.train(
-                state, steps, epochs, optimizer, objective, callbacks, keep, tensorboard, place
-            )
-        if objective is not None:
-            objective = experts.with_own_boundary(objective, state.subject.model.model.diffusion_model)
         state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)
         group.meet_at(str(node))
         call = StepCall(state, steps, place, sampled)

@@ -13,14 +13,17 @@ from torch import Tensor, nn
 from ..ema.decay import EMASettings, check_horizon
 from ..storage.digest import sha256_of_json
 from .expert_lora import of_expert
+from .objective.loss_kinds import LOSSES
 from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import OptimizerSettings, same_state
-from .trainable.autoencoder import DISCRIMINATOR, AutoencoderSettings
 from .trainable.install import as_lora, init_trainable
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
 from .trainable.words import WordSettings, without_words
+
+DENOISING = "denoising"  # the usual kind of training
+_COMPANIONS = "companions/"  # what the names of companions' tensors begin with, beside the optimizer's
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Settings:
 @dataclass(frozen=True)
 class Start:
     """What a run starts from. Its digest is the run's identity. `model`, `dataset` and `training_only` (the LoRA that
-    is on while the loss is computed; "" without one) are fingerprints. `words` are trained too, or alone. With
-    `autoencoder` the model is a VAE.
+    is on while the loss is computed; "" without one) are fingerprints. `words` are trained too, or alone. `task` is the
+    kind of training by name (`tasks.registry`), and `task_settings` are its own settings, a dataclass, if it has any.
     """
 
     model: str
@@ -50,7 +53,8 @@ class Start:
     seed: int = 0
     training_only: str = ""
     words: WordSettings | None = None
-    autoencoder: AutoencoderSettings | None = None
+    task: str = DENOISING
+    task_settings: Any = None
 
     @property
     def encodes_captions(self) -> bool:
@@ -60,6 +64,10 @@ class Start:
     @property
     def digest(self) -> str:
         """Identity of the run: the same start gives the same digest in every process."""
+        return sha256_of_json(self.identity())
+
+    def identity(self) -> dict[str, Any]:
+        """What the run is known by, as plain values."""
         if self.ema is None:
             ema = None
         else:
@@ -71,9 +79,11 @@ class Start:
             identity["training_only"] = self.training_only
         if self.words is not None:
             identity["words"] = asdict(self.words)
-        if self.autoencoder is not None:
-            identity["autoencoder"] = asdict(self.autoencoder)
-        return sha256_of_json(identity)
+        if self.task != DENOISING:
+            identity["task"] = self.task
+        if self.task_settings is not None:
+            identity["task_settings"] = asdict(self.task_settings)
+        return identity
 
 
 @dataclass(frozen=True)
@@ -127,12 +137,11 @@ class TrainState:
     """A run at one step. Tensors are on the CPU and never changed; `base` gives the model's own weights for kind full.
 
     `trained` (the weights to sample with) and `average` (the EMA, empty when there is none) go by name and are float32,
-    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), and with the
-    discriminator of VAE training also its tensors (`training.run.discriminator`), `powers` (the
-    power-function averages that snapshots are taken of) by `<number of the width>/<name>`. `open_schedule` is whether
-    the settings left the schedule's length to the steps asked for (`with_planned_steps`). `subject` is the host's:
-    models and dataset that the nodes carry along; the core does not look into it. Neither is part of the state's
-    identity.
+    `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), and it also has the
+    tensors of what is trained beside the model (`companion_tensors`), `powers` (the power-function averages that
+    snapshots are taken of) by `<number of the width>/<name>`. `open_schedule` is whether the settings left the
+    schedule's length to the steps asked for (`with_planned_steps`). `subject` is the host's: models and dataset that
+    the nodes carry along; the core does not look into it. Neither is part of the state's identity.
     """
 
     start: Start
@@ -152,6 +161,15 @@ class TrainState:
     subject: Any = field(default=None, repr=False)
 
     @property
+    def task(self) -> str:
+        """The name of its kind of training: that of the run, or of a run that denoises that of its loss function, which
+        may change between steps.
+        """
+        if self.start.task != DENOISING:
+            return self.start.task
+        return LOSSES.get(self.settings.objective.loss).task or DENOISING
+
+    @property
     def key(self) -> str:
         """Identity of this state: the run's beginning and the settings and steps since."""
         return state_key(self.start.digest, self.position)
@@ -164,10 +182,6 @@ class TrainState:
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
-        if self.start.autoencoder is not None:
-            raise ValueError(
-                "This training state is of a VAE, which has no LoRA, model or snapshots of averages: use Trained VAE."
-            )
         if self.base is not None and self.start.adapter.full_weights:
             base = self.base()
         else:
@@ -265,8 +279,8 @@ def with_settings(
 ) -> TrainState:
     """The state with other settings from here on; None keeps what it has.
 
-    Another optimizer starts with a fresh state; a discriminator stays. With another objective the held-out losses so
-    far are outdated.
+    Another optimizer starts with a fresh state; what is trained beside the model keeps its own. With another
+    objective the held-out losses so far are outdated.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     open_schedule = state.open_schedule and optimizer is None
@@ -279,9 +293,22 @@ def with_settings(
         history = replace(history, outdated=len(history.validation))
     slots = state.optimizer
     if not keeps_state:
-        slots = {name: tensor for name, tensor in slots.items() if name.startswith(f"{DISCRIMINATOR}/")}
+        slots = {name: tensor for name, tensor in slots.items() if name.startswith(_COMPANIONS)}
     state = replace(state, settings=settings, optimizer=slots, history=history)
     return replace(state, open_schedule=open_schedule)
+
+
+def companion_tensors(state: TrainState, name: str) -> dict[str, Tensor]:
+    """The tensors of a network that is trained beside the model, as `name_companions` named them; empty before the
+    first step.
+    """
+    prefix = f"{_COMPANIONS}{name}/"
+    return {key.removeprefix(prefix): tensor for key, tensor in state.optimizer.items() if key.startswith(prefix)}
+
+
+def name_companions(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of each network that is trained beside the model, as `TrainState.optimizer` has them."""
+    return {f"{_COMPANIONS}{name}/{key}": tensor for name, own in tensors.items() for key, tensor in own.items()}
 
 
 def with_planned_steps(state: TrainState, until: int) -> TrainState:

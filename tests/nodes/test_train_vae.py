@@ -215,7 +215,7 @@ ADVERSARIAL = {"discriminator": 0.5, "discriminator_start": 1}
 
 def _judge(state):
     """The tensors of a state's discriminator and of its optimizer."""
-    return {name: tensor for name, tensor in state.optimizer.items() if name.startswith("discriminator/")}
+    return {name: tensor for name, tensor in state.optimizer.items() if name.startswith("companions/discriminator/")}
 
 
 def test_two_calls_with_a_discriminator_are_one(host, pictures, monkeypatch):
@@ -353,7 +353,7 @@ def test_gradients_are_those_of_finite_differences(host, pictures, monkeypatch, 
 
 def _hold_adaptive_weights(host, monkeypatch):
     """The adaptive weight is a constant to the gradient, so it must stay as it was first."""
-    discriminator, known = host.module("training.run.discriminator"), []
+    discriminator, known = host.module("training.tasks.discriminator"), []
     measure = discriminator.adaptive_weight
 
     def first(*given):
@@ -439,7 +439,9 @@ def test_a_run_of_a_diffusion_model_is_stored_as_before(host):
     states, settings = host.module("training.state"), host.module("training.trainable.autoencoder")
     plain = states.Start("model", "data")
     assert plain.digest == "98ccaab9ee362606817979e3868fafc365c183675225fa1c7ac840bbccdfb0b6"
-    assert states.Start("model", "data", autoencoder=settings.AutoencoderSettings()).digest != plain.digest
+    assert (
+        states.Start("model", "data", task="vae", task_settings=settings.AutoencoderSettings()).digest != plain.digest
+    )
 
 
 REFUSED = {
@@ -478,16 +480,16 @@ def test_what_does_not_fit_is_refused(host, pictures, case):
 
 
 def test_several_ranks_are_refused(host, trained):
-    process_group, workspace = host.module("training.distributed.process_group"), host.module("training.run.workspace")
+    process_group, tasks = host.module("training.distributed.process_group"), host.module("training.tasks.registry")
 
     class Two(process_group.SingleProcess):
         size = 2
 
     state = trained["state"]
     with host.module("host.autoencoder").opened(state.subject.vae) as coder:
-        workspace.check(state, coder, state.subject.dataset, process_group.SingleProcess())
+        tasks.task_of(state).check(state, coder, state.subject.dataset, process_group.SingleProcess())
         with pytest.raises(ValueError, match="a VAE is trained by one process, and there are several ranks"):
-            workspace.check(state, coder, state.subject.dataset, Two())
+            tasks.task_of(state).check(state, coder, state.subject.dataset, Two())
 
 
 NO_PICTURES = "this VAE is not one of pictures, and VAE training takes pictures only"
@@ -528,7 +530,7 @@ def test_a_vae_with_patches_on_it_is_refused(host):
 def test_other_nodes_say_that_it_is_a_vae(host, trained):
     state = trained["state"]
     with pytest.raises(ValueError, match="This training state is of a VAE"):
-        state.lora_model()
+        host.call("GraftSaveLoRA", state=state)
     (objective,) = host.call("GraftObjective")
     with pytest.raises(ValueError, match="whose losses are set in Start VAE Training"):
         host.call("TrainStep", state=state, steps=1, objective=objective)

@@ -310,11 +310,11 @@ def test_dpo_is_refused_as_its_reference_has_no_word(host, given, alone):
 
 
 def test_shards_are_refused(host, alone):
-    workspace, groups = host.module("training.run.workspace"), host.module("training.distributed.process_group")
+    tasks, groups = host.module("training.tasks.registry"), host.module("training.distributed.process_group")
     group = types.SimpleNamespace(**{**vars(groups.SingleProcess()), "shard": True, "size": 2})
     said = pytest.raises(ValueError, match="--shard divides the model among ranks, and words cannot be trained")
     with host.module("host").denoiser.denoiser(alone["base"], clip=alone["base clip"]) as denoiser, said:
-        workspace.check(alone["state"], denoiser, alone["state"].subject.dataset, group)
+        tasks.task_of(alone["state"]).check(alone["state"], denoiser, alone["state"].subject.dataset, group)
 
 
 def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host, given, alone, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.state import Settings, Start, begin
+from graft_nodes.training.tasks.registry import task_for
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -105,7 +106,8 @@ class Lab:
             **optimizer,
         }
         adapter = adapter or AdapterSettings(targets="all", rank=2)
-        start = Start("model", dataset.digest, adapter, EMASettings("ramp") if ema else None, seed)
+        average = EMASettings("ramp") if ema else None
+        start = Start("model", dataset.digest, adapter, average, seed, task=task_for(dataset))
         return begin(denoiser.module, start, Settings(OptimizerSettings(**optimizer), objective or ObjectiveSettings()))
 
 

@@ -146,13 +146,6 @@ def check_direction(settings: SliderSettings, conditionings: Mapping[str, Condit
             )
 
 
-def strengths_of(dataset: Dataset) -> tuple[float, ...]:
-    """The strengths of the adapter that each step trains: 1 alone, except of sliders."""
-    if dataset.slider is None:
-        return (1.0,)
-    return dataset.slider.strengths
-
-
 def check(dataset: Dataset, adapter: AdapterSettings, words: bool, objective: ObjectiveSettings) -> None:
     """Raise ValueError that lists what a slider cannot be trained with; any other dataset may."""
     if dataset.slider is None:
@@ -177,12 +170,6 @@ def check(dataset: Dataset, adapter: AdapterSettings, words: bool, objective: Ob
         errors.append("input perturbation is above 0 in Objective Settings, which is for pictures: set it to 0")
     if errors:
         raise ValueError(f"Slider is connected, and {'; '.join(errors)}.")
-
-
-def check_group(shard: bool) -> None:
-    """Raise ValueError where ranks shard the model: they would run different numbers of forward passes."""
-    if shard:
-        raise ValueError("Slider: --shard divides the model among ranks: start without --shard.")
 
 
 def said(dataset: Dataset) -> list[str]:

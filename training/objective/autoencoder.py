@@ -41,6 +41,9 @@ class Autoencoder(Protocol):
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) in float32, in the scale of `scaled`, differentiable."""
 
+    def shown(self, pixels: Tensor) -> Tensor:
+        """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
+
 
 def reconstruction_losses(
     settings: AutoencoderSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...patches.registry import Registry
 
+PREFERENCE = "preference"
 HUBER_DELTA = 0.1  # where Huber losses turn from square to linear: kohya's default
 
 
@@ -27,8 +28,9 @@ class LossKind:
     compute: Callable[[Tensor, str, Tensor], Tensor]
     of_denoised: bool = False
     """Whether the error is that of the denoised latents and not that of the model's own output."""
-    of_pairs: bool = False
-    """Whether this is the error of each picture of a pair, which `preference` compares with that of the model as it
+    task: str = ""
+    """The kind of training that this loss makes of a run that denoises (`training.tasks.registry`), "" where it is none
+    of its own. dpo is the error of each picture of a pair, which `preference` compares with that of the model as it
     was.
     """
 
@@ -74,6 +76,6 @@ LOSSES: Registry[LossKind] = Registry(
         LossKind(name="smooth-l1", kohya_name="smooth_l1", compute=_smooth_l1),
         LossKind(name="scheduled-huber", kohya_name="huber", compute=_scheduled_huber),
         LossKind(name="x0-mse", kohya_name="x0-mse", compute=_mse, of_denoised=True),
-        LossKind(name="dpo", kohya_name="dpo", compute=_mse, of_pairs=True),
+        LossKind(name="dpo", kohya_name="dpo", compute=_mse, task=PREFERENCE),
     ),
 )

@@ -9,7 +9,7 @@ import torch
 
 from ...settings.declaration import read_values, setting
 from ...storage.digest import hashed_settings
-from .loss_kinds import LOSSES
+from .loss_kinds import LOSSES, PREFERENCE
 from .noise import LAST_SIGNAL
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
@@ -245,7 +245,7 @@ class ObjectiveSettings:
     @property
     def compares_pairs(self) -> bool:
         """Whether the loss is of pairs of a better and a worse picture."""
-        return LOSSES.get(self.loss).of_pairs
+        return LOSSES.get(self.loss).task == PREFERENCE
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""

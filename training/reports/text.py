@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
 from ...patches.lora_files.metadata import ON_TOP_OF
-from ..data import sliders
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes, batches_per_epoch
 from ..objective import experts
@@ -21,11 +20,9 @@ from ..optimizers.settings import OptimizerSettings
 from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import DiskUse
+from ..tasks.denoising import TRAINING_ONLY
+from ..tasks.registry import task_of
 from ..trainable.words import by_word, without_words
-
-_TRAINING_ONLY = (
-    "training-only LoRA: on for the training loss and the held-out loss, off in previews, in MODEL and in what is saved"
-)
 
 
 def beginning(
@@ -56,7 +53,7 @@ def beginning(
         *objective_remarks(state.settings.objective),
         *_open_schedule(settings),
         *_own_batch_sizes(dataset, settings),
-        *sliders.said(dataset),
+        *task_of(state).beginning(state, dataset),
         _images(dataset, rounds),
     ]
     if takes_picture:
@@ -64,11 +61,10 @@ def beginning(
     if sigma is not None:
         tokens = tokens_of(dataset.images[0].shape)
         lines.append(describe_levels(state.settings.objective, sigma, tokens))
-    lines += experts.said(state.settings.objective)
     if state.notes.get(ON_TOP_OF):
         lines.append(f"trained on top of {state.notes[ON_TOP_OF]}: what is saved belongs on a model that has it too")
     if training_only:
-        lines += [_TRAINING_ONLY, *(f"  {line}" for line in training_only.splitlines())]
+        lines += [TRAINING_ONLY, *(f"  {line}" for line in training_only.splitlines())]
     if not dataset.held_out:
         lines.append("no image is held out, so there is no validation (Dataset's validation split sets how many)")
     if state.start.ema is not None:
@@ -109,7 +105,7 @@ def _what_is_trained(state: TrainState) -> list[str]:
 
 def _images(dataset: Dataset, rounds: float) -> str:
     count = f"{len(dataset.images)} images"
-    if sliders.is_noise(dataset):
+    if not dataset.has_pictures:
         count = f"{len(dataset.images)} sets of prompts on noise"
     return f"{count}, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps"
 
@@ -211,7 +207,7 @@ def disk_use(used: DiskUse) -> str:
 def _held_out_loss(outcome: Outcome) -> list[str]:
     """The held-out loss at the first, the last and the best step, and where the state of the best is kept."""
     history = outcome.state.history
-    lines = [*_implicit_accuracy(history.accuracy), f"held-out loss {_first_and_last(history.comparable)}"]
+    lines = [f"held-out loss {_first_and_last(history.comparable)}"]
     if history.comparable_average:
         lines.append(f"held-out loss of the running average {_first_and_last(history.comparable_average)}")
     if history.best is None:
@@ -225,17 +221,6 @@ def _held_out_loss(outcome: Outcome) -> list[str]:
             " start"
         )
     return lines
-
-
-def _implicit_accuracy(accuracy: Sequence[tuple[int, float]]) -> list[str]:
-    """How many of the held-out pairs are preferred as people do, at the first and the last step."""
-    if not accuracy:
-        return []
-    (first_step, first), (last_step, last) = accuracy[0], accuracy[-1]
-    return [
-        f"implicit accuracy on held-out pairs {first:.0%} at step {first_step}, {last:.0%} at {last_step}: how often"
-        " the model leans more towards the better picture than it did before training"
-    ]
 
 
 def _first_and_last(validations: Sequence[tuple[int, float]]) -> str:
@@ -256,14 +241,6 @@ def _previews(state: TrainState, pictures: Sequence[Mapping[str, str]]) -> list[
     return lines
 
 
-def _where_weights_are(state: TrainState) -> str:
-    """Which outputs and nodes give the trained weights, and their average where there is one."""
-    trained = f"{_numbers_in(state.trained):,} trained parameters"
-    if state.start.autoencoder is None:
-        return f"{trained}; MODEL has the last weights" + (" (for the average use EMA Merge)" if state.average else "")
-    return f"{trained}; Trained VAE has the last weights" + (" and the average" if state.average else "")
-
-
 def step(
     before: TrainState, outcome: Outcome, unhashed: Sequence[str], pictures: Sequence[Mapping[str, str]] = ()
 ) -> str:
@@ -282,14 +259,8 @@ def step(
         )
     if state.history.comparable:
         lines += _held_out_loss(outcome)
-    lines += [_where_weights_are(state), *experts.said(state.settings.objective)]
-    if state.start.training_only:
-        lines.append(_TRAINING_ONLY)
-    if state.settings.objective.zero_terminal_snr:
-        lines.append(
-            "trained with zero terminal SNR: MODEL samples with the same noise levels. Where you load the LoRA file"
-            " elsewhere, add ModelSamplingDiscrete with sampling v_prediction and zsnr on"
-        )
+    where, *others = task_of(state).report(state)
+    lines += [f"{_numbers_in(state.trained):,} trained parameters; {where}", *others]
     lines += _previews(state, pictures)
     if outcome.folder is not None:
         lines.append(f"stored in {outcome.folder}")

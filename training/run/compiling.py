@@ -51,7 +51,6 @@ class CompilationReport:
             ) from error
         finally:
             work.stepper.drop_gradients()
-            work.purpose = ""
         self._compiler.compiled_for.add(run)
         self._seconds = time.perf_counter() - started
         self._later = self._compiler.graphs
@@ -96,13 +95,13 @@ def _of_one_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
 
 def _pass(work: Workspace, dataset: Dataset) -> None:
     """A forward and backward pass whose gradients are thrown away."""
-    work.purpose = "part 0"
     schedule = replace(BatchSchedule.of(work.start_state, dataset), batch_size=len(dataset.images), parts=1)
-    for number, batch in enumerate(schedule.batches(0, 0)):
-        noise = generator(work.start_state.start.seed, 0, "compiling")
-        loss = batch_losses(work, batch, noise, step_options(work, number)).sum()
-        if loss.requires_grad:
-            loss.backward()
+    with work.doing("part 0"):
+        for number, batch in enumerate(schedule.batches(0, 0)):
+            noise = generator(work.start_state.start.seed, 0, "compiling")
+            loss = batch_losses(work, batch, noise, step_options(work, number)).sum()
+            if loss.requires_grad:
+                loss.backward()
 
 
 def _reason(error: BaseException) -> str:

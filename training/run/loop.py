@@ -94,10 +94,9 @@ def train(
         with ExitStack() as stack:
             group = process_group.current()
             with group.raise_together():
-                work = stack.enter_context(closing(Workspace(state, denoiser, dataset, group)))
+                work = Workspace(state, denoiser, dataset, group, callbacks.raise_if_interrupted)
+                stack.enter_context(closing(work))
                 work.loader.until = until
-                if callbacks.raise_if_interrupted is not None:
-                    work.raise_if_interrupted = callbacks.raise_if_interrupted
                 stack.enter_context(work.installed())
             for note in work.notes:
                 if callbacks.note is not None:
@@ -172,7 +171,7 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
     if has_moved and (is_out_of_memory or save is not None):
         last = work.state()
     if has_moved and save is not None:
-        work.saved_step = work.step
+        work.note_saved()
         save(last)
     if is_out_of_memory:
         return Stopped(_short_of_memory(work, error), last)
@@ -206,10 +205,10 @@ def is_due(step: int, every: int) -> bool:
 
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    start, settings = work.start_state.start, work.start_state.settings.optimizer
+    settings = work.start_state.settings.optimizer
     largest = batch_sizes(work.dataset, settings.batch_size)[-1]
-    of_vae = start.autoencoder is not None
-    advice = out_of_memory.advice(start.adapter, settings, work.denoiser.device, largest, of_vae)
+    further = work.task.saves_memory(work.start_state)
+    advice = out_of_memory.advice(settings, work.denoiser.device, largest, further)
     saved = "No step was made yet"
     if work.saved_step:
         saved = f"The state after step {work.saved_step} is kept"
@@ -234,7 +233,7 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
         due = _snapshot_is_due(work, callbacks, saved_at)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
-            work.saved_step = work.step  # before the attempt: a store that fails once is not asked again
+            work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
             saved_at = time.monotonic()
         _preview(work, callbacks)
@@ -248,7 +247,7 @@ def _timed_step(work: Workspace) -> StepResult:
     started = time.perf_counter()
     result = advance_(work)
     result = replace(result, seconds=time.perf_counter() - started)
-    work.seconds += result.seconds
+    work.count_seconds(result.seconds)
     return result
 
 
@@ -274,11 +273,7 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
     loss = measure(work)
     if loss is None:
         return None
-    work.validation.append((work.step, loss.weights))
-    if loss.average is not None:
-        work.average_validation.append((work.step, loss.average))
-    if loss.accuracy is not None:
-        work.accuracy.append((work.step, loss.accuracy))
+    work.note_validation(loss)
     best = work.best
     is_best = best is not None and best[0] == work.step
     if callbacks.save_best is not None and work.step and is_best:

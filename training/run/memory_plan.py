@@ -65,9 +65,10 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
         with counter.as_part(TRAINED):
             work = stack.enter_context(
-                closing(Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size)))
+                closing(
+                    Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size), in_main_memory=on_host)
+                )
             )
-        work.in_main_memory = on_host
         work.loader.until = state.step + 2
         for shadow in work.shadows:
             for tensor in shadow.tensors.values():

@@ -6,11 +6,11 @@ import gc
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 import torch
 
 from ..optimizers.settings import OptimizerSettings
-from ..trainable.settings import AdapterSettings
 
 _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of torch's allocators on CPU, CUDA and MPS
 
@@ -52,17 +52,10 @@ def release(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def advice(
-    adapter: AdapterSettings,
-    optimizer: OptimizerSettings,
-    device: torch.device,
-    largest_batch: int | None = None,
-    of_vae: bool = False,
-) -> str:
-    """Settings that would save memory, those that cost least first. `largest_batch` is what the datasets make of the
-    batch size; None is the optimizer's. `of_vae`: a VAE is trained, with full weights.
+def advice(optimizer: OptimizerSettings, device: torch.device, batch_size: int, further: Sequence[str]) -> str:
+    """Settings that would save memory, those that cost least first. `batch_size` is the largest that the datasets make
+    of the optimizer's, and `further` is what the kind of training has to suggest.
     """
-    batch_size = largest_batch or optimizer.batch_size
     suggestions = []
     if not optimizer.checkpointing:
         suggestions.append("switch gradient checkpointing on")
@@ -72,14 +65,4 @@ def advice(
         )
     if device.type == "cuda" and optimizer.precision == "float32":
         suggestions.append("set training precision to bf16")
-    if of_vae:
-        suggestions.append("make crop size of Start VAE Training smaller")
-        return "; or ".join(suggestions)
-    if getattr(optimizer, "offload", "none") == "none":
-        suggestions.append("set offload to CPU memory")
-    if adapter.full_weights:
-        suggestions.append("train a LoRA instead of the full weights")
-    elif adapter.rank > 16:
-        suggestions.append(f"lower rank (dim) from {adapter.rank}")
-    suggestions.append("train at a lower resolution, or apply ToDo to the model")
-    return "; or ".join(suggestions)
+    return "; or ".join([*suggestions, *further])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,20 +13,13 @@ from torch import Tensor
 from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
-from ..data.parts import Parts
-from ..data.sliders import strengths_of
 from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
-from ..objective import preference
-from ..objective.loss import losses
-from ..objective.noise import noise_like, perturbation
-from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, levels_at, tokens_of
 from ..optimizers.learning_rate_schedule import rate_at
-from ..optimizers.precision import LEAST_SCALE, autocast
+from ..optimizers.precision import LEAST_SCALE
 from ..random_draws import generator as seeded_generator
+from ..tasks.draws import Draws
 from ..trainable import install, words
-from . import autoencoder
-from .slider_step import slider_losses, without_routing
 from .workspace import StepResult, Workspace
 
 
@@ -35,125 +27,9 @@ class Diverged(ArithmeticError):
     """The loss or the gradient is not finite; the tensors are those after the last good step."""
 
 
-class _Draws(NamedTuple):
-    """What is drawn for latents (B, C, …, h, w): noise levels (B,), noise, and the noise of input perturbation."""
-
-    sigma: Tensor
-    noise: Tensor
-    extra: Tensor | None
-
-    def twice(self) -> _Draws:
-        """The same draws for the worse pictures of pairs, behind those for the better ones."""
-        extra = self.extra
-        if extra is not None:
-            extra = torch.cat([extra, extra])
-        return _Draws(torch.cat([self.sigma, self.sigma]), torch.cat([self.noise, self.noise]), extra)
-
-
 def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, options: dict[str, Any]) -> Tensor:
     """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
-    if autoencoder.settings_of(work) is not None:
-        return autoencoder.batch_losses(work, batch, generator)
-    objective = work.start_state.settings.objective
-    clean = _clean(work, batch.at_strength(work.strength))
-    draws = _drawn(work, clean, generator, batch.parts)
-    if batch.directions is not None:
-        return slider_losses(work, batch, clean, draws.noise, draws.sigma, options)
-    if objective.compares_pairs:
-        return _pair_losses(work, batch, clean, draws, options)
-    x, target = _noisy(work, clean, draws)
-    if objective.prior == "output-preservation" and batch.is_regularisation.any():
-        target = _base_predictions(work, batch, x, draws.sigma, target, options)
-    return _errors(work, batch, x, target, draws.sigma, options)
-
-
-def _clean(work: Workspace, latents: Tensor) -> Tensor:
-    return work.denoiser.process_in(to_device(latents, work.denoiser.device, torch.float32))
-
-
-def _drawn(work: Workspace, clean: Tensor, generator: torch.Generator, parts: Parts) -> _Draws:
-    objective = work.start_state.settings.objective
-    shape = parts[0] if parts else clean.shape[1:]
-    sigma = _noise_levels(work, len(clean), tokens_of(shape), generator)
-    noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, generator, parts)
-    noise = to_device(noise, clean.device)
-    if not objective.ip_noise:
-        return _Draws(sigma, noise, None)
-    extra = objective.ip_noise * to_device(torch.randn(clean.shape, generator=generator), clean.device)
-    return _Draws(sigma, noise, extra)
-
-
-def _noisy(work: Workspace, clean: Tensor, draws: _Draws) -> tuple[Tensor, Tensor]:
-    """(what the network sees, the latents that it should denoise to)."""
-    denoiser = work.denoiser
-    sigma, noise, extra = draws
-    target = clean
-    if extra is not None:
-        target = clean + perturbation(denoiser.prediction, sigma).view(-1, *[1] * (clean.ndim - 1)) * extra
-        noise = noise + extra
-    return denoiser.noisy(clean, noise, sigma), target
-
-
-def _errors(work: Workspace, batch: Batch, x: Tensor, target: Tensor, sigma: Tensor, options: dict[str, Any]) -> Tensor:
-    """The weighted errors (B,) of the model as it is now."""
-    with autocast(work.start_state.settings.optimizer, work.denoiser):
-        denoised = work.denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
-    return _measured(work, batch, denoised, target, sigma)
-
-
-def _measured(work: Workspace, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
-    denoiser = work.denoiser
-    mask = None
-    if batch.mask is not None:
-        mask = to_device(batch.mask, denoiser.device)
-    objective = work.start_state.settings.objective
-    return losses(objective, denoiser.prediction, denoised, target, sigma, mask, batch.parts)
-
-
-def _pair_losses(work: Workspace, batch: Batch, clean: Tensor, draws: _Draws, options: dict[str, Any]) -> Tensor:
-    """The losses (B,) of preference pairs, whose better pictures these latents are."""
-    assert batch.worse is not None
-    clean = torch.cat([clean, _clean(work, batch.worse)])
-    draws, both = draws.twice(), _both_of_pairs(batch)
-    x, target = _noisy(work, clean, draws)
-    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser):
-        base = work.denoiser.denoise(x, draws.sigma, both.conditionings, options)
-    reference = _measured(work, both, base, target, draws.sigma)
-    errors = _errors(work, both, x, target, draws.sigma, options)
-    beta = work.start_state.settings.objective.beta
-    return preference.pair_losses(beta, preference.margins(errors, reference))
-
-
-def _both_of_pairs(batch: Batch) -> Batch:
-    """The captions and masks of pairs twice: for the better pictures, then for the worse ones."""
-    mask = batch.mask
-    if mask is not None:
-        mask = torch.cat([mask, mask])
-    return replace(batch, conditionings=batch.conditionings * 2, captions=batch.captions * 2, mask=mask)
-
-
-def _noise_levels(work: Workspace, count: int, tokens: int, generator: torch.Generator) -> Tensor:
-    """Noise levels (B,) for so many latents of so many tokens, on the model's device."""
-    denoiser, objective = work.denoiser, work.start_state.settings.objective
-    if objective.expert != NO_EXPERT:
-        return to_device(draw_expert_levels(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
-    drawn = to_device(draw_timesteps(objective, count, generator, tokens, denoiser.sigma), denoiser.device)
-    return levels_at(objective, drawn, denoiser.sigma)
-
-
-def _base_predictions(
-    work: Workspace, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: dict[str, Any]
-) -> Tensor:
-    """Output preservation: replace the target of regularization images by what the model predicts without the trained
-    tensors.
-    """
-    rows = batch.is_regularisation.nonzero().flatten()
-    conditionings = [batch.conditionings[i] for i in rows.tolist()]
-    rows = to_device(rows, x.device)
-    options = without_routing(options)
-    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser):
-        base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
-    return target.index_copy(0, rows, base.to(target))
+    return work.task.losses(work, batch, Draws(generator, options))
 
 
 def backward_(work: Workspace) -> float:
@@ -176,7 +52,6 @@ def backward_(work: Workspace) -> float:
             total += loss
             if not math.isfinite(total):
                 return total
-    work.purpose = ""
     return total
 
 
@@ -186,10 +61,15 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
     Each loss goes to `take_loss`, which says whether to go backward.
     """
     work.raise_if_interrupted()
+    with work.doing(f"part {part}"):
+        _pass_groups(work, part, take_loss)
+
+
+def _pass_groups(work: Workspace, part: int, take_loss: Callable[[Tensor], bool]) -> None:
+    """Every group of a micro-batch, at every strength that is trained."""
     settings = work.start_state.settings
-    work.purpose = f"part {part}"
     groups = work.loader.take(work.step, part)
-    strengths = strengths_of(work.dataset)
+    strengths = work.task.strengths(work.dataset)
     count = work.loader.images_of(work.step) * len(strengths)
     passes = [(strength, number) for strength in strengths for number in range(len(groups))]
     for strength, number in passes:
@@ -290,39 +170,28 @@ def advance_(work: Workspace) -> StepResult:
     """
     rate = rate_at(work.start_state.settings.optimizer, work.step)
     work.stepper.prepare(rate, work.step)
-    if work.discriminator is not None:
-        work.discriminator.prepare(work.step)
+    for companion in work.companions.values():
+        companion.prepare(work.step)
     if work.stepper.early:
-        _begin_moving(work)
+        work.begin_moving()
     loss, norm = _gradients(work)
-    if work.discriminator is not None and not math.isfinite(work.discriminator.finish_gradients()):
+    if not all(math.isfinite(companion.finish_gradients()) for companion in work.companions.values()):
         norm = math.nan
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        work.stepper.drop_gradients()
-        if not math.isfinite(loss):  # checked before anything is updated
-            work.is_consistent = True
+        work.drop_step(has_moved=math.isfinite(loss) and work.stepper.early)  # a loss is read before anything moves
         raise Diverged(f"Step {work.step + 1} has loss {loss} and gradient norm {norm}: training has diverged.")
     if not work.stepper.early:
-        _begin_moving(work)
+        work.begin_moving()
     work.stepper.step_()
-    if work.discriminator is not None:
-        work.discriminator.step_()
+    for companion in work.companions.values():
+        companion.step_()
     if work.loss_scale is not None:
         work.loss_scale.step_()
     install.limit_norms_(work.trained, work.start_state.start.adapter)
     words.limit_norms_(work.trained, work.start_state.start.words)
-    work.step += 1
-    _average_(work)
     result = StepResult(loss, rate, norm)
-    work.results.append(result)
-    work.is_consistent = True
+    work.finish_step(result)
     return result
-
-
-def _begin_moving(work: Workspace) -> None:
-    work.is_consistent = False
-    for shadow in work.shadows:
-        shadow.protect()
 
 
 def _gradients(work: Workspace) -> tuple[float, float]:
@@ -357,7 +226,6 @@ def _gradients_read_together(work: Workspace) -> tuple[float, float]:
         _backward_part(work, part, reader)
         work.gradients.finish_round(1, 0.0)
         readers.append(reader)
-    work.purpose = ""
     norm, *numbers = work.stepper.norm_and([loss for reader in readers for loss in reader.losses])
     total = 0.0
     for reader in readers:  # added in the order of `backward_`
@@ -365,20 +233,3 @@ def _gradients_read_together(work: Workspace) -> tuple[float, float]:
         total += sum(numbers[:count], 0.0)
         del numbers[:count]
     return total, norm
-
-
-def _average_(work: Workspace) -> None:
-    """Updates the averages with this step's weights; every `switch_every` steps sets the weights to the average."""
-    ema, total = work.start_state.start.ema, work.start_state.settings.optimizer.total_steps
-    if ema is None:
-        return
-    if work.shadow is not None:
-        work.shadow.update_(work.trained, ema, work.step, total)
-    for settings, shadow in work.powers:
-        shadow.update_(work.trained, settings, work.step, total)
-    if ema.switch_every and work.step % ema.switch_every == 0:
-        for _, shadow in work.powers:
-            shadow.protect()
-        if work.shadow is not None:
-            work.shadow.switch_(work.trained)
-        work.group.broadcast_(work.trained)

@@ -6,18 +6,15 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
 from ...patches.core.slots import SlotKey, held_values
-from ..data import sliders
 from ..data.dataset import Conditioning, Dataset
-from ..data.listing import first_names
-from ..data.preference_files import missing_partner
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..memory.cast_weights import cast_weights
@@ -27,20 +24,15 @@ from ..memory.layer_ring import layers_on_host
 from ..memory.offload import activations_on_host
 from ..memory.quantised_base import base as quantised_base
 from ..memory.quantised_base.registry import format_named
-from ..objective import perceptual
-from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
-from ..objective.noise import LAST_SIGNAL
-from ..objective.settings import check_for
 from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
-from ..state import History, RunCost, TrainState, advance_position
+from ..state import History, RunCost, TrainState, advance_position, name_companions
+from ..tasks.registry import task_of
 from ..trainable import install
-from ..trainable.autoencoder import AutoencoderSettings, side_of
-from ..trainable.settings import AS_LOADED, TEXT_ENCODER, WORDS
-from ..trainable.words import by_word, check_reference
+from ..trainable.settings import TEXT_ENCODER, WORDS
+from ..trainable.words import by_word
 from .batch_loader import BatchLoader, BatchSchedule
-from .discriminator import Discriminator
 from .out_of_memory import used
 
 if TYPE_CHECKING:
@@ -68,192 +60,28 @@ class HeldOutLoss:
     accuracy: float | None = None
 
 
-def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess) -> None:
-    """Raise ValueError when the state's objective does not fit the model or the pictures."""
-    objective = state.settings.objective
-    if state.start.autoencoder is not None:
-        _check_autoencoder(state, denoiser, dataset, group)
-        return
-    check_for(objective, denoiser.prediction)
-    _check_fp16(state, denoiser, group)
-    if state.settings.optimizer.fused_backward and group.size > 1:
-        raise ValueError(
-            "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
-            " it off."
-        )
-    if state.start.adapter.quantised_base:
-        _check_quantised_base(state.start.adapter.base_weights, denoiser, group)
-    if state.settings.optimizer.compile != "off":
-        _check_compile(state, denoiser, group)
-    check_reference(state.start.words, objective.compares_pairs)
-    if state.start.words is not None and group.shard:
-        raise ValueError(
-            "Train Words: --shard divides the model among ranks, and words cannot be trained beside that: start without"
-            " --shard, or disconnect Train Words."
-        )
-    if group.shard:
-        fsdp.check(state, group)
-    if dataset.slider is not None:
-        sliders.check(dataset, state.start.adapter, state.start.words is not None, objective)
-        sliders.check_group(group.shard)
-    if state.start.encodes_captions:
-        _check_captions(state, denoiser, dataset)
-    if objective.prior != "none" and dataset.regularisation is None:
-        raise ValueError(
-            f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one to"
-            " Dataset."
-        )
-    if objective.compares_pairs:
-        _check_pairs(objective.loss, dataset)
-    if objective.zero_terminal_snr and _ends_with_signal(denoiser):
-        raise ValueError(
-            "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale them"
-            " (zero_terminal)."
-        )
-
-
-def _ends_with_signal(denoiser: Denoiser) -> bool:
-    """Whether the model's last noise level has any signal left. A plan has no numbers to tell it from."""
-    if denoiser.device.type == "meta":
-        return False
-    return float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
-
-
-def _check_fp16(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
-    """Raise ValueError where what computes in fp16, because of the device or of the model, cannot have a loss scale.
-    Training precision fp16 itself is refused elsewhere.
-    """
-    optimizer = state.settings.optimizer
-    if optimizer.precision == "fp16" or not computes_in_fp16(optimizer, denoiser):
-        return
-    found = (
-        f"Optimizer Settings: training precision {optimizer.precision} computes in fp16 with this model on this device"
-    )
-    if optimizer.fused_backward:
-        raise ValueError(
-            f"{found}, and a fused backward pass moves weights before it is known whether a gradient overflowed: switch"
-            " it off, or set training precision to bf16."
-        )
-    if group.shard:
-        raise ValueError(
-            f"{found}, and its loss scale is for weights that a rank holds whole: set training precision to bf16, or"
-            " start without --shard."
-        )
-
-
-def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
-    """Raise ValueError where the base cannot be quantised."""
-    if group.shard:
-        raise ValueError(
-            f"Adapter Settings: base weights is {base_weights}, and --shard divides the weights as loaded: start"
-            f" without --shard, or set base weights to {AS_LOADED}."
-        )
-    if not quantised_base.chosen_layers(denoiser.module):
-        raise ValueError(
-            f"Adapter Settings: base weights is {base_weights}, and no linear layer of the model can be"
-            f" ({quantised_base.remark(denoiser.module, base_weights)}): set base weights to {AS_LOADED}."
-        )
-
-
-def _check_compile(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
-    """Raise ValueError when blocks cannot be compiled here."""
-    from .compiled_blocks import check_compiler
-
-    if group.shard:
-        raise ValueError(
-            "Optimizer Settings: compile is blocks, and --shard divides the blocks among ranks: set compile to off, or"
-            " start without --shard."
-        )
-    check_compiler(denoiser.device)
-
-
-def _check_pairs(loss: str, dataset: Dataset) -> None:
-    """Raise ValueError when some images have no worse picture to compare with."""
-    images = dataset.images + dataset.held_out
-    if dataset.regularisation is not None:
-        images += dataset.regularisation.images
-    alone = [image.name for image in images if image.worse is None]
-    if not alone:
-        return
-    remedy = "Name the pictures of a pair name.win.png and name.lose.png, or choose another loss function."
-    partner = missing_partner(alone[0])
-    if partner:
-        remedy = f"Beside {alone[0]} there is no {partner}. {remedy}"
-    raise ValueError(
-        f"Objective Settings: loss function {loss} learns from pairs, and {len(alone)} of {len(images)} images have no"
-        f" worse picture: {first_names(alone)}. {remedy}"
-    )
-
-
-def _check_autoencoder(
-    state: TrainState, coder: Denoiser, dataset: Dataset, group: process_group.SingleProcess
-) -> None:
-    """Raise ValueError for what divides or moves a model in ways that a VAE does not take, and where its losses need
-    larger pictures or another precision.
-    """
-    if group.size > 1:
-        raise ValueError("Start VAE Training: a VAE is trained by one process, and there are several ranks.")
-    if state.settings.optimizer.offload != "none":
-        raise ValueError(
-            f"Optimizer Settings: offload to CPU memory is {state.settings.optimizer.offload}, and VAE training takes"
-            " none: set it to none, and make crop size of Start VAE Training smaller to need less memory."
-        )
-    if state.settings.optimizer.compile != "off":
-        raise ValueError("Optimizer Settings: compile is blocks, and VAE training takes none: set compile to off.")
-    settings = state.start.autoencoder
-    assert settings is not None
-    if settings.discriminator and state.settings.optimizer.precision == "fp16":
-        raise ValueError(
-            "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is above 0:"
-            " use bf16 or float32, or set it to 0."
-        )
-    if settings.discriminator and computes_in_fp16(state.settings.optimizer, coder):
-        raise ValueError(
-            "Start VAE Training: this VAE is loaded in fp16, and discriminator weight is above 0: set training"
-            " precision of Optimizer Settings to bf16, or discriminator weight to 0."
-        )
-    factor = cast(Autoencoder, coder).factor
-    for image in dataset.images + dataset.held_out:
-        side = min(side_of(length, settings.crop, factor) for length in image.latent.shape[-2:])
-        if side < settings.least_side:
-            raise ValueError(
-                f"Start VAE Training: of {image.name} a side of {side} pixels is left, and LPIPS and the discriminator"
-                f" need {settings.least_side}: make resolution of Dataset larger, or set their weights to 0."
-            )
-
-
-def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:
-    """Raise ValueError when the captions cannot be encoded in every step, as what is trained asks for."""
-    what, off = "Adapter Settings: train text encoder is on", "switch it off"
-    if state.start.words is not None:
-        what, off = "Train Words is connected", "disconnect it"
-    if denoiser.text_encoder is None:
-        raise ValueError(f"{what}, and there is no text encoder to train: connect CLIP.")
-    if any(any(image.seen) for image in dataset.images):
-        raise ValueError(
-            f"{what}, and this text encoder sees the control pictures, so that every caption would be encoded with its"
-            f" pictures in every step, which Graft does not do: {off}."
-        )
-    if dataset.brings_conditionings:
-        raise ValueError(
-            f"{what}, and the samples of Samples bring conditionings that are encoded already: {off}, or train on"
-            " folders."
-        )
-
-
 class Workspace:
-    """Live copies of a state's tensors on the model's device, which steps change in place.
+    """Live copies of a state's tensors on the model's device, which steps change in place. Nobody else writes into it:
+    its methods do.
 
-    `state()` freezes them again.
-
-    The steps are those of a `group` of ranks that all have such a workspace; without one, of this process.
+    `state()` freezes them again. The steps are those of a `group` of ranks that all have such a workspace; without one,
+    of this process. `raise_if_interrupted` is asked wherever a step or validation takes long. Of a plan,
+    `in_main_memory` is whether its device stands for the host's memory.
     """
 
     def __init__(
-        self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: process_group.SingleProcess | None = None
+        self,
+        state: TrainState,
+        denoiser: Denoiser,
+        dataset: Dataset,
+        group: process_group.SingleProcess | None = None,
+        raise_if_interrupted: Callable[[], None] | None = None,
+        in_main_memory: bool = False,
     ) -> None:
         self.group = group or process_group.SingleProcess()
-        check(state, denoiser, dataset, self.group)
+        self.task = task_of(state)
+        self.task.check(state, denoiser, dataset, self.group)
+        self.raise_if_interrupted = raise_if_interrupted or _not_interrupted
         self.start_state, self.denoiser, self.dataset = state, denoiser, dataset
         self.loader = BatchLoader(
             BatchSchedule.of(state, dataset), dataset.loader_threads, every=(self.group.rank, self.group.size)
@@ -265,10 +93,7 @@ class Workspace:
         self.loss_scale: LossScale | None = None
         if computes_in_fp16(state.settings.optimizer, denoiser):
             self.loss_scale = LossScale(state.optimizer)
-        self.discriminator: Discriminator | None = None
-        self.perceptual: nn.Module | None = None  # measures LPIPS
-        if state.start.autoencoder is not None:
-            self._begin_autoencoder(state.start.autoencoder)
+        self.companions = self.task.companions(state, denoiser.device)
         self.shadow: Shadow | None = None
         self.powers: list[tuple[EMASettings, Shadow]] = []  # power-function averages that snapshots are taken of
         if self.group.is_main_process or self.placement.is_sharded:  # each part of the averages is kept once
@@ -287,15 +112,12 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
-        self.in_main_memory = False  # of a plan: whether its device stands for the host's memory
+        self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
-        self.raise_if_interrupted: Callable[[], None] = lambda: None  # asked wherever a step or validation takes long
         self.strength = 1.0  # of the adapter; sliders change it
-        self.base_latents: list[Tensor] = []  # of a VAE that is trained whole: those of held-out pictures before it
-        self.held_out_starts: dict[int, Tensor] = {}  # of a slider: what held-out noise is denoised to
         self.purpose = ""  # what runs now: a micro-batch of the step, or "" outside training
 
     def _build_stepper(self) -> OptimizerStepper:
@@ -323,13 +145,6 @@ class Workspace:
         names = [name for name in self.start_state.trained if name.startswith((TEXT_ENCODER, WORDS))]
         return dict.fromkeys(names, self.denoiser.text_encoder_device)
 
-    def _begin_autoencoder(self, settings: AutoencoderSettings) -> None:
-        state, device = self.start_state, self.denoiser.device
-        if settings.discriminator:
-            self.discriminator = Discriminator(settings.discriminator_rate, state.optimizer, device, state.start.seed)
-        if settings.lpips:
-            self.perceptual = perceptual.network(device)
-
     def _begin_averages(self) -> None:
         state, device = self.start_state, self.denoiser.device
         ema = state.start.ema
@@ -347,6 +162,70 @@ class Workspace:
     def moment(self) -> tuple[int, int, str]:
         """(seed, step, purpose) of the forward that runs now."""
         return self.start_state.start.seed, self.step, self.purpose
+
+    @contextmanager
+    def doing(self, purpose: str) -> Iterator[None]:
+        """Inside the block every forward is for that purpose, on which the adapter's dropout depends."""
+        before, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = before
+
+    def without_dropout(self) -> AbstractContextManager[None]:
+        """A context in which the adapter drops nothing, as while sampling."""
+        return self.doing("")
+
+    def begin_moving(self) -> None:
+        """From here on until `finish_step` the tensors are no state."""
+        self.is_consistent = False
+        for shadow in self.shadows:
+            shadow.protect()
+
+    def drop_step(self, has_moved: bool) -> None:
+        """Forget the gradients of a step that is not made. Where nothing has moved, the tensors are a state still."""
+        self.stepper.drop_gradients()
+        if not has_moved:
+            self.is_consistent = True
+
+    def finish_step(self, result: StepResult) -> None:
+        """Count a step whose tensors have moved, and let the averages follow."""
+        self.step += 1
+        self._average()
+        self.results.append(result)
+        self.is_consistent = True
+
+    def _average(self) -> None:
+        """Updates the averages with this step's weights; every `switch_every` steps sets the weights to the average."""
+        ema, total = self.start_state.start.ema, self.start_state.settings.optimizer.total_steps
+        if ema is None:
+            return
+        if self.shadow is not None:
+            self.shadow.update_(self.trained, ema, self.step, total)
+        for settings, shadow in self.powers:
+            shadow.update_(self.trained, settings, self.step, total)
+        if ema.switch_every and self.step % ema.switch_every == 0:
+            for _, shadow in self.powers:
+                shadow.protect()
+            if self.shadow is not None:
+                self.shadow.switch_(self.trained)
+            self.group.broadcast_(self.trained)
+
+    def count_seconds(self, seconds: float) -> None:
+        """Count time that steps took."""
+        self.seconds += seconds
+
+    def note_saved(self) -> None:
+        """A snapshot of this step was asked for."""
+        self.saved_step = self.step
+
+    def note_validation(self, loss: HeldOutLoss) -> None:
+        """Keep what a validation at this step measured."""
+        self.validation.append((self.step, loss.weights))
+        if loss.average is not None:
+            self.average_validation.append((self.step, loss.average))
+        if loss.accuracy is not None:
+            self.accuracy.append((self.step, loss.accuracy))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -383,7 +262,7 @@ class Workspace:
         """A context in which frozen weights are of the type that autocast computes in."""
         settings, denoiser = self.start_state.settings.optimizer, self.denoiser
         dtype = autocast_type(settings, denoiser)
-        if dtype is None or self.start_state.start.autoencoder is not None or self.group.shard:
+        if dtype is None or not self.task.casts_frozen_weights or self.group.shard:
             yield
             return
         # What waits in host memory comes over layer by layer, and is cast there.
@@ -595,8 +474,7 @@ class Workspace:
         optimizer = gather(self.stepper.state())
         if self.loss_scale is not None:
             optimizer.update(self.loss_scale.state())
-        if self.discriminator is not None:
-            optimizer.update(self.discriminator.state())
+        optimizer.update(name_companions({name: one.state() for name, one in self.companions.items()}))
         cost = self.start_state.cost
         return replace(
             self.position(),
@@ -619,6 +497,10 @@ class Workspace:
             earlier.average_validation + tuple(self.average_validation),
             earlier.accuracy + tuple(self.accuracy),
         )
+
+
+def _not_interrupted() -> None:
+    """Nobody interrupts."""
 
 
 def _cpu_copies(shadow: Shadow) -> dict[str, Tensor]:

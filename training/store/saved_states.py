@@ -18,8 +18,9 @@ from ...storage.disk_errors import disk_errors_at
 from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
-from ..state import Settings, Start, TrainState
-from ..trainable.autoencoder import AutoencoderSettings
+from ..state import DENOISING, Settings, Start, TrainState
+from ..tasks.registry import TASKS
+from ..tasks.task import TaskKind
 from ..trainable.settings import AdapterSettings
 from ..trainable.words import WordSettings
 from .names import PLAIN, is_plain_name, saved_names
@@ -113,7 +114,18 @@ def needs_clip(root: Path, name: str) -> bool:
 def is_of_vae(root: Path, name: str) -> bool:
     """Whether the state with this name trains a VAE; False without such a state, which `load` says."""
     folder = folder_of(root, name)
-    return (folder / "state.json").is_file() and "autoencoder" in read_record(folder)["begun_from"]
+    return (folder / "state.json").is_file() and _kind(read_record(folder)["begun_from"], folder).network == "VAE"
+
+
+def _kind(start: Mapping[str, Any], folder: Path) -> TaskKind:
+    """The kind of training of a recorded run. Raises Damaged for one that this Graft does not know."""
+    name = start.get("task", DENOISING)
+    if name not in TASKS:
+        raise Damaged(
+            f"{folder / 'state.json'}: it is of the kind of training {name!r}, which this Graft does not know; update"
+            " Graft to load it"
+        )
+    return TASKS.get(name)
 
 
 def load(
@@ -135,7 +147,7 @@ def load(
             f"There is no saved state {name!r} in {root}; there are: {', '.join(saved_names(root)) or 'none'}."
         )
     record = read_record(folder)
-    _check_belongs(name, record["begun_from"], model, dataset, training_only)
+    _check_belongs(name, record["begun_from"], folder, model, dataset, training_only)
     tensors = _checked_tensors(folder, record["tensors"])
     template = _before_first_step(name, record, folder, base)
     measured = history_of(record["history"], folder)
@@ -146,12 +158,11 @@ def load(
 
 
 def _check_belongs(
-    name: str, start: Mapping[str, Any], model: str, dataset: str | None, training_only: str | None
+    name: str, start: Mapping[str, Any], folder: Path, model: str, dataset: str | None, training_only: str | None
 ) -> None:
     """Raise ValueError with everything that a state began from and that is not what is connected."""
     errors = []
-    trains_vae = "autoencoder" in start
-    network = "VAE" if trains_vae else "model"
+    network = _kind(start, folder).network
     for kind, called, preposition, digest in (
         ("model", network, "on", model),
         ("dataset", "dataset", "with", dataset),
@@ -170,7 +181,7 @@ def _check_belongs(
         )
     if errors:
         instead = "save a LoRA and start a run from it (Adapter Settings, initial LoRA)"
-        if trains_vae:
+        if network == "VAE":
             instead = "start a run with it (Start VAE Training)"
         raise ValueError(
             f"The saved state {name!r} does not fit: {'; '.join(errors)}. Connect that one; to go on with another,"
@@ -195,17 +206,18 @@ def _before_first_step(
 ) -> TrainState:
     """The state that the recorded one was begun from, with the settings that it had last."""
     start, settings = record["begun_from"], record["settings"]
-    ema = words = autoencoder = None
+    ema = words = task_settings = None
     if start["ema"] is not None:
         ema = _rebuilt(EMASettings, start["ema"], folder)
     if "words" in start:
         words = _rebuilt(WordSettings, start["words"], folder)
-    if "autoencoder" in start:
-        autoencoder = _rebuilt(AutoencoderSettings, start["autoencoder"], folder)
+    kind = _kind(start, folder)
+    if kind.settings is not None:
+        task_settings = _rebuilt(kind.settings, start.get("task_settings", {}), folder)
     adapter = _rebuilt(AdapterSettings, start["adapter"], folder)
     only = start.get("training_only", "")
     return TrainState(
-        Start(start["model"], start["dataset"], adapter, ema, start["seed"], only, words, autoencoder),
+        Start(start["model"], start["dataset"], adapter, ema, start["seed"], only, words, kind.name, task_settings),
         Settings(
             _rebuilt(OptimizerSettings, settings["optimizer"], folder),
             _rebuilt(ObjectiveSettings, settings["objective"], folder),

@@ -89,8 +89,8 @@ def _history(value: Any) -> bool:
 
 
 def _begun_from(value: Any) -> bool:
-    """Without a training-only LoRA there is no `training_only`, without trained words no `words`, and only VAE training
-    has `autoencoder`.
+    """Without a training-only LoRA there is no `training_only`, without trained words no `words`; a run that denoises
+    has no `task`, and only kinds of training with settings have `task_settings`.
     """
     form = _object(
         model=_text,
@@ -99,9 +99,9 @@ def _begun_from(value: Any) -> bool:
         ema=lambda ema: ema is None or isinstance(ema, dict),
         seed=_count,
     )
-    if not form(value) or not _text(value.get("training_only", "")):
+    if not form(value) or not all(_text(value.get(name, "")) for name in ("training_only", "task")):
         return False
-    return all(isinstance(value.get(name, {}), dict) for name in ("words", "autoencoder"))
+    return all(isinstance(value.get(name, {}), dict) for name in ("words", "task_settings"))
 
 
 _validations = _list_of(_pair(_count, _number))

@@ -26,7 +26,7 @@ from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import disk_errors_at
 from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
-from ..state import History, RunCost, Start, TrainState, advance_position, position_at, state_key
+from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
 from . import disk_quota, rank_files
 from .names import check_run_name
 from .schema import block_of_history, problem
@@ -349,7 +349,7 @@ def _check_beginning(folder: Path, record: Mapping[str, Any], like: TrainState) 
     """Raises Damaged where a recorded state began from something else than the run of `like`."""
     if record["start"] == like.start.digest:
         return
-    here, there = json.loads(json.dumps(_begun_from(like.start))), record["begun_from"]  # tuples are lists there
+    here, there = json.loads(json.dumps(like.start.identity())), record["begun_from"]  # tuples are lists there
     differing = [_BEGINNINGS[name] for name in _BEGINNINGS if here.get(name) != there.get(name)]
     raise Damaged(
         f"{folder / 'state.json'}: it began from another {' and another '.join(differing) or 'start'} than this run,"
@@ -501,7 +501,7 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
         "format": FORMAT,
         "key": state.key,
         "start": state.start.digest,
-        "begun_from": _begun_from(state.start),
+        "begun_from": state.start.identity(),
         "settings": {"optimizer": asdict(state.settings.optimizer), "objective": state.settings.objective.identity()},
         "position": [list(part) for part in state.position],
         "step": state.step,
@@ -511,25 +511,7 @@ def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-def _begun_from(start: Start) -> dict[str, Any]:
-    """What a run began from, as a state.json says it."""
-    begun_from = {
-        "model": start.model,
-        "dataset": start.dataset,
-        "adapter": start.adapter.identity(),
-        "ema": None if start.ema is None else asdict(start.ema),
-        "seed": start.seed,
-    }
-    if start.training_only:
-        begun_from["training_only"] = start.training_only
-    if start.words is not None:
-        begun_from["words"] = asdict(start.words)
-    if start.autoencoder is not None:
-        begun_from["autoencoder"] = asdict(start.autoencoder)
-    return begun_from
-
-
-_BEGINNINGS = {  # what `_begun_from` tells, in words
+_BEGINNINGS = {  # what `Start.identity` tells, in words
     "model": "model",
     "dataset": "dataset",
     "adapter": "Adapter Settings",
@@ -537,7 +519,8 @@ _BEGINNINGS = {  # what `_begun_from` tells, in words
     "seed": "seed",
     "training_only": "training-only LoRA",
     "words": "Train Words",
-    "autoencoder": "Start VAE Training",
+    "task": "kind of training",
+    "task_settings": "setting of its kind of training",
 }
 
 

@@ -12,7 +12,6 @@ from ..objective import patch_discriminator, perceptual
 from .settings import AdapterSettings
 
 PARTS = ("decoder", "whole")
-DISCRIMINATOR = "discriminator"  # what its tensors' names begin with in a run's state, beside the optimizer's
 # The parts of ComfyUI's VAEs by the names of their modules: AutoencoderKL, TAESD, and Wan's, whose convolutions on both
 # sides of the latents have numbers.
 _DECODERS = ("decoder", "post_quant_conv", "taesd_decoder", "conv2")

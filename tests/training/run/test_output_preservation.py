@@ -8,12 +8,12 @@ import pytest
 import torch
 from graft_nodes.training.objective.noise import LAST_SIGNAL
 from graft_nodes.training.objective.settings import ObjectiveSettings
-from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.batch_loader import BatchLoader
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.step import advance_, backward_
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
+from graft_nodes.training.tasks import denoising
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 
@@ -37,8 +37,8 @@ def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, 
         seen.append((denoised.detach().clone(), target.clone()))
         return losses(settings, prediction, denoised, target, sigma, mask, parts)
 
-    losses = steps.losses
-    monkeypatch.setattr(steps, "losses", noting)
+    losses = denoising.losses
+    monkeypatch.setattr(denoising, "losses", noting)
     work = Workspace(state, denoiser, dataset)
     with work.installed():
         backward_(work)

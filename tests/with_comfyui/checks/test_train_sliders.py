@@ -19,10 +19,10 @@ from graft_nodes.training.objective.slider import (
     PICTURE_PAIRS,
     SliderSettings,
 )
-from graft_nodes.training.run.slider_step import losses_at
 from graft_nodes.training.run.step import batch_losses
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
+from graft_nodes.training.tasks.slider import losses_at
 from slopes import slope_along
 from tiny_families import FAMILIES
 

@@ -15,8 +15,9 @@ from graft_nodes.host import autoencoder as autoencoders
 from graft_nodes.tests import fake_lpips
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.memory.checkpointing import blocks
-from graft_nodes.training.run import discriminator, workspace
 from graft_nodes.training.run import step as steps
+from graft_nodes.training.run import workspace
+from graft_nodes.training.tasks import discriminator
 from graft_nodes.training.trainable.autoencoder import last_layer
 
 import nodes

@@ -19,9 +19,10 @@ from graft_nodes.training.objective.slider import (
 from graft_nodes.training.random_draws import generator as seeded_generator
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.run.slider_step import losses_at
-from graft_nodes.training.run.workspace import Workspace, check
+from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
+from graft_nodes.training.tasks.registry import task_of
+from graft_nodes.training.tasks.slider import losses_at
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 VALUES = {"": 0.0, "person": 0.3, "old": 0.9, "young": -0.4, "someone": 0.1, "dog": -0.7, "people": 0.5}
@@ -362,7 +363,7 @@ def test_ranks_that_divide_the_model_are_refused(lab, made):
 
     data = noise() if made is noise else pairs(lab)
     state = lab.state(lab.Flow(), data, ADAPTER, ema=False, accumulation=2)
-    check(state, lab.Flow(), data, Two())
+    task_of(state).check(state, lab.Flow(), data, Two())
     Two.shard = True
     with pytest.raises(ValueError, match="Slider: --shard divides the model among ranks: start without --shard"):
-        check(state, lab.Flow(), data, Two())
+        task_of(state).check(state, lab.Flow(), data, Two())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.tests.training.run.test_validation import MEANS, put_on
 from graft_nodes.training.data.dataset import WorsePicture
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.random_draws import generator as seeded_generator
@@ -19,8 +20,6 @@ from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import equal
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
-
-from .test_validation import MEANS, put_on
 
 BETA = 50.0
 DPO = ObjectiveSettings(loss="dpo", beta=BETA, conditioning_dropout=0.0)

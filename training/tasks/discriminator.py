@@ -16,16 +16,15 @@ from ..objective.patch_discriminator import (
 from ..optimizers.settings import OptimizerSettings
 from ..optimizers.stepper import OptimizerStepper
 from ..random_draws import generator
-from ..trainable.autoencoder import DISCRIMINATOR
 
-_WEIGHTS = f"{DISCRIMINATOR}/weights/"
-_OPTIMIZER = f"{DISCRIMINATOR}/optimizer/"
+_WEIGHTS = "weights/"
+_OPTIMIZER = "optimizer/"
 
 
 class Discriminator:
     """A patch discriminator that learns beside the VAE, with Adam at a rate of its own (betas 0.5 and 0.9 as VQGAN's).
 
-    `saved` is the optimizer's part of the run's state.
+    `saved` is what `state` gave.
     """
 
     def __init__(self, rate: float, saved: Mapping[str, Tensor], device: torch.device, seed: int) -> None:
