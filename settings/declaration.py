@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, cast
 
 Choices = Sequence[str] | Callable[[], Sequence[str]]
 
@@ -132,10 +132,10 @@ def value_error(
     if kind is str:
         return _text_error(label, value, options)
     if not _is_number(value, kind):
-        number = "a whole number" if kind is int else "a number"
-        return f"{label} is {value!r}, expected {number}{_between(low, high)}"
-    assert isinstance(value, Real)
-    if (low is not None and value < low) or (high is not None and value > high):
+        expected = "a whole number" if kind is int else "a number"
+        return f"{label} is {value!r}, expected {expected}{_between(low, high)}"
+    number = cast(float, value)  # as it is: a seed of 64 bits would be rounded
+    if (low is not None and number < low) or (high is not None and number > high):
         return f"{label} is {value}, expected{_between(low, high)}"
     return ""
 

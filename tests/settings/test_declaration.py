@@ -106,4 +106,5 @@ def test_open_bounds_are_said_as_they_are(low, high, words):
 
 
 def test_a_number_at_a_bound_is_right():
+    assert not value_error("seed", int, 2**64 - 1, 0, 2**64 - 1) and value_error("seed", int, 2**64, 0, 2**64 - 1)
     assert not value_error("n", int, 1, 1, 64) and not value_error("n", int, 64, 1, 64)
