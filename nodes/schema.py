@@ -58,7 +58,9 @@ class GraftNode(io.ComfyNode):
 
 
 def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """`execute` of a node with every value checked by the schema, and its settings in one dataclass."""
+    """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
+    lists, a setting is the first of its list.
+    """
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
@@ -67,6 +69,8 @@ def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError(errors)
         if cls.declares is not None:
             given = {name: values.pop(name) for name in declared(cls.declares) if name in values}
+            if cls.define_schema().is_input_list:
+                given = {name: value[0] for name, value in given.items()}
             values["chosen"] = cls.declares(**given)
         return execute(cls, **values)
 

@@ -18,6 +18,7 @@ from numbers import Integral, Real
 from typing import Any
 
 Choices = Sequence[str] | Callable[[], Sequence[str]]
+Text = str | Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Setting:
 
     - Numbers lie from `low` to `high`, both included. `step` is what one click in the editor changes; `finer`: the
       editor keeps numbers between two steps.
+    - `about` is the help, or a function that writes it: where choices are records, each may say what it is.
     - `choices` are all values that a text may have, or a function that lists them. `multiline`: a text of several
       lines. `read` makes the value out of a text ("0.05 0.10": two numbers); it raises ValueError.
     - `advanced`: folded away in the editor.
@@ -34,7 +36,7 @@ class Setting:
 
     label: str
     default: bool | int | float | str
-    help: str
+    about: Text
     low: float | None = None
     high: float | None = None
     step: float | None = None
@@ -49,6 +51,11 @@ class Setting:
     def kind(self) -> type:
         """bool, int, float or str."""
         return type(self.default)
+
+    @property
+    def help(self) -> str:
+        """What the setting does, when to change it and to which value."""
+        return self.about() if callable(self.about) else self.about
 
     def options(self) -> list[str] | None:
         """All values that a text may have; None where it may be any."""
@@ -68,7 +75,7 @@ class Setting:
 def setting(
     label: str,
     default: Any,
-    help: str,
+    about: Text,
     *,
     low: float | None = None,
     high: float | None = None,
@@ -83,7 +90,7 @@ def setting(
     """A dataclass field that declares a setting (`Setting` explains the arguments). Further keywords are its names
     elsewhere: `kohya="--network_dim"`.
     """
-    declared = Setting(label, default, help, low, high, step, choices, advanced, multiline, finer, read, elsewhere)
+    declared = Setting(label, default, about, low, high, step, choices, advanced, multiline, finer, read, elsewhere)
     return field(default=default, metadata={"setting": declared})
 
 

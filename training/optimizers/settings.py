@@ -37,7 +37,7 @@ class OptimizerSettings:
     optimizer: str = setting(
         "optimizer",
         "adamw",
-        " ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
+        lambda: " ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
         choices=OPTIMIZERS.names,
     )
     learning_rate: float = setting(

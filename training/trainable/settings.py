@@ -49,7 +49,7 @@ class AdapterSettings:
     kind: str = setting(
         "adapter type",
         "lora",
-        "".join(f"{kind.name}: {kind.help}. " for kind in registry.trainable_kinds()) + "Start with lora.",
+        lambda: "".join(f"{kind.name}: {kind.help}. " for kind in registry.trainable_kinds()) + "Start with lora.",
         choices=registry.trainable_names,
     )
     rank: int = setting(
