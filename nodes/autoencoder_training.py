@@ -22,10 +22,11 @@ from ..training.objective import perceptual
 from ..training.optimizers.settings import OptimizerSettings
 from ..training.reports import text
 from ..training.run import autoencoder as measures
+from ..training.settings import StepSettings
 from ..training.store import saved_states
 from ..training.store.store import Store
 from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
-from .step_call import PreviewPrompt, Sampled, StepCall, Subject, step_count
+from .step_call import PreviewPrompt, Sampled, StepCall, Subject, check_dataset, step_count
 
 log = logger(__name__)
 
@@ -78,13 +79,10 @@ def loaded(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
 
 def train(
     state: Any,
-    steps: int,
-    epochs: float,
+    chosen: StepSettings,
     optimizer: Any,
     objective: Any,
     callbacks: Any,
-    keep: str,
-    tensorboard: bool,
     place: tuple[Any, str | None],
 ) -> io.NodeOutput:
     """Train Step's outputs for a VAE."""
@@ -94,15 +92,12 @@ def train(
             " Training. Disconnect it."
         )
     state = states.with_settings(state, optimizer, None)
-    if state.subject.dataset is None and (steps > 0 or epochs > 0):
-        raise ValueError(
-            "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
-        )
-    count = step_count(state, steps, epochs)
+    check_dataset(state.subject, chosen)
+    count = step_count(state, chosen)
     if count:
         state = states.with_planned_steps(state, state.step + count)
     call = AutoencoderCall(state, count, place, Sampled(None, None, None, ()))
-    result, report = call.trained(count, callbacks, keep, tensorboard)
+    result, report = call.trained(count, callbacks, chosen)
     log.info("%s", report)
     panel = {"text": [report], "graft_run": [call.ended(result)], "graft_previews": call.pictures}
     missing = [autoencoders.blocked(_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
