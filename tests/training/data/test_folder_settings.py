@@ -39,7 +39,8 @@ def test_resolutions_fit_the_buckets():
     with pytest.raises(ValueError, match="resolution is 68, expected a multiple of 8"):
         FolderSettings(resolution=68, buckets=False, bucket_step=8)
     assert FolderSettings(resolution=68, bucket_step=8).bucket_choices()
-    for wrong, says in (({"resolution": 64, "bucket_step": 72}, "at least bucket step"), ({"bucket_step": 12}, "a multiple of 8 pixels")):
+    large_step = {"resolution": 64, "bucket_step": 72}
+    for wrong, says in ((large_step, "at least bucket step"), ({"bucket_step": 12}, "a multiple of 8 pixels")):
         with pytest.raises(ValueError, match=says):
             FolderSettings(**wrong)
 
