@@ -22,7 +22,8 @@ python dev.py trainer-files [TRAINER[=CHECKOUT] …]  compare Graft, and ComfyUI
                                         trainers whose files they read, and write docs/trainer_files.md: COMFYUI_PATH
                                         or ~/ComfyUI
 python dev.py second-device [pytest arguments]  run the node tests on a device that refuses what a GPU refuses (no GPU
-                                        needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI
+                                        needed); GRAFT_TEST_COMFYUI=CHECKOUT does it on a real ComfyUI, and
+                                        GRAFT_TEST_DYNAMIC=1 beside that with the dynamic VRAM of ComfyUI 0.33
 python dev.py long                      run the long tests: kill -9 in many places, 1,000 random sequences of patching,
                                         the demo with and without its average, training in a subgraph of the editor
 python dev.py fuzz [TARGET …] [--cases N] [--seed S]  fuzz for a night; a failure prints how to replay it
@@ -245,7 +246,10 @@ def trainer_files(arguments: list[str]) -> None:
 def second_device(arguments: list[str]) -> None:
     """Run tests with models on the second device, tests/second_device/device.py: those named, or every node test."""
     install("develop")
-    named = arguments or [*parallel(cores()), "-m", "not long", "tests/second_device/checks", "tests/nodes"]
+    folders = ["tests/second_device/checks", "tests/nodes"]
+    if os.environ.get("GRAFT_TEST_DYNAMIC") == "1":
+        folders.append("tests/second_device/dynamic")
+    named = arguments or [*parallel(cores()), "-m", "not long", *folders]
     run("-m", "pytest", *named, environment={"GRAFT_TEST_DEVICE": "second", **ONE_THREAD})
 
 

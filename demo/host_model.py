@@ -25,18 +25,19 @@ def demo_model(path: str) -> tuple[Any, Any, Any]:
 
 
 def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
-    """The demo's MODEL. Never a dynamic patcher, as 7 MB always fit in memory, so `disable_dynamic`, which hosts pass,
-    has no effect.
+    """The demo's MODEL, loaded as the host loads every other: with dynamic VRAM where that is on, unless
+    `disable_dynamic`.
     """
     import comfy.model_management
     import comfy.model_patcher
 
+    kind = comfy.model_patcher.ModelPatcher
+    if not disable_dynamic:
+        kind = getattr(comfy.model_patcher, "CoreModelPatcher", kind)
     offload = comfy.model_management.unet_offload_device()
     model = _demo_base_model(offload)
+    patcher = kind(model, load_device=comfy.model_management.get_torch_device(), offload_device=offload)
     _load_exactly(model.diffusion_model, path, "model.diffusion_model.")
-    patcher = comfy.model_patcher.ModelPatcher(
-        model, load_device=comfy.model_management.get_torch_device(), offload_device=offload
-    )
     return _rebuilt_by(patcher, demo_patcher, path)
 
 
@@ -55,8 +56,10 @@ def demo_vae(damage: float = 0.0) -> Any:
     return autoencoder.DemoVAE(network, patcher, lambda patcher: management.load_models_gpu([patcher]))
 
 
-def demo_clip(path: str) -> Any:
-    """The demo's CLIP: the host's CLIP object around the small text encoder, float32."""
+def demo_clip(path: str, disable_dynamic: bool = False) -> Any:
+    """The demo's CLIP: the host's CLIP object around the small text encoder, float32; `disable_dynamic` as for the
+    MODEL.
+    """
     import comfy.ops
     import comfy.sd
 
@@ -65,7 +68,10 @@ def demo_clip(path: str) -> Any:
     target = SimpleNamespace(
         params={"operations": comfy.ops.manual_cast}, clip=_demo().TextEncoder, tokenizer=words.WordTokenizer
     )
-    clip = comfy.sd.CLIP(target, model_options={"dtype": torch.float32})
+    options: dict[str, Any] = {"model_options": {"dtype": torch.float32}}
+    if disable_dynamic:  # which only a host with dynamic VRAM says
+        options["disable_dynamic"] = True
+    clip = comfy.sd.CLIP(target, **options)
     _load_exactly(clip.cond_stage_model, path, "text.")
     _rebuilt_by(clip.patcher, demo_clip_patcher, path)
     return clip
@@ -73,7 +79,7 @@ def demo_clip(path: str) -> Any:
 
 def demo_clip_patcher(path: str, disable_dynamic: bool = False) -> Any:
     """The patcher of the demo's CLIP, loaded again; a host calls this to get a second, unchanged copy."""
-    return demo_clip(path).patcher
+    return demo_clip(path, disable_dynamic).patcher
 
 
 def _demo() -> Any:

@@ -50,7 +50,7 @@ def _folders(host: Host, class_type: str, item: Input) -> list[str]:
     if any(item.settings.get(upload) for upload in UPLOADS):
         return [host.folders.get_input_directory()]
     options = set(map(str, item.options or ()))
-    with _asked_for(host.folders) as asked:
+    with names_asked_for(host.folders) as asked:
         host.nodes.NODE_CLASS_MAPPINGS[class_type].INPUT_TYPES()
     kinds = [kind for kind, names in asked.items() if options.issuperset(names)]
     if options and any(asked[kind] for kind in kinds):
@@ -72,7 +72,7 @@ def _folder(folders: Any, kind: str) -> str:
 
 
 @contextlib.contextmanager
-def _asked_for(folders: Any) -> Iterator[dict[str, list[str]]]:
+def names_asked_for(folders: Any) -> Iterator[dict[str, list[str]]]:
     """The kinds of models whose files are listed during the block, with their names."""
     asked: dict[str, list[str]] = {}
     listed = folders.get_filename_list

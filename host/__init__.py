@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         previews,
         routes,
         token_downsampling,
+        whole_models,
     )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "previews",
     "routes",
     "token_downsampling",
+    "whole_models",
 ]
 
 

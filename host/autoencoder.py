@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from .autograd_inplace import AvoidInplaceOps
-from .denoiser import told_of_training, without_paging
+from .denoiser import told_of_training
+from .device_memory import half_type
 from .encoding import frame_step
 from .lora import patched_by
 from .network_state import evaluating, kept_attributes
+from .whole_models import whole
 
 
 class Autoencoder:
@@ -25,6 +27,9 @@ class Autoencoder:
         self.vae, self.patcher = vae, patcher
         self.module: torch.nn.Module = patcher.model
         self.device: torch.device = patcher.load_device
+        self.own_type: torch.dtype = vae.vae_dtype
+        # Not fp16, which ComfyUI does not compute VAEs in either: it overflows in SDXL's.
+        self.auto_type = torch.bfloat16 if half_type(self.device) == torch.bfloat16 else None
         self.factor = int(vae.spacial_compression_encode())
         self._has_frames = getattr(vae, "latent_dim", 2) == 3
 
@@ -107,7 +112,7 @@ def opened(vae: Any) -> Iterator[Autoencoder]:
     """Loads a VAE and yields it for training."""
     import comfy.model_management as management
 
-    patcher = without_paging(vae.patcher, vae.patcher)
+    patcher = whole(vae.patcher)
     management.load_models_gpu([patcher], force_full_load=True)
     network = patcher.model
     with told_of_training(), kept_attributes(network), evaluating(network), AvoidInplaceOps():
@@ -126,11 +131,12 @@ def blocked(message: str) -> Any:
 @torch.no_grad()
 def with_weights(vae: Any, weights: Mapping[str, torch.Tensor]) -> Any:
     """A copy of a VAE with these weights, by parameter name, which VAE Save saves and VAE Decode takes."""
-    module = copy.deepcopy(vae.first_stage_model)
+    patcher = whole(vae.patcher)
+    module = copy.deepcopy(patcher.model)
     parameters = dict(module.named_parameters())
     for name, tensor in weights.items():
         parameters[name].data.copy_(tensor)
-    made, patcher = copy.copy(vae), vae.patcher
+    made = copy.copy(vae)
     made.first_stage_model = module
     made.patcher = type(patcher)(module, load_device=patcher.load_device, offload_device=patcher.offload_device)
     return made

@@ -14,8 +14,10 @@ from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copied_where_needed
+from .device_memory import half_type, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
+from .lora_injection import compute_of
 from .model_sampling import (
     as_comfyui_counts,
     noisy_latents,
@@ -24,6 +26,7 @@ from .model_sampling import (
     timestep_of,
     with_zero_terminal_snr,
 )
+from .whole_models import whole, whole_clip
 
 
 def _pins_memory() -> bool:
@@ -49,6 +52,8 @@ class Denoiser:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
         self.pins_memory = _pins_memory()
+        self.auto_type: torch.dtype | None = half_type(patcher.load_device)
+        self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
         self.kept_weights: Any = None
         self.training_only: Any = None  # the LoRA that previews switch off
@@ -173,15 +178,6 @@ def fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[No
         yield
 
 
-def without_paging(loadable: Any, patcher: Any) -> Any:
-    """A MODEL or CLIP whose `patcher` keeps all weights where they are: gradients cannot go through ComfyUI's dynamic
-    VRAM, whose pages come and go.
-    """
-    if getattr(patcher, "is_dynamic", lambda: False)():
-        return loadable.clone(disable_dynamic=True)
-    return loadable
-
-
 @contextlib.contextmanager
 def told_of_training() -> Iterator[None]:
     """A context in which ComfyUI knows that it trains, if it asks for that."""
@@ -222,12 +218,11 @@ def denoiser(
     """
     import comfy.model_management as management
 
-    from .device_memory import unload_others
     from .network_state import evaluating, frozen_beside, kept_attributes
 
-    patcher = with_zero_terminal_snr(without_paging(patcher, patcher), terminal)
+    patcher = with_zero_terminal_snr(whole(patcher), terminal)
     if clip is not None:
-        clip = without_paging(clip, clip.patcher)
+        clip = whole_clip(clip)
     patchers = [patcher]
     if clip is not None:
         patchers.append(clip.patcher)

@@ -1,4 +1,4 @@
-"""The device that a model trains on, and how much memory training could have there."""
+"""The device that a model trains on: how much memory training could have there, and which type it computes in."""
 
 from __future__ import annotations
 
@@ -39,5 +39,20 @@ def training_device(patcher: Any) -> Device:
         for loaded in comfy.model_management.current_loaded_models:
             if loaded.device == device and loaded.model is not None:
                 free += int(loaded.model.loaded_size())
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return Device(device.type, str(comfy.model_management.get_torch_device_name(device)), free, bf16)
+    name = str(comfy.model_management.get_torch_device_name(device))
+    return Device(device.type, name, free, half_type(device) == torch.bfloat16)
+
+
+def half_type(device: torch.device) -> torch.dtype | None:
+    """The half precision that training precision auto means on a device: bf16 on a card that computes it, fp16 on one
+    that would only emulate it (RTX 20xx and earlier, RDNA 2 and earlier). None on all others: the model's own types.
+    """
+    if device.type != "cuda":
+        return None
+    if torch.version.hip:  # torch says that each of these cards has bf16
+        has_bf16 = comfy.model_management.should_use_bf16(device)
+    else:
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if has_bf16:
+        return torch.bfloat16
+    return torch.float16

@@ -214,13 +214,17 @@ def training_folder() -> str:
 
 
 def loras_folder() -> str:
-    """Where new LoRA files go: the first of ComfyUI's loras folders. FileNotFoundError when there is none."""
+    """Where new LoRA files go: the first of ComfyUI's loras folders that is there. Where none is, the first is made.
+    Raises FileNotFoundError when ComfyUI names none, OSError when it cannot be made.
+    """
     import folder_paths
 
-    for folder in folder_paths.get_folder_paths("loras"):
-        if os.path.isdir(folder):
-            return str(folder)
-    raise FileNotFoundError("ComfyUI has no loras folder: make models/loras in it")
+    known = folder_paths.get_folder_paths("loras")
+    if not known:
+        raise FileNotFoundError("ComfyUI has no loras folder: name one in extra_model_paths.yaml")
+    folder = next((one for one in known if os.path.isdir(one)), known[0])
+    os.makedirs(folder, exist_ok=True)
+    return str(folder)
 
 
 def store_limit() -> int:

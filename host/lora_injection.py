@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +14,14 @@ from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
 from ..patches.patching.fuse import Stack, additive
 from ..patches.patching.rounding import rounds_stochastically
+from ..storage.printable import logger
 
 # Of Dual Model CFG Guider. ComfyUI has one set of weights for all MODELs of a base, and loads one of them at a time.
 _TWO_AT_ONCE = (
     "two MODELs of the same base sample at once, and ComfyUI holds one set of weights for both: %s. To have LoRAs on"
     " one side alone, load the base for the other side with a loader of its own"
 )
-log = logging.getLogger(__name__)
+log = logger(__name__)
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
 
 # Patchers of dynamic VRAM that ComfyUI has detached since it loaded them.

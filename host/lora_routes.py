@@ -7,19 +7,20 @@ Imported with the first such request, so that a start does not pay for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..patches.lora_files import beside, incoming, metadata, row_check
 from ..patches.lora_files.near_names import file_name
-from ..storage.atomic import move_file, write_whole
+from ..storage.atomic import Draft, move_to_free_name, shared_draft, sweep_drafts
 from ..storage.digest import sha256_of_file
+from ..storage.disk_errors import disk_errors_at
 from ..storage.printable import logger
-from ..storage.safetensors import PickledFile
+from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
 from .browser_json import named, whole_number
 
@@ -29,7 +30,19 @@ Answer = tuple[int, Any]
 PART = 1 << 20  # bytes of an upload to read at a time
 _LONGEST = 4000  # characters of block weights or a schedule
 _SPARE = 1 << 30  # bytes that an upload leaves free on the disk
+AT_ONCE = 8  # files that arrive
+PERIOD = 20.0  # seconds, in each of which a file has to bring this much of itself:
+LEAST_RATE = 4096.0  # bytes a second
 _placing = threading.Lock()
+_arriving = 0  # counted by the server's loop alone
+
+
+def _all(request: Any) -> Answer:
+    """The names of all LoRA files. Half files of servers that were killed are removed on the way."""
+    if folders.upload_limit():
+        with contextlib.suppress(FileNotFoundError):
+            sweep_drafts(folders.loras_folder())
+    return 200, {"loras": folders.lora_names()}
 
 
 def _listed(request: Any) -> str:
@@ -53,6 +66,8 @@ def _unreadable(name: str, error: ValueError) -> ValueError:
     """What to say of a file that cannot be read: the error itself may name folders and quote the file."""
     if isinstance(error, PickledFile):
         return ValueError(f"{name!r} is a pickle; Graft reads safetensors only")
+    if isinstance(error, LongHeader):
+        return ValueError(f"{name!r} says more about itself than any LoRA: its header has more than 16 MB")
     log.warning("Graft: %s", error)
     return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
 
@@ -146,7 +161,14 @@ def _taken(name: str, same: list[str]) -> str:
 async def answer_to_a_file(request: Any) -> Answer:
     """Stores the body of a request as a LoRA file. The file appears whole, checked, or not at all, and never in place
     of another; one that is there already is named in the answer.
+
+    A body that is slow to arrive holds no thread. One that brings less than `LEAST_RATE` is ended (408), and more than
+    `AT_ONCE` are refused (503).
     """
+    global _arriving
+    if _arriving >= AT_ONCE:
+        return 503, {"error": f"{_arriving} LoRA files are arriving already; send this one when they are here"}
+    _arriving += 1
     try:
         return await _take_in(request, named(request, "name"))
     except Refused as error:
@@ -156,34 +178,54 @@ async def answer_to_a_file(request: Any) -> Answer:
     except OSError as error:
         log.error("Graft: a LoRA file could not be stored: %s", error)
         return 507, {"error": f"the file could not be stored: {error.strerror or error}"}
+    finally:
+        _arriving -= 1
 
 
 async def _take_in(request: Any, name: str) -> Answer:
-    if request.content_type != "application/octet-stream":  # what no form of another site can send
-        raise Refused(415, "send the file itself, as application/octet-stream")
     if request.content_length is None:
         raise Refused(411, "say how long the file is (Content-Length)")
     size: int = request.content_length
     await asyncio.to_thread(check, name, size)
-    draft = os.path.join(folders.loras_folder(), f".{secrets.token_hex(8)}.incoming")
-    chunks = _chunks(request.content, asyncio.get_running_loop(), size)
-    try:
-        await asyncio.to_thread(write_whole, draft, chunks)
-        return await asyncio.to_thread(_place, draft, name)
-    finally:
-        await asyncio.to_thread(_remove, draft)
+    target = os.path.join(folders.loras_folder(), name)
+    with disk_errors_at(target):
+        draft = await asyncio.to_thread(Draft, shared_draft(target))
+        try:
+            await _receive(request.content, size, draft)
+            await asyncio.to_thread(draft.complete)
+            return await asyncio.to_thread(_place, draft.path, name)
+        finally:
+            draft.discard()  # in this thread: a server that ends waits for no other
 
 
-def _chunks(content: Any, loop: asyncio.AbstractEventLoop, size: int) -> Iterator[bytes]:
-    """The bytes of a body, read by the server's loop, for a thread that writes them."""
-    received = 0
-    while chunk := asyncio.run_coroutine_threadsafe(content.read(PART), loop).result():
-        received += len(chunk)
-        if received > size:
+async def _receive(content: Any, size: int, draft: Draft) -> None:
+    """Write a body to a draft as it arrives. Raises Refused when it is shorter or longer than `size`, or too slow."""
+    clock = asyncio.get_running_loop().time
+    received, waiting = 0, bytearray()
+    seen, end = 0, clock() + PERIOD  # how much had arrived when this period began, and when it ends
+    while True:
+        try:
+            chunk = await asyncio.wait_for(content.read(PART), end - clock())
+        except asyncio.TimeoutError:
+            chunk = None
+        received += len(chunk or b"")
+        if clock() >= end:
+            if received - seen < LEAST_RATE * PERIOD:
+                raise Refused(
+                    408, f"the file arrives too slowly: {received - seen:,} bytes in {PERIOD:g} s; send it again"
+                )
+            seen, end = received, clock() + PERIOD
+        if chunk is None:
+            continue
+        waiting += chunk
+        if not chunk or received > size:
             break
-        yield chunk
+        if len(waiting) >= PART:
+            await asyncio.to_thread(draft.write, bytes(waiting))
+            waiting.clear()
     if received != size:
         raise Refused(400, f"the file did not arrive whole: {received} of {size} bytes")
+    await asyncio.to_thread(draft.write, bytes(waiting))
 
 
 def _place(draft: str, name: str) -> Answer:
@@ -198,9 +240,12 @@ def _place(draft: str, name: str) -> Answer:
             if _size(other) == os.path.getsize(draft) and _digest(other) == sha256_of_file(draft):
                 return 200, {"name": other, "new": False}
         target = os.path.join(folders.loras_folder(), name)
-        if same or os.path.lexists(target):
-            raise Refused(409, _taken(name, same or [name]))
-        move_file(draft, target)
+        if same:
+            raise Refused(409, _taken(name, same))
+        try:
+            move_to_free_name(draft, target)
+        except FileExistsError as error:  # a link to nothing, or another process was faster
+            raise Refused(409, _taken(name, [name])) from error
     log.info("Graft: stored %s in the loras folder", name)
     return 200, {"name": name, "new": True}
 
@@ -209,9 +254,10 @@ def _digest(name: str) -> str:
     return sha256_of_file(folders.lora_path(name))
 
 
-def _remove(draft: str) -> None:
-    if os.path.exists(draft):
-        os.remove(draft)
-
-
-ANSWERS: dict[str, Callable[[Any], Answer]] = {"info": _info, "preview": _preview, "row": _row, "may_come": _may_come}
+ANSWERS: dict[str, Callable[[Any], Answer]] = {
+    "all": _all,
+    "info": _info,
+    "preview": _preview,
+    "row": _row,
+    "may_come": _may_come,
+}

@@ -106,7 +106,7 @@ def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
             f" ({'/'.join(cls.__name__ for cls in type(sampling).__bases__)}). Switch it off."
         )
     sampling = copy.deepcopy(sampling)
-    sampling.set_sigmas(zero_terminal(sampling.sigmas).float())
+    sampling.set_sigmas(zero_terminal(sampling.sigmas).float().to(sampling.sigmas.device))
     clone = patcher.clone()
     clone.add_object_patch("model_sampling", sampling)
     return clone

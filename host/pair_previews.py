@@ -31,7 +31,7 @@ def sample_pair(
 
     high, low = models
     start, noise, sigmas = starting(high, latent, seed, steps)
-    border = int((sigmas[:-1].double() >= boundary).sum())
+    border = int((sigmas[:-1].to("cpu", torch.float64) >= boundary).sum())
     latents = start
     with kept_generators(high):
         for patcher, levels in ((high, sigmas[: border + 1]), (low, sigmas[border:])):

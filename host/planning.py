@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-
 from ..training.data.dataset import Conditioning, Dataset
 from ..training.distributed import process_group
 from ..training.expert_pair import ExpertPair
@@ -18,9 +16,10 @@ from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
 from .denoiser import Denoiser, fit_for_autograd
-from .device_memory import training_device
+from .device_memory import half_type, training_device
 from .encoding import LiveEncoder
 from .model_sampling import with_zero_terminal_snr
+from .whole_models import typed
 
 # what a network's own code raises where it meets tensors without values, and what Train Step will refuse
 ERRORS = (
@@ -69,16 +68,19 @@ def loading(memory: int) -> Iterator[None]:
 def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
     """The memory of a training step of a MODEL on its device, or `on_a_card` with bf16."""
     settings = state.settings
-    has_bf16 = on_a_card or (patcher.load_device.type == "cuda" and torch.cuda.is_bf16_supported())
-    if settings.optimizer.precision == "auto" and has_bf16:
+    is_half = on_a_card or half_type(patcher.load_device) is not None  # fp16 takes as much as bf16
+    if settings.optimizer.precision == "auto" and is_half:
         settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
     state = replace(state, settings=settings)
     on_host = patcher.load_device.type == "cpu" and not on_a_card
     encode = None
-    if state.start.encodes_captions:
-        _check_encoder(state, on_a_card)
-        encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
-    with _on_meta(patcher, settings.objective.zero_terminal_snr, encode) as denoiser:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(typed(patcher))
+        if state.start.encodes_captions:
+            _check_encoder(state, on_a_card)
+            encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
+            stack.enter_context(typed(state.subject.clip.patcher))
+        denoiser = stack.enter_context(_on_meta(patcher, settings.objective.zero_terminal_snr, encode))
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
 

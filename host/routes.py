@@ -28,9 +28,12 @@ never paths.
     GET  /graft/dataset/caption?folder=&name=&captions=&encoding=    {"file", "text", "version"} of its caption
     POST /graft/dataset/caption       the same and {"text", "version"}: writes it, if it still is of that version
 
-What is wrong comes back as {"error": "…"} with 400 (not a name, no LoRA), 403 (another site asks to change something),
-404 (not there), 409 (it does not run, is damaged, has changed meanwhile, or there is another of the name), 413 (too
-much), 500 (the disk) or 507 (the disk is full). No answer names a folder or quotes a damaged file.
+They answer ComfyUI's own page and programs. What is posted is JSON (of Content-Type application/json), and a LoRA file
+application/octet-stream.
+
+What is wrong comes back as {"error": "…"} with 400 (not a name, no LoRA), 403 (another site asks), 404 (not there),
+409 (it does not run, is damaged, has changed meanwhile, or there is another of the name), 413 (too much), 415 (content
+of another type), 500 (the disk) or 507 (the disk is full). No answer names a folder or quotes a damaged file.
 """
 
 from __future__ import annotations
@@ -49,8 +52,10 @@ from .browser_json import named, step_asked_for, text_of
 log = logger(__name__)
 
 Answer = tuple[int, Any]
+Handler = Callable[[Any], Awaitable[Any]]
 MOST_BYTES = 4 << 20  # of a question's body
 _UPLOAD = "/graft/lora_upload"
+_JSON = "application/json"
 _ANOTHER_SITE: Answer = (403, {"error": "another site's page asked for this; only ComfyUI's own page may"})
 
 
@@ -66,24 +71,56 @@ def register() -> None:
 def register_on(instance: Any) -> None:
     """Adds the routes to a server. A second copy of the pack in the same process adds none."""
     paths = {getattr(route, "path", None) for route in instance.routes}
-    for method, path, ask in _ROUTES:
+    for method, path, handle, content in (
+        *((method, path, _handler(ask), _JSON) for method, path, ask in _ROUTES),
+        *(("get", path, _handler(ask, draws=True), _JSON) for path, ask in _PICTURES),
+        *(("post", path, _reads_body(ask), _JSON) for path, ask in _ROUTES_WITH_BODY),
+        ("post", _UPLOAD, _take_in, "application/octet-stream"),
+    ):
         if path not in paths:
-            getattr(instance.routes, method)(path)(_handler(ask))
-    for path, ask in _ROUTES_WITH_BODY:
-        if path not in paths:
-            instance.routes.post(path)(_reads_body(ask))
-    if _UPLOAD not in paths:
-        instance.routes.post(_UPLOAD)(_take_in)
+            getattr(instance.routes, method)(path)(_guarded(handle, content))
 
 
-def _handler(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
-    """An aiohttp handler that answers in a thread, as files are read."""
+def _guarded(handle: Handler, content: str) -> Handler:
+    """The handler of a route that answers ComfyUI's own page and programs only, and takes content of one type only.
+
+    A page of another site can send forms and plain text anywhere without asking first, and nothing else.
+    """
+
+    async def guarded(request: Any) -> Any:
+        from . import other_site
+
+        reason = other_site.refusal(request.headers)
+        if reason:
+            log.warning("Graft: refused %s %s: %s", request.method, request.path, reason)
+            return _response(*_ANOTHER_SITE)
+        if request.method != "GET":
+            sent = request.headers.get("Content-Type", "")
+            if sent.partition(";")[0].strip().lower() != content:
+                found = repr(sent[:100]) if sent else "none"
+                return _response(415, {"error": f"expected Content-Type {content}, found {found}"})
+            if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+                # its size would show only when it is unpacked
+                return _response(415, {"error": "send the body as it is, without Content-Encoding"})
+        return await handle(request)
+
+    return guarded
+
+
+def _handler(ask: Callable[[Any], Answer], draws: bool = False) -> Handler:
+    """An aiohttp handler that answers in a thread, as files are read and answers may be long. What `draws` has the few
+    threads for pictures, and never those that ComfyUI's own page waits for.
+    """
 
     async def handle(request: Any) -> Any:
-        status, value = _ANOTHER_SITE
-        if request.method == "GET" or not _from_another_site(request.headers):
-            status, value = await asyncio.to_thread(_answered, ask, request)
-        return _response(status, value)
+        def answer() -> Any:
+            return _response(*_answered(ask, request))
+
+        if not draws:
+            return await asyncio.to_thread(answer)
+        from ..storage.pictures import DRAWING
+
+        return await asyncio.get_running_loop().run_in_executor(DRAWING, answer)
 
     return handle
 
@@ -96,17 +133,13 @@ def _response(status: int, value: Any) -> Any:
     return web.Response(body=value.body, status=status, headers=value.headers)
 
 
-def _reads_body(ask: Callable[[Any], Answer]) -> Callable[[Any], Awaitable[Any]]:
+def _reads_body(ask: Callable[[Any], Answer]) -> Handler:
     """The handler of a question that is the JSON object in a request's body."""
 
     async def handle(request: Any) -> Any:
-        body = b""
-        if not _from_another_site(request.headers):
-            if request.headers.get("Content-Encoding", "identity") != "identity":  # its size shows when it is unpacked
-                return await _handler(lambda _: (415, {"error": "send the body as it is, not compressed"}))(request)
-            if request.content_length is None or request.content_length > MOST_BYTES:
-                return await _handler(lambda _: (413, {"error": f"expected at most {MOST_BYTES:,} bytes"}))(request)
-            body = await request.read()
+        if request.content_length is None or request.content_length > MOST_BYTES:
+            return _response(413, {"error": f"expected at most {MOST_BYTES:,} bytes"})
+        body = await request.read()
         return await _handler(lambda _: ask(_parsed(body)))(request)
 
     return handle
@@ -126,17 +159,7 @@ async def _take_in(request: Any) -> Any:
     """POST /graft/lora_upload: a body that is read as it arrives."""
     from . import lora_routes
 
-    status, value = _ANOTHER_SITE
-    if not _from_another_site(request.headers):
-        status, value = await lora_routes.answer_to_a_file(request)
-    return _response(status, value)
-
-
-def _from_another_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that another site's page, or one without an origin, sends a request. ComfyUI compares
-    Origin with Host, which says nothing where Origin is "null" or missing.
-    """
-    return headers.get("Origin") == "null" or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    return _response(*await lora_routes.answer_to_a_file(request))
 
 
 def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
@@ -158,10 +181,6 @@ def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
 
 
 # --- LoRA files -------------------------------------------------------------------------------------------------------
-
-
-def _loras(request: Any) -> Answer:
-    return 200, {"loras": folders.lora_names()}
 
 
 def _near_loras(request: Any) -> Answer:
@@ -226,10 +245,9 @@ def _of(file: str, name: str) -> Callable[[Any], Answer]:
 
 
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
-    ("get", "/graft/loras", _loras),
+    ("get", "/graft/loras", _of("lora_routes", "all")),
     ("get", "/graft/near_loras", _near_loras),
     ("get", "/graft/lora_info", _of("lora_routes", "info")),
-    ("get", "/graft/lora_preview", _of("lora_routes", "preview")),
     ("get", "/graft/lora_row", _of("lora_routes", "row")),
     ("get", _UPLOAD, _of("lora_routes", "may_come")),
     ("get", "/graft/runs", _runs),
@@ -240,8 +258,11 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/preferences", _of("preferences", "marked")),
     ("get", "/graft/dataset/folders", _of("datasets", "folders")),
     ("get", "/graft/dataset/files", _of("datasets", "files")),
-    ("get", "/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
     ("get", "/graft/dataset/caption", _of("datasets", "caption")),
+)
+_PICTURES: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
+    ("/graft/lora_preview", _of("lora_routes", "preview")),
+    ("/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
 )
 _ROUTES_WITH_BODY: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
     ("/graft/preferences", _of("preferences", "mark")),

@@ -13,9 +13,10 @@ import torch
 from ..training.data.dataset import Conditioning
 from ..training.memory.inference_tensors import as_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
-from .denoiser import Denoiser, without_paging
+from .denoiser import Denoiser
 from .encoding import LiveEncoder
 from .plain_kernels import PlainKernels
+from .whole_models import whole_clip
 
 if TYPE_CHECKING:
     from ..training.objective.denoiser import Words
@@ -45,7 +46,7 @@ def fully_loaded(clip: Any) -> Any:
     """A CLIP with its whole text encoder on its device."""
     import comfy.model_management as management
 
-    clip = without_paging(clip, clip.patcher)
+    clip = whole_clip(clip)
     management.load_models_gpu([clip.patcher], force_full_load=True)
     return clip
 

@@ -108,7 +108,7 @@ def _bounds(settings: WordSettings, parts: Sequence[Part]) -> tuple[tuple[str, f
         weight = next(part.table.parameters())
         total = 0.0
         for rows in torch.arange(len(weight), device=weight.device).split(4096):
-            total += float(torch.linalg.vector_norm(part.table(rows).double(), dim=-1).sum())
+            total += float(torch.linalg.vector_norm(part.table(rows).to("cpu", torch.float64), dim=-1).sum())
         bounds.append((part.key, settings.max_norm * total / len(weight)))
     return tuple(bounds)
 

@@ -94,7 +94,8 @@ class GraftRecipe(GraftNode):
         wish = Wish(goal, memory, strength, steps)
         diffusion_model = model.model.diffusion_model
         prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
-        facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
+        with host.whole_models.typed(model):
+            facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
         device = training_device(model)
         pictures = pictures_of(dataset) if dataset is not None else ()
         chosen = recipe(facts, wish, device, pictures)

@@ -188,11 +188,19 @@ class TensorInfo(NamedTuple):
     end: int
 
 
-def read_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+class LongHeader(ValueError):
+    """A file whose header is longer than its reader takes."""
+
+
+def read_header(path: str, longest: int = _LONGEST_HEADER) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """(header entry of each tensor, metadata) of a safetensors file. Reads no tensors. Raises ValueError as
-    `load_safetensors` does.
+    `load_safetensors` does, LongHeader for a header of more than `longest` bytes, before it is parsed.
     """
     _refuse_others(path)
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+    if longest < length <= _LONGEST_HEADER:
+        raise LongHeader(f"{path} has a header of {length:,} bytes, more than the {longest:,} that are read to show it")
     _refuse_too_many(path)
     with open_regular(path) as file:
         return _header(path, file)

@@ -1,5 +1,6 @@
 """Opens the host that the tests run against: a real ComfyUI when GRAFT_TEST_COMFYUI names a checkout, else the embedded
 host. With GRAFT_TEST_DEVICE=second models compute on the second device (tests/second_device), with =cuda on CUDA.
+GRAFT_TEST_DYNAMIC=1 loads them on the second device with the dynamic VRAM of a real ComfyUI 0.33.
 """
 
 import importlib.util
@@ -29,6 +30,11 @@ if os.environ.get("GRAFT_TEST_DEVICE") == "second":
 
     comfyui.put_models_on(device.DEVICE)
     NOT_THERE = not_there.TESTS
+    if os.environ.get("GRAFT_TEST_DYNAMIC") == "1":
+        from graft_nodes.tests.second_device import dynamic_vram
+
+        dynamic_vram.switch_on(device.DEVICE)
+        NOT_THERE = {**not_there.TESTS, **not_there.DYNAMIC}
 else:
     NOT_THERE = {}
 

@@ -4,25 +4,45 @@
  */
 import { app, chain, fit } from './editor.js'
 
+const INPUT = 1 // of the kinds of sockets, as the canvas numbers them
+const OUT_OF_REACH = -1e6 // in units of the canvas, above its node
+
 /** Fold a node's advanced settings; those that a loaded workflow has set or linked stay in sight. */
 export function foldAdvanced(node) {
   const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
   if (!folded.length) return
-  for (const widget of folded) hide(widget, () => isClassic() && !isOpen(node))
+  for (const widget of folded) hide(widget, () => isClassic() && !isOpen(node) && !isLinked(node, widget))
   fit(node, true) // it was made with room for all of them
+  chain(node, 'onConnectionsChange', (type, index) => {
+    const name = type === INPUT && node.inputs[index]?.widget?.name
+    if (isClassic() && !isOpen(node) && folded.some((widget) => widget.name === name)) fit(node) // it comes into sight
+  })
   chain(node, 'onConfigure', (saved) => {
     const untold = saved.showAdvanced === undefined // as a person left it, if it says so
     if (untold && folded.some((widget) => isSet(node, widget) || isLinked(saved, widget))) node.showAdvanced = true
   })
 }
 
-/** Hide a widget on the classic canvas, without a gap where it was, as long as `isFolded()`. */
+/**
+ * Hide a widget on the classic canvas, without a gap where it was, as long as `isFolded()`. The canvas keeps the socket of
+ * a hidden widget where that was drawn last, or would be, in front of the widget that is there now: it would get that
+ * one's links and tooltips. So the socket is put out of reach.
+ */
 function hide(widget, isFolded) {
   const { computeSize } = widget
+  let { y } = widget
   widget.advanced = true // the canvas's menu offers to show it
   Object.defineProperties(widget, {
     hidden: { get: isFolded, configurable: true },
     computeSize: { get: () => (isFolded() ? noSize : computeSize), configurable: true },
+    y: {
+      get: () => (isFolded() ? OUT_OF_REACH : y),
+      set: (drawn) => {
+        y = drawn
+      },
+      configurable: true,
+      enumerable: true,
+    },
   })
 }
 
@@ -39,8 +59,9 @@ function isSet(node, widget) {
   return widget.value !== (declared ?? options?.[0])
 }
 
-const isLinked = (saved, widget) =>
-  (saved.inputs ?? []).some((input) => input.widget?.name === widget.name && (input.link ?? null) !== null)
+/** Whether a widget's input of a node, or of a saved one, has a link. */
+const isLinked = (node, widget) =>
+  (node.inputs ?? []).some((input) => input.widget?.name === widget.name && (input.link ?? null) !== null)
 
 /** What the host says of a widget's input; nothing for one that is not the node's own. */
 function optionsOf(node, widget) {

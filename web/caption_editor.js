@@ -1,6 +1,6 @@
 /** Edits one caption in place, in its own file; keeps what it replaced, so that it can be undone. */
 import { el } from './dom.js'
-import { asked, wordsOf } from './editor.js'
+import { asked, posted, wordsOf } from './editor.js'
 import { t } from './texts.js'
 
 const ROUTE = '/graft/dataset/caption'
@@ -77,12 +77,7 @@ export function forgetHistory(tracker, place) {
   histories.get(tracker)?.delete(place)
 }
 
-const post = (place, text, version) =>
-  asked(ROUTE, {
-    method: 'POST',
-    headers: { 'Content-Type': 'application/json' },
-    body: JSON.stringify({ ...place, text, version }),
-  })
+const post = (place, text, version) => posted(ROUTE, { ...place, text, version })
 
 /**
  * Open a field for a picture's caption at the end of an element. `done(saved)` is called when it closes; until then the

@@ -78,6 +78,7 @@ export const CHINESE = {
   'Caption of {name}': '{name} 的标注',
   '{file}, a new file': '{file}（新文件）',
   Save: '保存',
+  Back: '返回',
   Cancel: '取消',
   'Ctrl+Enter saves': '按 Ctrl+Enter 保存',
   'Not saved: {error}': '未保存：{error}',

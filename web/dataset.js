@@ -10,13 +10,13 @@ import {
   addPanel,
   api,
   app,
-  asked,
   chain,
   changing,
   everyNode,
   fit,
   isRestoring,
   placeOf,
+  posted,
   trackerOf,
   widen,
   wordsOf,
@@ -151,11 +151,9 @@ class Panel {
 
   async look(inputs) {
     const mine = (this.asking = {}) // a change, or a run that ends, makes this answer too old to show
-    const body = JSON.stringify(inputs)
     this.status.replaceChildren(el('span', { class: 'graft-dim' }, t('Looking at the folder …')))
     try {
-      const headers = { 'Content-Type': 'application/json' }
-      const found = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
+      const found = await posted('/graft/dataset/glance', inputs)
       if (mine !== this.asking) return
       if (found.folders) this.showConfig(found)
       else this.show(found)
@@ -399,10 +397,8 @@ class Panel {
   async renew(row, figure = null) {
     this.tellUndo()
     const inputs = { ...this.inputs(), folder: this.found.folder, only: row.name }
-    const headers = { 'Content-Type': 'application/json' }
     try {
-      const body = JSON.stringify(inputs)
-      const { pictures, problems } = await asked('/graft/dataset/glance', { method: 'POST', headers, body })
+      const { pictures, problems } = await posted('/graft/dataset/glance', inputs)
       const now = pictures.find((one) => one.name === row.name)
       if (now) Object.assign(row, { caption: now.caption, varies: now.varies, captioned: now.captioned })
       else this.say(problems.map(lineOf))

@@ -2,11 +2,12 @@
 import { foldAdvanced } from './advanced.js'
 import { addAveragePanel } from './average.js'
 import * as dataset from './dataset.js'
+import { replaceDefaultGraph } from './default_graph.js'
 import { addStyle, watchTheme } from './dom.js'
 import { app, widen } from './editor.js'
 import { labelFields } from './field_labels.js'
 import * as folder from './folder_chooser.js'
-import { fitPages } from './help_pages.js'
+import { fitPages, followLinks } from './help_pages.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
@@ -36,11 +37,13 @@ app.registerExtension({
     addStyle()
     watchTheme()
     fitPages()
+    followLinks()
     problems.listen()
     training.listen()
     todo.listen()
     dataset.listen()
     folder.listen()
+    return replaceDefaultGraph()
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
   beforeRegisterNodeDef(nodeType, nodeData) {

@@ -2,7 +2,7 @@
  * Of two previews of one prompt a person says which is better. The server keeps both as a preference pair in a folder that
  * Dataset reads.
  */
-import { asked, wordsOf } from './editor.js'
+import { asked, posted, wordsOf } from './editor.js'
 import { t } from './texts.js'
 
 const fileOf = ({ subfolder, filename }) => `${subfolder}/${filename}`
@@ -25,11 +25,10 @@ export class Preferences {
   }
 
   async mark(better, worse) {
-    const headers = { 'Content-Type': 'application/json' }
-    const body = JSON.stringify({ run: runOf(better), better: better.filename, worse: worse.filename })
+    const pair = { run: runOf(better), better: better.filename, worse: worse.filename }
     let kept
     try {
-      kept = await asked('/graft/preferences', { method: 'POST', headers, body })
+      kept = await posted('/graft/preferences', pair)
     } catch (error) {
       this.say(t('The pair is not kept: {error}', { error: wordsOf(error) }), true)
       return

@@ -13,7 +13,7 @@
 import * as appMode from './app_mode.js'
 import { Series, Smoothed, draw } from './chart.js'
 import { duration, el, short, size } from './dom.js'
-import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, remember, roomOf, widen } from './editor.js'
+import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, posted, remember, roomOf, widen } from './editor.js'
 import { Gallery, Previews } from './gallery.js'
 import { openOverlay } from './overlay.js'
 import { Plot } from './plot.js'
@@ -406,7 +406,7 @@ class Panel {
     this.stop.disabled = true
     this.stop.textContent = t('Stopping …')
     try {
-      await asked(`/graft/stop?run=${encodeURIComponent(this.run)}`, { method: 'POST' })
+      await posted(`/graft/stop?run=${encodeURIComponent(this.run)}`, {})
     } catch (error) {
       this.stop.disabled = false
       this.stop.textContent = t('Stop and keep')

@@ -25,6 +25,7 @@ PARTS = (
     Part("lane", "CudaLane: weights on their way to an average in host memory", "gpu_parts.copy_lane", 15),
     Part("resume", "Byte-exact resume under deterministic algorithms", "gpu_parts.resume", 50, DETERMINISTIC),
     Part("nccl", "Ranks: NCCL's collectives, and training as one", "gpu_parts.ranks", 40, DETERMINISTIC),
+    Part("precision", "Types: what a card computes in, frozen weights, loss scale", "gpu_parts.precision", 15),
     Part("nodes", "The node tests", "gpu_parts.node_tests", 130, DETERMINISTIC),
     Part("todo", "Token downsampling: forward and training step", "gpu_parts.downsampling", 75),
     Part("stack", "LoRA stacks on bf16 and fp8", "gpu_parts.stack", 80),

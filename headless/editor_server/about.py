@@ -153,7 +153,7 @@ class About:
             metadata = await asyncio.to_thread(_metadata, path)
         if metadata is None:
             return web.Response(status=404)
-        return answer(metadata)
+        return await asyncio.to_thread(answer, metadata)
 
     # the machine
     async def machine(self, request: web.Request) -> web.Response:

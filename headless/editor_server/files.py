@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import mimetypes
 import os
 import tempfile
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, TypeVar
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from ...storage.atomic import write_whole
+from ...storage.atomic import move_to_free_name, whole_draft, write_whole
 from ...storage.digest import sha256_of_file, sha256_of_open_file
-from ...storage.pictures import open_picture, picture_errors
+from ...storage.pictures import DRAWING, open_picture, picture_errors
 from ..hosts import Host
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
 
 KINDS = ("input", "output", "temp")
+Drawn = TypeVar("Drawn")
 PART = 1 << 20  # bytes of an upload to read at a time
 MOST_FIELDS = 100  # of a form; the front end sends five
 # Python takes content types from the system, and some systems say text/plain for scripts, which browsers then refuse to
@@ -106,9 +108,9 @@ class Files:
             return download(path)
         try:
             if "preview" in query:
-                kind, body = await asyncio.to_thread(preview, path, query["preview"], channel)
+                kind, body = await _drawn(preview, path, query["preview"], channel)
             else:
-                kind, body = "png", await asyncio.to_thread(_channel, path, channel)
+                kind, body = "png", await _drawn(_channel, path, channel)
         except picture_errors() as error:
             return problem(f"{query['filename']!r} cannot be shown as an image: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
@@ -136,7 +138,7 @@ class Files:
             if not os.path.isfile(original):
                 return problem(f"there is no image {reference['filename']!r}", 404)
             try:
-                masked = await asyncio.to_thread(_masked, original, file)
+                masked = await _drawn(_masked, original, file)
             except picture_errors() as error:
                 return problem(f"not an image: {error}")
             return await self._stored(form, name, masked)
@@ -205,18 +207,54 @@ def _close(file: BinaryIO | None) -> None:
         file.close()
 
 
+async def _drawn(draw: Callable[..., Drawn], *arguments: Any) -> Drawn:
+    """What a function draws, in one of the few threads that do that."""
+    return await asyncio.get_running_loop().run_in_executor(DRAWING, draw, *arguments)
+
+
 def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
-    """Save a file, completely or not at all. Returns its name, with a number added if another file already has it."""
+    """Save a file, completely or not at all. Returns its name, with a number added if another file already has it, also
+    one that is uploaded at the same moment.
+    """
     os.makedirs(folder, exist_ok=True)
-    stem, extension = os.path.splitext(name)
-    count = 1
-    while not overwrite and os.path.exists(os.path.join(folder, name)):
+    if overwrite:
+        write_whole(os.path.join(folder, name), _chunks(file), shared=True)
+        return name
+    size, digest = file.seek(0, os.SEEK_END), sha256_of_open_file(file)
+    names = _numbered(name)
+    for name in names:
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and sha256_of_file(path) == sha256_of_open_file(file):
+        if _holds(path, size, digest):
             return name
-        name, count = f"{stem} ({count}){extension}", count + 1
-    write_whole(os.path.join(folder, name), _chunks(file), shared=True)
-    return name
+        if not os.path.lexists(path):
+            break
+    with whole_draft(path, _chunks(file)) as draft:
+        while True:
+            path = os.path.join(folder, name)
+            try:
+                move_to_free_name(draft, path)
+            except FileExistsError:  # another upload was faster
+                if _holds(path, size, digest):
+                    return name
+                name = next(names)
+            else:
+                return name
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """name.png, name (1).png, name (2).png …"""
+    stem, extension = os.path.splitext(name)
+    yield name
+    for number in itertools.count(1):
+        yield f"{stem} ({number}){extension}"
+
+
+def _holds(path: str, size: int, digest: str) -> bool:
+    """Whether the file at a path has this content."""
+    try:
+        return os.path.isfile(path) and os.path.getsize(path) == size and sha256_of_file(path) == digest
+    except FileNotFoundError:  # just removed
+        return False
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

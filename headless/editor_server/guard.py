@@ -12,11 +12,12 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from ...host import other_site
 from ...storage.disk_errors import with_next_step
 from ...storage.printable import logger
 from ...storage.regular_file import NotAFile
@@ -77,12 +78,11 @@ def _harden(response: web.StreamResponse) -> None:
     response.headers.setdefault("Cache-Control", "no-cache")
 
 
-def refused(headers: object, everywhere: bool, listen: str) -> str:
+def refused(headers: Mapping[str, str], everywhere: bool, listen: str) -> str:
     """Why the Host or Origin of a request is refused; empty if both are fine. `everywhere`: other machines can
     reach the server.
     """
-    get = headers.get  # type: ignore[attr-defined]
-    host = (get("Host") or "").lower()
+    host = headers.get("Host", "").lower()
     name = _name(host)
     if not name:
         return "a request needs a Host header"
@@ -90,29 +90,15 @@ def refused(headers: object, everywhere: bool, listen: str) -> str:
         is_loopback(name) or (everywhere and (name == listen.lower() or _is_address(name) or name in _own_names()))
     ):
         return f"Host {host!r} is not this server; use the address that it printed"
-    origin = get("Origin")
-    if origin is None:
-        return ""
-    try:
-        parts = urlsplit(origin.lower())
-    except ValueError:  # "http://[::1"
-        return f"Origin {origin!r} is not an address"
-    if parts.scheme not in ("http", "https") or _with_port(parts.netloc, parts.scheme) != _with_port(
-        host, parts.scheme
-    ):
-        return f"Origin {origin!r} is not this server ({host})"
-    return ""
+    return other_site.origin_refusal(headers)
 
 
 def _from_another_site(request: web.Request) -> str:
     """Why a request is refused because another site sent it (Sec-Fetch-Site), else empty. A link from another site to
     the start page is allowed.
     """
-    site = request.headers.get("Sec-Fetch-Site", "none")
     opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
-    if site in ("none", "same-origin") or opens:
-        return ""
-    return f"a {site} request"
+    return "" if opens else other_site.refusal(request.headers)
 
 
 def _name(host: str) -> str:
@@ -125,10 +111,6 @@ def _name(host: str) -> str:
     if parts.netloc == host and "@" not in host and not parts.path:
         return parts.hostname or ""
     return ""
-
-
-def _with_port(netloc: str, scheme: str) -> str:
-    return netloc.removesuffix(":80" if scheme == "http" else ":443")
 
 
 def _is_address(name: str) -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from ...storage.atomic import move_file, write_whole
+from ...storage.atomic import move_file, move_to_free_name, write_new, write_whole
 from ...storage.bounded_read import MB, read_bounded
 from ...storage.printable import logger
 from ..hosts import Host
@@ -186,11 +186,18 @@ class UserData:
         path = self._path(request.match_info["file"])
         if os.path.isdir(path):
             return problem("there is already a folder with that name", 409)
-        if request.query.get("overwrite") == "false" and os.path.exists(path):
+        is_new = request.query.get("overwrite") == "false"
+        if is_new and os.path.lexists(path):  # before its body is read
             return problem("File already exists", 409)
         body = await request.read()
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        await asyncio.to_thread(write_whole, path, [body], shared=True)
+        try:
+            if is_new:
+                await asyncio.to_thread(write_new, path, [body])
+            else:
+                await asyncio.to_thread(write_whole, path, [body], shared=True)
+        except FileExistsError:  # another page saved it meanwhile
+            return problem("File already exists", 409)
         return self._named(request, path)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -206,10 +213,16 @@ class UserData:
         source, target = self._path(request.match_info["file"]), self._path(request.match_info["dest"])
         if not os.path.isfile(source):
             return web.Response(status=404)
-        if os.path.isdir(target) or (request.query.get("overwrite") == "false" and os.path.exists(target)):
+        if os.path.isdir(target):
             return problem("File already exists", 409)
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        move_file(source, target)
+        if request.query.get("overwrite") == "false":
+            try:
+                move_to_free_name(source, target)
+            except FileExistsError:
+                return problem("File already exists", 409)
+        else:
+            move_file(source, target)
         return self._named(request, target)
 
     def _named(self, request: web.Request, path: str) -> web.Response:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
-from ...storage.pictures import open_picture, picture_errors
+from ...storage.pictures import open_picture, picture_errors, shrunk
 from . import open_file
 
 _PICTURES = tuple(f"{middle}.{kind}" for kind in ("png", "jpg", "jpeg", "webp") for middle in ("", ".preview"))
@@ -86,8 +86,7 @@ def _data_url(name: str, content: bytes) -> str:
     buffer = io.BytesIO()
     try:
         with open_picture(io.BytesIO(content)) as picture:
-            picture.thumbnail((_SIDE, _SIDE))
-            picture.convert("RGB").save(buffer, format="WEBP", quality=85)
+            shrunk(picture, _SIDE).convert("RGB").save(buffer, format="WEBP", quality=85)
     except picture_errors() as error:
         raise NoPicture(f"{name} cannot be shown as a picture ({type(error).__name__})") from error
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -33,7 +34,10 @@ _FACTS = (  # (label, keys; the first one present counts)
     ("trained on", ("ss_sd_model_name",)),
     ("on top of", (ON_TOP_OF,)),
 )
-_LONGEST = 80
+_LONGEST = 80  # characters of a text in a line
+_MOST_SHOWN = 2000  # characters of a text in the editor
+_MOST_SETTINGS, _LONGEST_SETTING = 30, 100  # of ToDo and of an average: how many, and characters of each
+_MOST_TAGS = 4 << 20  # characters of all tags with their counts
 
 
 def about(metadata: Mapping[str, str], words: int = 8) -> str:
@@ -64,14 +68,18 @@ def contents(state: Mapping[str, Tensor]) -> str:
 
 
 def _short(text: str) -> str:
-    plain = " ".join(text.split())
+    plain = " ".join(text[: 10 * _LONGEST].split())
     if len(plain) <= _LONGEST:
         return plain
     return plain[: _LONGEST - 1] + "…"
 
 
 def _tags(text: str) -> Counter[str]:
-    """Tags and their counts over all folders of kohya's `ss_tag_frequency`; empty if it is malformed."""
+    """Tags and their counts over all folders of kohya's `ss_tag_frequency`; empty if it is malformed or longer than any
+    dataset's.
+    """
+    if len(text) > _MOST_TAGS:
+        return Counter()
     try:
         folders = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -101,7 +109,8 @@ def describe(path: str) -> dict[str, Any]:
     - `on_top_of`, if it was trained on top of others: the LoRAs that belong on the model with this one
     - `steps`, `resolution`, `todo`, `ema`, `text_encoder` (whether it has layers for one), `from_graft`
 
-    Raises ValueError for pickles and damaged files, OSError if the file is missing.
+    Texts are cut at 2,000 characters. Raises ValueError for pickles, damaged files and headers of more than 16 MB,
+    OSError if the file is missing.
     """
     from . import embeddings
 
@@ -111,6 +120,7 @@ def describe(path: str) -> dict[str, Any]:
     family = recognise_lora(shapes.items())
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
+    tags = _tags(metadata.get("ss_tag_frequency", ""))
     described: dict[str, Any] = {
         "file": os.path.basename(path),
         "size": os.path.getsize(path),
@@ -120,21 +130,33 @@ def describe(path: str) -> dict[str, Any]:
         "alphas": _alphas(path, tensors, metadata),
         "types": dict(sorted(types.items())),
         "family": family.name if family else "",
-        "base": base_model or (family.title if family else ""),
-        "title": _first(metadata, ("modelspec.title", "ss_output_name")),
-        "words": _first(metadata, _WORDS),
-        "tags": [list(tag) for tag in _tags(metadata.get("ss_tag_frequency", "")).most_common(20)],
+        "base": _cut(base_model) or (family.title if family else ""),
+        "title": _cut(_first(metadata, ("modelspec.title", "ss_output_name"))),
+        "words": _cut(_first(metadata, _WORDS)),
+        "tags": [[_cut(tag, _LONGEST), count] for tag, count in tags.most_common(20)],
         "embeddings": embeddings.names(tensors, path),
-        "steps": _first(metadata, ("ss_steps", "ss_max_train_steps")),
-        "resolution": _first(metadata, ("modelspec.resolution", "ss_resolution")),
-        "todo": {key.removeprefix("ss_todo_"): value for key, value in metadata.items() if key.startswith("ss_todo_")},
-        "ema": {key.removeprefix("ss_ema_"): value for key, value in metadata.items() if key.startswith("ss_ema_")},
+        "steps": _cut(_first(metadata, ("ss_steps", "ss_max_train_steps")), _LONGEST),
+        "resolution": _cut(_first(metadata, ("modelspec.resolution", "ss_resolution")), _LONGEST),
+        "todo": _settings(metadata, "ss_todo_"),
+        "ema": _settings(metadata, "ss_ema_"),
         "text_encoder": any(name.startswith(key_formats.text_encoder_prefixes()) for name in shapes),
         "from_graft": "graft_state" in metadata,
     }
     if metadata.get(ON_TOP_OF):
         described["on_top_of"] = metadata[ON_TOP_OF]
     return described
+
+
+def _settings(metadata: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The entries of a prefix by their names without it: the first few, each cut."""
+    keys = itertools.islice((key for key in metadata if key.startswith(prefix)), _MOST_SETTINGS)
+    return {_cut(key.removeprefix(prefix), _LONGEST_SETTING): _cut(metadata[key], _LONGEST_SETTING) for key in keys}
+
+
+def _cut(text: str, most: int = _MOST_SHOWN) -> str:
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"
 
 
 def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:
@@ -156,7 +178,7 @@ def _alphas(path: str, tensors: Mapping[str, TensorInfo], metadata: Mapping[str,
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         texts = [metadata.get("ss_network_alpha", "")] + [str(config.alpha) for config in configs]
-        alphas = {float(text) for text in texts if re.fullmatch(r"\d+(\.\d+)?", text)}
+        alphas = {float(text) for text in texts if re.fullmatch(r"\d{1,20}(\.\d{1,20})?", text)}
     return sorted(alphas)
 
 

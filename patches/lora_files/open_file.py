@@ -50,9 +50,14 @@ def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     return contents
 
 
+MOST_HEADER = 16 << 20  # bytes; parsing holds up everything else in the process
+
+
 def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """`load` without reading any tensor: the header's description of each."""
-    tensors, metadata = read_header(path)
+    """`load` without reading any tensor: the header's description of each. Raises LongHeader for one of more than
+    16 MB, which no LoRA has.
+    """
+    tensors, metadata = read_header(path, MOST_HEADER)
     return tensors, {**metadata, **_peft_settings(path)}
 
 

@@ -69,7 +69,8 @@ class TrainingKernel:
 
     Kernels that keep every score for the backward pass are replaced by PyTorch's scaled dot-product attention, which
     computes the same with less memory; others stay. A kernel without a backward pass is refused by name
-    (InferenceOnly). `previous` is another node's override, or None.
+    (InferenceOnly). `previous` is another node's override, or None. Kernels get one type: under autocast, norms of
+    queries and keys (Wan, Qwen-Image) leave float32 beside bf16 values.
     """
 
     def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):
@@ -79,11 +80,18 @@ class TrainingKernel:
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         refuse_inference_only(kernel if self.previous is None else self.previous)
+        q, k, v = _of_one_type(q, k, v)
         if kernel_name(kernel) in MATERIALISING:
             kernel = self.sdpa
         if self.previous is None:
             return kernel(q, k, v, *args, **kwargs)
         return self.previous(kernel, q, k, v, *args, **kwargs)
+
+
+def _of_one_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three in the narrowest type that one of them has: that of the products, which nothing has widened."""
+    dtype = min((v.dtype, q.dtype, k.dtype), key=lambda dtype: dtype.itemsize)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _filled(cell: Any) -> bool:

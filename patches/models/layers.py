@@ -51,6 +51,11 @@ def is_changed_by_host(module: nn.Module, attribute: str) -> bool:
     return any(getattr(module, attribute + function, None) for function in _FUNCTIONS)
 
 
+def casts_weights(module: nn.Module) -> bool:
+    """Whether a host's layer casts its weight to the type of each input, as ComfyUI's do where that is another."""
+    return bool(getattr(module, "comfy_cast_weights", False))
+
+
 def is_conv(module: nn.Module) -> bool:
     """A 1D, 2D or 3D convolution."""
     return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))

@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -48,9 +50,11 @@ class Client:
     def ask(self, path: str, method: str = "GET", body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         """One request; a body that is not bytes is sent as JSON."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE)
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        data, given = body, headers or {}
+        if body is not None and not isinstance(body, bytes):
+            data, given = json.dumps(body).encode(), {"Content-Type": "application/json", **given}
         try:
-            connection.request(method, path, body=data, headers=headers or {})
+            connection.request(method, path, body=data, headers=given)
             answer = connection.getresponse()
             return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
         finally:
@@ -244,6 +248,18 @@ class _Open:
 
     def close(self) -> None:
         """Left to whoever opened it."""
+
+
+def at_once(count: int, ask: Callable[[int], Any]) -> list[Any]:
+    """What `ask(number)` returns for each number, all of them asked at the same moment."""
+    together = threading.Barrier(count)
+
+    def one(number: int) -> Any:
+        together.wait()
+        return ask(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
 
 
 def named_front_end() -> list[str]:

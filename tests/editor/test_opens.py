@@ -2,6 +2,7 @@
 lost server.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,36 @@ def test_it_opens_without_a_complaint_and_has_every_node(tab):
     known = set(tab.do("() => Object.keys(LiteGraph.registered_node_types)"))
     pages = {path.stem for path in (ROOT / "web" / "docs").glob("*.md")}
     assert pages and pages <= known and {"KSampler", "SaveImage", "LoadImage"} <= known
+
+
+UNKNOWN = """() => {
+  const inside = (graph) => graph.nodes.flatMap((node) => [node, ...(node.subgraph ? inside(node.subgraph) : [])])
+  const known = new Set(Object.keys(LiteGraph.registered_node_types))
+  return inside(app.rootGraph ?? app.graph).filter((node) => !known.has(node.type)).map((node) => node.type)
+}"""
+
+
+def test_a_page_without_a_graph_opens_the_first_template(tab, browser, running):
+    """As in another browser, once somebody has seen the first start: ComfyUI's own first graph has nodes that only
+    ComfyUI has.
+    """
+    from browsing import Editor
+
+    assert tab.do("() => app.extensionManager.setting.get('Comfy.TutorialCompleted')") is True
+    template = json.loads((ROOT / "example_workflows" / "Train your first LoRA.json").read_text(encoding="utf-8"))
+    second = Editor(browser, running[0].address, False)
+    try:
+        for _ in range(2):
+            assert sorted(kind for _, kind in nodes(second)) == sorted(node["type"] for node in template["nodes"])
+            assert second.do(UNKNOWN) == []
+            assert second.page.locator(".p-dialog:visible").count() == 0
+            assert second.do("() => app.graph.groups.length") == len(template["groups"])
+            assert second.errors == []
+            second.screenshot("a-page-without-a-graph")
+            second.do("() => { localStorage.clear(); sessionStorage.clear() }")
+            second.open()
+    finally:
+        second.page.close()
 
 
 def test_a_workflow_runs_and_its_picture_arrives(tab, place):

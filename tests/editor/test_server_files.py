@@ -2,13 +2,14 @@
 
 import io
 import json
+import os
 import sys
 
 import pytest
 from graft_nodes.tests.storage.starting import EPS
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from serving import picture, shows
+from serving import at_once, picture, shows
 
 LIMIT = 100 * 1024 * 1024
 
@@ -193,3 +194,35 @@ def test_a_link_to_nothing_hides_no_other_file(server):
         (server.place / folder / "real.safetensors").unlink()
         assert reply.status == 200 and "real.safetensors" in reply.body.decode(), route
         assert "dangling" not in reply.body.decode(), route
+
+
+@pytest.mark.parametrize("route", ["/upload/image", "/upload/mask"])
+def test_uploads_of_one_name_at_once_are_all_kept(server, route):
+    (server.place / "input" / "seen.png").write_bytes(picture(6, 6, (1, 2, 3)))
+    reference = {"original_ref": json.dumps({"filename": "seen.png", "type": "input"})}
+    for turn in range(5):
+
+        def upload(number, turn=turn):
+            content = picture(6, 6, (0, 0, turn, number))
+            return number, server.upload(f"race{turn}.png", content, route, subfolder="race", **reference)
+
+        replies = at_once(40, upload)
+        assert [reply.status for _, reply in replies] == [200] * 40
+        names = {number: reply.json["name"] for number, reply in replies}
+        assert len(set(names.values())) == 40
+        for number, name in names.items():
+            with Image.open(server.place / "input" / "race" / name) as stored:
+                assert stored.convert("RGBA").getpixel((0, 0))[3] == number, name
+    assert not [name for name in os.listdir(server.place / "input" / "race") if name.endswith(".partial")]
+
+
+def test_the_same_picture_uploaded_at_once_is_one_file(server):
+    replies = at_once(20, lambda _: server.upload("same.png", picture(), subfolder="twenty"))
+    assert {reply.json["name"] for reply in replies} == {"same.png"}
+    assert os.listdir(server.place / "input" / "twenty") == ["same.png"]
+
+
+def test_an_upload_takes_no_name_that_a_link_to_nothing_has(server):
+    (server.place / "input" / "gone.png").symlink_to("not-there.png")
+    assert server.upload("gone.png", picture()).json["name"] == "gone (1).png"
+    assert os.path.islink(server.place / "input" / "gone.png")

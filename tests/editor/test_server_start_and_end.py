@@ -1,8 +1,13 @@
 """How the editor's server starts, what it says, and how it ends."""
 
+import contextlib
+import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from serving import Server, front_end, samples, shows
@@ -38,14 +43,41 @@ def test_ctrl_c_interrupts_what_runs_and_keeps_what_was_done(place):
     assert again.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals to send there")
+def test_ctrl_c_ends_while_files_arrive_slowly_and_leaves_nothing_of_them(place):
+    (place / "models" / "loras").mkdir(parents=True)
+    server, over = start(place), threading.Event()
+    head = (
+        f"POST /graft/lora_upload?name=slow%d.safetensors HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n"
+        "Content-Type: application/octet-stream\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    connections = [socket.create_connection((server.host, server.port)) for _ in range(8)]
+
+    def drip():
+        while not over.wait(0.2):
+            for connection in connections:
+                with contextlib.suppress(OSError):  # the server has ended
+                    connection.sendall(b"x")
+
+    for number, connection in enumerate(connections):
+        connection.sendall((head % number).encode())
+    threading.Thread(target=drip, daemon=True).start()
+    while len(os.listdir(place / "models" / "loras")) < 8:
+        time.sleep(0.05)
+    assert server.stop(signal.SIGINT) == 0
+    over.set()
+    for connection in connections:
+        connection.close()
+    assert os.listdir(place / "models" / "loras") == []
+    assert "Traceback" not in "\n".join(server.lines)
+
+
 def said(place, *options):
     command = [sys.executable, "-m", "graft_nodes", "editor", "--no-browser", "--cpu", *options]
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_what_is_missing_or_taken_is_said(place):
-    import socket
-
     other = said(place, "--front-end-root", str(place))
     assert other.returncode == 1 and "is not ComfyUI's front end: it has no index.html" in other.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:

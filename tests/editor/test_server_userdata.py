@@ -3,6 +3,8 @@
 import json
 from urllib.parse import quote
 
+from serving import at_once
+
 
 def named(name):
     """As the front end sends it."""
@@ -124,3 +126,35 @@ def test_settings_are_merged_and_survive_a_broken_file(server):
     assert (path.parent / "comfy.settings.json.broken").read_text() == "{ broken"
     path.write_text(before)
     assert server.ask("/settings").json == everything
+
+
+def test_of_many_that_save_a_new_file_at_once_one_wins_and_the_others_are_told(server):
+    for turn in range(5):
+        target = f"/userdata/{named(f'workflows/once{turn}.json')}"
+
+        def save(number, target=target):
+            return number, server.ask(f"{target}?overwrite=false", "POST", b"%d" % number).status
+
+        replies = at_once(30, save)
+        [winner] = [number for number, status in replies if status == 200]
+        assert sorted(status for _, status in replies) == [200] + [409] * 29
+        assert server.ask(target).body == b"%d" % winner
+
+
+def test_of_many_that_are_renamed_to_one_name_at_once_none_is_lost(server):
+    for turn in range(5):
+        for number in range(20):
+            server.ask(f"/userdata/{named(f'moving/{number}.json')}", "POST", b"%d" % number)
+        target = f"moving/to{turn}.json"
+
+        def move(number, target=target):
+            return server.ask(
+                f"/userdata/{named(f'moving/{number}.json')}/move/{named(target)}?overwrite=false", "POST"
+            )
+
+        statuses = [reply.status for reply in at_once(20, move)]
+        assert sorted(statuses) == [200] + [409] * 19
+        winner = statuses.index(200)
+        assert server.ask(f"/userdata/{named(target)}").body == b"%d" % winner
+        left = server.ask("/userdata?dir=moving").json
+        assert {f"{number}.json" for number in range(20) if number != winner} <= set(left)

@@ -359,3 +359,41 @@ def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):
     assert max(cosines) - min(cosines) > 0.2, "the blocks differ, so there is something to see"
     assert 0.3 < max(cosines) < 0.9 and any(table["after"])
     assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()
+
+
+def curve_of(start, end, parts=200):
+    """Points of a wire as the classic canvas draws it: a cubic Bézier whose handles are a quarter of its length."""
+    handle = math.dist(start, end) / 4
+    corners = (start, (start[0] + handle, start[1]), (end[0] - handle, end[1]), end)
+    for part in range(parts + 1):
+        t = part / parts
+        shares = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+        yield tuple(sum(share * corner[axis] for share, corner in zip(shares, corners, strict=True)) for axis in (0, 1))
+
+
+def sockets_of(node):
+    """{("in" or "out", number): place} of a node's sockets without settings, as the classic canvas lays them out."""
+    (left, top), (width, _) = node["pos"], node["size"]
+    inputs = [number for number, one in enumerate(node.get("inputs", ())) if "widget" not in one]
+    places = {("in", number): (left + 10, top + 20 * (row + 0.7)) for row, number in enumerate(inputs)}
+    for number in range(len(node.get("outputs", ()))):
+        places["out", number] = (left + width - 9, top + 20 * (number + 0.7))
+    return places
+
+
+def test_no_wire_passes_behind_a_socket_that_is_not_its_own():
+    """It would seem to come from there, or to go there."""
+    document = json.loads((FOLDER / "Sample faster with ToDo.json").read_text(encoding="utf-8"))
+    sockets = {node["id"]: sockets_of(node) for node in document["nodes"]}
+    near = []
+    for _, origin, output, target, number, kind in document["links"]:
+        start, end = sockets[origin]["out", output], sockets[target]["in", number]
+        wire = list(curve_of(start, end))
+        for node, places in sockets.items():
+            for (side, slot), place in places.items():
+                if (side, node) in (("out", origin), ("in", target)):
+                    continue
+                distance = min(math.dist(place, point) for point in wire)
+                if distance < 20:
+                    near.append((kind, origin, target, "passes", side, slot, "of", node, distance))
+    assert document["links"] and not near

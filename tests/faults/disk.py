@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CALLS = ("fsync", "replace", "rename", "unlink", "remove", "rmdir", "mkdir")
+CALLS = ("fsync", "replace", "rename", "link", "unlink", "remove", "rmdir", "mkdir")
 Answer = Callable[[str, str, Callable[[], object]], None]  # what happens instead: (request, path, does half of it)
 
 

@@ -230,7 +230,7 @@ class User:
 
     def stop(self) -> None:
         """The step's own stop button; then it is queued again and goes on."""
-        self._broken(lambda run: self.editor.ask(f"/graft/stop?run={run}", "POST"))
+        self._broken(lambda run: self.editor.ask(f"/graft/stop?run={run}", "POST", {}))
 
     def interrupt(self) -> None:
         """The queue's stop button; then it is queued again and goes on."""

@@ -119,7 +119,7 @@ def test_a_name_with_spaces_is_one_word():
 def test_what_lists_the_files_is_as_before_afterwards():
     folders = Folders()
     before = folders.get_filename_list
-    with pytest.raises(ZeroDivisionError), choice_files._asked_for(folders):
+    with pytest.raises(ZeroDivisionError), choice_files.names_asked_for(folders):
         raise ZeroDivisionError
     assert folders.get_filename_list == before
 

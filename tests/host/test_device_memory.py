@@ -6,7 +6,8 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from graft_nodes.host.device_memory import training_device, unload_others
+from graft_nodes.host import denoiser, planning
+from graft_nodes.host.device_memory import half_type, training_device, unload_others
 
 MODEL = types.SimpleNamespace(loaded_size=lambda: 300)
 GONE = types.SimpleNamespace(device=torch.device("mps"), model=None)
@@ -34,6 +35,44 @@ def test_models_on_the_same_device_count_as_free(management):
 def test_on_the_cpu_the_models_own_weights_count_as_free(management):
     device = training_device(patcher("cpu"))
     assert (device.kind, device.free) == ("cpu", 1070)
+
+
+CARD = torch.device("cuda", 0)
+
+
+def emulated(including_emulation=True):
+    """What torch says of a card before compute capability 8.0."""
+    return including_emulation
+
+
+def own(including_emulation=True):
+    """What torch says of a newer card."""
+    return True
+
+
+@pytest.mark.parametrize(("card", "dtype"), [(emulated, torch.float16), (own, torch.bfloat16)])
+def test_a_card_that_would_emulate_bf16_computes_in_fp16(management, monkeypatch, card, dtype):
+    """One answer for the step, the recipe and the plan."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", card)
+    assert half_type(CARD) == dtype
+    assert training_device(patcher("cuda")).bf16 == (dtype == torch.bfloat16)
+    assert denoiser.half_type is planning.half_type is half_type
+
+
+@pytest.mark.parametrize(("has_bf16", "dtype"), [(False, torch.float16), (True, torch.bfloat16)])
+def test_of_amd_s_cards_comfyui_knows(monkeypatch, has_bf16, dtype):
+    """torch says that each of them has bf16."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", own)
+    asked = []
+    monkeypatch.setattr(comfy.model_management, "should_use_bf16", lambda device, **_: asked.append(device) or has_bf16)
+    assert half_type(CARD) == dtype and asked == [CARD]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps", "xpu", "privateuseone"])
+def test_elsewhere_training_leaves_the_model_s_own_types(monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", own)
+    assert half_type(torch.device(kind)) is None
 
 
 def _loaded(network):

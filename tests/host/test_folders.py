@@ -177,12 +177,17 @@ def test_the_demos_pictures_are_read_where_they_are_until_they_are_copied(place)
 
 
 def test_new_loras_go_into_the_first_folder_that_is_there(place):
-    with pytest.raises(FileNotFoundError, match="make models/loras in it"):
-        folders.loras_folder()
     (place / "more").mkdir()
     assert folders.loras_folder() == str(place / "more")
     (place / "loras").mkdir()
     assert folders.loras_folder() == str(place / "loras")
+
+
+def test_where_no_loras_folder_is_there_the_first_is_made(place, monkeypatch):
+    assert folders.loras_folder() == str(place / "loras") and (place / "loras").is_dir()
+    monkeypatch.setattr(folder_paths, "get_folder_paths", lambda kind: [])
+    with pytest.raises(FileNotFoundError, match=r"name one in extra_model_paths\.yaml"):
+        folders.loras_folder()
 
 
 def test_a_file_of_the_input_folder_is_named_in_it(place):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ..model_device import DEVICES, LOAD
+from ..loaded_models import loaded
+from ..model_device import LOAD
 from ..sampling_options import sampling_options
 
 
@@ -18,11 +19,14 @@ def build_unet(
     mult: tuple[int, ...] = (1, 2),
     depth: tuple[int, ...] = (1, 1),
     seed: int = 0,
+    disable_dynamic: bool = False,
+    file: torch.dtype | None = None,
 ) -> Any:
-    """A ModelPatcher around a UNet of the LDM layout (eps, 4 latent channels, context 24)."""
+    """A ModelPatcher around a UNet of the LDM layout (eps, 4 latent channels, context 24), from a file of a type of its
+    own if one is given.
+    """
     import comfy.latent_formats
     import comfy.model_base
-    import comfy.model_patcher
     import comfy.supported_models_base
 
     shape = {
@@ -53,20 +57,19 @@ def build_unet(
     config = Config(shape)
     config.unet_config = {**shape, "dtype": dtype}
     config.manual_cast_dtype = None
-    model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.diffusion_model.named_parameters():
-        drawn = torch.randn(parameter.shape, generator=generator) * (
-            parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
-        )
-        parameter.data.copy_(drawn + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0))
-    patcher = comfy.model_patcher.ModelPatcher(model, **DEVICES)
-    if hasattr(patcher, "cached_patcher_init"):
-        patcher.cached_patcher_init = (
-            lambda *arguments, **_: build_unet(*arguments),
-            (dtype, channels, mult, depth, seed),
-        )
-    return patcher
+
+    def build() -> Any:
+        return comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device="cpu")
+
+    def fill_(network: torch.nn.Module) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in network.named_parameters():
+            drawn = torch.randn(parameter.shape, generator=generator) * (
+                parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
+            )
+            parameter.data.copy_(drawn + (1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0))
+
+    return loaded(build, fill_, disable_dynamic, file)
 
 
 def build_lora(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..model_device import DEVICES
+from ..loaded_models import loaded
 
 WIDTH, CONTEXT, PATCH = 16, 24, 2
 
@@ -76,7 +76,6 @@ def build_model(seed: int = 0) -> Any:
     """A ModelPatcher around it, with random weights."""
     import comfy.latent_formats
     import comfy.model_base
-    import comfy.model_patcher
     import comfy.supported_models_base
 
     class Config(comfy.supported_models_base.BASE):
@@ -87,9 +86,14 @@ def build_model(seed: int = 0) -> Any:
     config = Config({"dtype": torch.float32})
     config.unet_config, config.manual_cast_dtype = {"dtype": torch.float32}, None
     kind = comfy.model_base.ModelType.EPS
-    model = comfy.model_base.BaseModel(config, kind, device="cpu", unet_model=RowanTransformer)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.diffusion_model.parameters():
-        drawn = torch.randn(parameter.shape, generator=generator)
-        parameter.data.copy_(drawn * parameter.shape[-1] ** -0.5)
-    return comfy.model_patcher.ModelPatcher(model, **DEVICES)
+
+    def build() -> Any:
+        return comfy.model_base.BaseModel(config, kind, device="cpu", unet_model=RowanTransformer)
+
+    def fill_(network: torch.nn.Module) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in network.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(drawn * parameter.shape[-1] ** -0.5)
+
+    return loaded(build, fill_)

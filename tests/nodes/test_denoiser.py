@@ -12,7 +12,8 @@ from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
 
-from ..model_device import DEVICES, LOAD
+from ..loaded_models import loaded
+from ..model_device import LOAD
 
 CONFIG = {
     "image_size": 32,
@@ -43,7 +44,6 @@ def wall(host):
 def _model(kind, sdxl=False, dtype=torch.float32):
     import comfy.model_base
     import comfy.model_management
-    import comfy.model_patcher
     import comfy.supported_models
 
     family = comfy.supported_models.SDXL if sdxl else comfy.supported_models.SD15
@@ -52,14 +52,17 @@ def _model(kind, sdxl=False, dtype=torch.float32):
         config = family(own)
         config.unet_config, config.manual_cast_dtype = dict(own, dtype=dtype), None
         model_type = getattr(comfy.model_base.ModelType, kind)
-        model = (comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel)(config, model_type, device="cpu")
-        generator = torch.Generator().manual_seed(0)
-        for p in model.diffusion_model.parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
-                + (p.ndim == 1)
-            )
-    return comfy.model_patcher.ModelPatcher(model, **DEVICES)
+        made = comfy.model_base.SDXL if sdxl else comfy.model_base.BaseModel
+
+        def fill_(network):
+            generator = torch.Generator().manual_seed(0)
+            for p in network.parameters():
+                p.copy_(
+                    torch.randn(p.shape, generator=generator) * (p[0].numel() ** -0.5 if p.ndim > 1 else 0.1)
+                    + (p.ndim == 1)
+                )
+
+        return loaded(lambda: made(config, model_type, device="cpu"), fill_)
 
 
 def _random(*shape, seed=0):
@@ -107,8 +110,8 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
 
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         before = denoiser.denoise(x, one, [Conditioning(context)], {})
-        sampled = patcher.model.apply_model(x, one, c_crossattn=context)
-        patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
+        sampled = denoiser.model.apply_model(x, one, c_crossattn=context)
+        denoiser.patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
         after = denoiser.denoise(x, one, [Conditioning(context)], {})
     assert seen == {"attention_pytorch"}
     assert torch.equal(before, after)
@@ -178,8 +181,9 @@ def test_memory_is_pinned_unless_the_host_was_told_not_to(wall, monkeypatch):
 def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):
     """A module beside the network embeds its sizes: nothing trains that one."""
     patcher, made = _model("EPS", sdxl=True), []
-    extra_conds = patcher.model.extra_conds
-    monkeypatch.setattr(patcher.model, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
+    trained = wall.whole_models.whole(patcher).model
+    extra_conds = trained.extra_conds
+    monkeypatch.setattr(trained, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
     text = Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280)})
     with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _input(1, 4, 16, 16, seed=1), denoiser.sigma(torch.tensor([0.5], device=LOAD))

@@ -92,7 +92,7 @@ def test_the_experts_take_turns_and_each_gets_the_bytes_of_a_run_of_its_own(host
     import comfy.model_management as management
 
     high, low, clip, _, _ = parts
-    alone = {}
+    trained, alone = host.module("host.whole_models").whole, {}
     for expert, model in (("high noise", high), ("low noise", low)):
         state, _ = begun(host, parts, f"{run} alone", expert, model, low=None)
         alone[expert] = host.call("TrainStep", state=state, steps=5, validate_every=2)[0]
@@ -101,8 +101,8 @@ def test_the_experts_take_turns_and_each_gets_the_bytes_of_a_run_of_its_own(host
 
     def watched(self, x, sigma, *more):
         networks = {id(one.model.model) for one in management.current_loaded_models}
-        assert {id(parts[0].model), id(parts[1].model)} & networks == {id(self.model)}
-        seen.extend((self.model is high.model, float(level)) for level in sigma)
+        assert {id(trained(model).model) for model in (high, low)} & networks == {id(self.model)}
+        seen.extend((self.model is trained(high).model, float(level)) for level in sigma)
         return denoise(self, x, sigma, *more)
 
     monkeypatch.setattr(denoiser, "denoise", watched)
@@ -320,13 +320,13 @@ def test_each_expert_has_a_training_only_lora_of_its_own(host, parts, run, stack
     given = {"training_only": stacks[0], "low_noise_training_only": stacks[1]}
     pair, report = begun(host, parts, run, **given)
     assert "expert0.safetensors" in report and "expert1.safetensors" in report
-    previews, sampled = host.module("host.pair_previews"), []
+    previews, sampled, trained = host.module("host.pair_previews"), [], host.module("host.whole_models").whole
     sample = previews.sample_pair
 
     def seen(models, *more):
         result = sample(models, *more)
         bare = [model.clone() for model in models]
-        sampled.append(all(not wrapped(model) for model in (high, low)))
+        sampled.append(all(not wrapped(trained(model)) for model in (high, low)))
         assert torch.equal(sample(bare, *more), result)
         return result
 

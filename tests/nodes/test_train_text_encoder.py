@@ -79,7 +79,11 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
     wall = host.module("host")
     adapters = host.module("training.trainable.install")
     with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model, clip=found["base"]) as denoiser:
-        weights = {name: t.clone() for name, t in state.trained.items()}
+        devices = {"text_encoders": denoiser.text_encoder_device}
+        weights = {
+            name: t.to(devices.get(name.partition(".")[0], denoiser.device), copy=True)
+            for name, t in state.trained.items()
+        }
         with (
             adapters.attached(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder),
             torch.no_grad(),
@@ -136,7 +140,8 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
                 loss().backward()
                 text = {name: t for name, t in work.trained.items() if name.startswith("text_encoders.")}
                 ways = {
-                    name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)) for name, t in text.items()
+                    name: torch.randn(t.shape, generator=torch.Generator().manual_seed(1)).to(t.device)
+                    for name, t in text.items()
                 }
                 found = sum(float((work.trained[name].grad * way).sum()) for name, way in ways.items())
                 values = []

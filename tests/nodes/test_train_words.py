@@ -203,7 +203,7 @@ def test_gradients_are_those_of_finite_differences(host, alone):
 
                 loss().backward()
                 vectors = work.trained[NAME]
-                way = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1))
+                way = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(1)).to(vectors.device)
                 way = way / way.norm() + vectors.grad / vectors.grad.norm()
                 found, begun, values = float((vectors.grad * way).sum()), vectors.detach().clone(), []
                 for sign in (1, -1):

@@ -115,6 +115,8 @@ def _freed(address: int, block: Block) -> None:
 
 def on_device(owner: Tensor) -> Tensor:
     """A tensor of the device over the memory of a CPU tensor, which nothing else may use from now on."""
+    if owner.dtype == torch.float64 and meter.lacks_float64:
+        raise TypeError("The second device has no float64.")
     code = _CODES.get(owner.dtype)
     if code is None:  # types that DLPack does not know
         return on_device(owner.view(torch.uint8)).view(owner.dtype)

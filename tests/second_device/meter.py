@@ -23,6 +23,7 @@ class Meter:
     `synchronisations` has an entry for each time that the host waited for results of the device (`.item()`, `.cpu()`,
     `bool()`, boolean indexing, `synchronize()`): what it was and the line that asked. `blocking_uploads` has one for
     each copy to the device without non_blocking, after which CUDA waits too. `limit` is the size of the memory.
+    With `lacks_float64` tensors of that type are refused, as MPS does.
     """
 
     synchronisations: list[str] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Meter:
     allocated: int = 0
     peak: int = 0
     limit: int | None = None
+    lacks_float64: bool = False
 
     def clear(self) -> None:
         """Count from zero again; memory in use stays."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,3 +32,20 @@ def test_checks(arguments):
     environment = {**os.environ, "GRAFT_TEST_DEVICE": "second"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_dynamic_vram():
+    """Training on models that ComfyUI pages; `python dev.py second-device` runs the node tests that way too."""
+    folders = os.environ.get("COMFYUI_PATH", os.path.expanduser("~/ComfyUI")).split(os.pathsep)
+    found = [folder for folder in folders if _has_dynamic_vram(Path(folder).expanduser())]
+    if not found:
+        pytest.skip("no ComfyUI with dynamic VRAM found; set COMFYUI_PATH to a checkout of 0.33 or later")
+    command = [sys.executable, "-m", "pytest", "-q", "tests/second_device/dynamic"]
+    chosen = {"GRAFT_TEST_DEVICE": "second", "GRAFT_TEST_DYNAMIC": "1", "GRAFT_TEST_COMFYUI": found[0]}
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **chosen}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def _has_dynamic_vram(folder: Path) -> bool:
+    patcher = folder / "comfy" / "model_patcher.py"
+    return patcher.is_file() and "ModelPatcherDynamic" in patcher.read_text(encoding="utf-8")

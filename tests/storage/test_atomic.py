@@ -1,6 +1,9 @@
 """Files appear complete or not at all; folders are made durably and named when they cannot be."""
 
+import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from graft_nodes.storage import atomic
@@ -44,11 +47,86 @@ def test_files_have_the_mode_that_the_user_set(tmp_path, shared):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.skipif(os.name == "nt", reason="modes of a POSIX system")
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_that_is_written_again_keeps_its_mode_and_is_never_open_to_others(tmp_path, shared):
+    path, seen = tmp_path / "file", []
+    path.write_bytes(b"before")
+    path.chmod(0o600)
+
+    def chunks():
+        seen.extend(one.stat().st_mode & 0o777 for one in tmp_path.iterdir())
+        yield b"now"
+
+    atomic.write_whole(path, chunks(), shared)
+    assert seen == [0o600, 0o600] and path.read_bytes() == b"now"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o664)
+    atomic.write_whole(path, [b"again"], shared)
+    assert path.stat().st_mode & 0o777 == 0o664
+
+
 def test_a_moved_file_takes_the_place_of_another(tmp_path):
     (tmp_path / "a").write_text("new")
     (tmp_path / "b").write_text("old")
     atomic.move_file(tmp_path / "a", tmp_path / "b")
     assert os.listdir(tmp_path) == ["b"] and (tmp_path / "b").read_text() == "new"
+
+
+def without_links(monkeypatch):
+    def link(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted", os.fspath(source))
+
+    monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_moves_only_to_a_free_name(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        without_links(monkeypatch)
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "to-nothing").symlink_to("nothing")
+    (tmp_path / "folder").mkdir()
+    atomic.move_to_free_name(tmp_path / "first", tmp_path / "there")
+    for taken in ("there", "to-nothing", "folder"):
+        with pytest.raises(FileExistsError):
+            atomic.move_to_free_name(tmp_path / "second", tmp_path / taken)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "second", "there", "to-nothing"]
+    assert (tmp_path / "there").read_text() == "first" and (tmp_path / "second").read_text() == "second"
+
+
+def test_a_name_that_was_reserved_is_free_again_after_an_error(tmp_path, monkeypatch):
+    without_links(monkeypatch)
+    with pytest.raises(FileNotFoundError):
+        atomic.move_to_free_name(tmp_path / "nothing", tmp_path / "name")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_many_new_files_of_one_name_one_is_written(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        without_links(monkeypatch)
+    together = threading.Barrier(20)
+
+    def write(number):
+        together.wait()
+        try:
+            atomic.write_new(tmp_path / "file", [b"%d" % number])
+        except FileExistsError:
+            return None
+        return number
+
+    with ThreadPoolExecutor(20) as pool:
+        written = [number for number in pool.map(write, range(20)) if number is not None]
+    assert len(written) == 1 and (tmp_path / "file").read_bytes() == b"%d" % written[0]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_draft_that_gets_no_name_is_removed(tmp_path):
+    with atomic.whole_draft(tmp_path / "file", [b"x"]) as draft, open(draft, "rb") as file:
+        assert file.read() == b"x"
+    assert os.listdir(tmp_path) == []
 
 
 def test_new_folders_are_listed_and_a_failing_one_is_named(tmp_path):

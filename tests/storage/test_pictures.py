@@ -5,10 +5,13 @@ opened.
 import io
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from graft_nodes.storage import pictures
 from graft_nodes.storage.pictures import FORMATS, open_picture, upright, upright_size
 from graft_nodes.tests.storage import starting
 from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
@@ -143,3 +146,49 @@ def test_every_picture_is_turned_by_one_function():
         if re.search(r"exif_transpose|\.getexif\(", path.read_text(encoding="utf-8"))
     ]
     assert found == ["storage/pictures.py"]
+
+
+def peak_of(script, *arguments):
+    """How many MB more a process of its own held at most while it ran this, after its imports."""
+    code = f"import resource, sys\nfrom graft_nodes.storage import pictures\n{script}"
+    held = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    return int(held.stdout)
+
+
+SHRINK = """
+from PIL import Image
+most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with pictures.open_picture(sys.argv[1]) as file:
+    before = most()
+    small = pictures.shrunk(file, 160)
+print((most() - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
+@pytest.mark.parametrize(("kind", "name"), [("I;16", "a.png"), ("I;16", "a.tif"), ("CMYK", "a.jpg"), ("RGB", "a.jpg")])
+def test_a_large_picture_is_shrunk_in_little_memory(tmp_path, kind, name):
+    Image.new(kind, (6000, 6000)).save(tmp_path / name)
+    assert peak_of(SHRINK, tmp_path / name) < 200, "36 million pixels of 16 bit, once, and half of that in 8 bit"
+
+
+def test_16_bit_is_scaled_to_8_bit_row_by_row_as_at_once():
+    values = np.random.default_rng(1).integers(0, 65536, (333, 17), dtype=np.uint16)
+    values[0, :4] = 0, 65535, 128, 129  # halves
+    image = Image.fromarray(values)
+    expected = (values.astype(np.float64) / 257).round().astype(np.uint8)
+    assert image.mode.startswith("I")
+    assert (np.asarray(pictures.eight_bit(image)) == expected).all()
+    wide = Image.fromarray(values.astype(np.int32) * 3 - 1000)  # beyond 16 bit, and below 0
+    assert (np.asarray(pictures.eight_bit(wide)) == ((values * 3.0 - 1000) / 257).round().clip(0, 255)).all()
+
+
+def test_too_many_pixels_are_refused_before_they_are_read(tmp_path):
+    Image.new("1", (9000, 8000)).save(tmp_path / "a.png")
+    with pictures.open_picture(tmp_path / "a.png") as file, pytest.raises(ValueError, match="9000x8000 is too large"):
+        pictures.shrunk(file, 160)
+    Image.new("L", (9000, 8000)).save(tmp_path / "a.jpg")
+    with pictures.open_picture(tmp_path / "a.jpg") as file:  # read at an eighth of its size
+        assert pictures.shrunk(file, 160).size == (160, 142)

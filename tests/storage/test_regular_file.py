@@ -9,7 +9,7 @@ import threading
 import pytest
 from graft_nodes.headless import workflow
 from graft_nodes.headless.problem import WorkflowError
-from graft_nodes.patches.lora_files import beside, metadata, open_file
+from graft_nodes.patches.lora_files import open_file
 from graft_nodes.storage import regular_file
 from graft_nodes.storage.bounded_read import read_bounded, read_json
 from graft_nodes.storage.digest import sha256_of_file
@@ -58,10 +58,8 @@ READERS = {
     "picture": read_picture,
     "caption": captions.read_text,
     "workflow": lambda path: workflow.read(str(path)),
-    "alphas of a LoRA": lambda path: metadata._alphas(str(path), {}, {}),
     "LoRA": lambda path: open_file.load(str(path)),
     "header of a LoRA": lambda path: open_file.header(str(path)),
-    "picture beside a LoRA": lambda path: beside._picture_bytes(str(path)),
     "file of a state": lambda path: store.check_file(path, "0"),
 }
 

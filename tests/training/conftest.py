@@ -48,6 +48,8 @@ class Flow:
 
     prediction = "flow"
     device = torch.device("cpu")
+    auto_type = None
+    own_type = torch.float32
     pins_memory = True
     kept_weights = None
 

@@ -43,8 +43,12 @@ LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. S
 
 ## How it is computed
 
-- The models are ComfyUI's own classes at their published sizes. Their weights are in bf16 (fp16 takes the same), or
-  in fp8 where it says so (weight_dtype of Load Diffusion Model).
+- The models are ComfyUI's own classes at their published sizes. Their weights are in bf16, or in fp8 where it says so
+  (weight_dtype of Load Diffusion Model). Those that ComfyUI loads in fp16, as SDXL's, take the same: on a card they
+  are cast once to the type that is computed in, and their own values wait in CPU memory. Autograd keeps a copy of fp8
+  weights in that type, unless gradient checkpointing is on.
+- With ComfyUI's dynamic VRAM (0.33 and later, on NVIDIA cards), training works on a whole copy of the model in CPU
+  memory, which is read once and stays for as long as the model does.
 - A step takes the weights, the LoRA and its gradients, the optimizer's state, the average (EMA) and the activations.
 - A tenth of the card is left free. What other programs have on it is not counted.
 - The text encoder and the VAE are not counted, because Dataset is done with them before training begins.

@@ -113,7 +113,7 @@ class Filters:
     )
     crops: int = _key(
         4,
-        read_whole_number(2),
+        read_whole_number(2, 1_000),
         "How many crops of each image crop: random draws.",
         needs=lambda values: values.get("crop") == "random",
         without="without crop: random",
@@ -143,7 +143,7 @@ class Filters:
     write_schedule: bool = _key(False, read_flag, "Writes a text file of which image goes into which step.")
     workers: int = _key(
         0,
-        read_whole_number(0),
+        read_whole_number(0, 64),
         "Threads that prepare batches ahead; 0 is one where not all fits into memory. The result never changes.",
     )
 

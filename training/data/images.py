@@ -41,7 +41,6 @@ SHEET_IMAGES = 36  # on a contact sheet
 _VARIES = 8  # of 255: a smaller difference in brightness is rounding of a lossy format
 LEAST_WHITE = 8  # of 255: a mask without a brighter pixel looks black, as one with the classes 0 and 1 does
 _BACKGROUND = 32  # of a contact sheet, from 0 to 255
-MOST_PIXELS = 64_000_000  # that are read for a thumbnail
 MOST_SCALED = 64_000_000  # pixels that a picture is scaled to before it is cropped
 
 
@@ -180,13 +179,13 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
 
     Raises ValueError when it cannot be read to its end.
     """
-    from ...storage.pictures import open_picture, upright
+    from ...storage.pictures import eight_bit, open_picture, upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
             image = upright(file)
         if image.mode.startswith("I"):
-            image = _eight_bit(image)
+            image = eight_bit(image)
         return over_white(image)
 
 
@@ -214,19 +213,11 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
 
 def thumbnail(path: Path, side: int) -> bytes:
     """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
-    from PIL import Image
 
-    from ...storage.pictures import open_picture, upright
+    from ...storage.pictures import open_picture, shrunk, upright
 
     with pillow_errors(path), open_picture(path) as file:
-        file.draft("RGB", (side, side))  # a JPEG is read at a fraction of its size
-        if file.width * file.height > MOST_PIXELS:
-            raise ValueError(f"{file.width}x{file.height} is too large for a thumbnail")
-        image: Image.Image = file
-        if file.mode.startswith("I"):
-            image = _eight_bit(file)
-        image.thumbnail((side, side), Image.Resampling.BILINEAR)
-        return small_webp(upright(image), side)
+        return small_webp(upright(shrunk(file, side)), side)
 
 
 def small_webp(image: Image.Image, side: int) -> bytes:
@@ -251,13 +242,13 @@ def open_mask(path: Path) -> tuple[Image.Image, bool]:
     The transparency is the mask where what is visible of the file has one color: a shape drawn on an empty layer.
     Raises ValueError when it cannot be read.
     """
-    from ...storage.pictures import open_picture, upright
+    from ...storage.pictures import eight_bit, open_picture, upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
             mask = upright(file)
         if mask.mode.startswith("I"):
-            mask = _eight_bit(mask)
+            mask = eight_bit(mask)
         if _has_transparency(mask):
             mask = mask.convert("RGBA")
             alpha = mask.getchannel("A")
@@ -286,14 +277,6 @@ def brightest(mask: Image.Image, framing: Framing | None = None) -> int:
             (int(left * across), int(top * down), math.ceil(right * across), math.ceil(bottom * down)),
         )
     return max((value for value, count in enumerate(mask.histogram()) if count), default=0)
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """16 bit grey as 8 bit: Pillow's own conversion clips instead of scaling."""
-    import numpy as np
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(image, dtype=np.float64) / 257).round().clip(0, 255).astype(np.uint8))
 
 
 def crop_image(image: Image.Image, framing: Framing) -> Image.Image:

@@ -22,6 +22,10 @@ class Autoencoder(Protocol):
     """
     device: torch.device
     """Where pictures and latents are to be."""
+    auto_type: torch.dtype | None
+    """As of a `Denoiser`."""
+    own_type: torch.dtype
+    """As of a `Denoiser`."""
     factor: int
     """How many pixels a latent is wide."""
 

@@ -26,6 +26,12 @@ class Denoiser(Protocol):
     """What the network predicts: "eps", "v" or "flow"."""
     device: torch.device
     """Where latents and noise are to be."""
+    auto_type: torch.dtype | None
+    """The type that training precision auto casts to: bf16, or fp16 where the device would only emulate bf16. None
+    where it leaves the model's own types.
+    """
+    own_type: torch.dtype
+    """The type that the network computes in without autocast."""
     pins_memory: bool
     """Whether host memory may be pinned. Asked for when layers wait there."""
     kept_weights: KeptWeights | None

@@ -65,12 +65,13 @@ def perturbation(prediction: str, sigma: Tensor) -> Tensor:
 
 
 def zero_terminal(sigmas: Tensor) -> Tensor:
-    """Zero terminal SNR: change a rising table of noise levels (T,) such that the last level has no signal, in float64.
+    """Zero terminal SNR: change a rising table of noise levels (T,) such that the last level has no signal, in float64
+    on the CPU.
 
     sqrt(alpha-bar) is shifted and scaled; the first level stays as it is. A table that ends without signal already is
     returned unchanged.
     """
-    sigmas64 = sigmas.double()
+    sigmas64 = sigmas.to("cpu", torch.float64)
     signal = (1 + sigmas64**2) ** -0.5
     if float(signal[-1] ** 2) <= LAST_SIGNAL * 1.01:
         return sigmas64

@@ -210,9 +210,17 @@ def _shares_of_bounds(settings: TimestepSettings, sigma: Callable[[Tensor], Tens
     return least, most
 
 
+def _at_least(number: float, dtype: torch.dtype) -> float:
+    """The smallest number of a type that is not below another: to compare exactly on a device without float64."""
+    nearest = torch.tensor(number, dtype=dtype)
+    if nearest.item() < number:
+        nearest = torch.nextafter(nearest, torch.tensor(math.inf, dtype=dtype))
+    return nearest.item()
+
+
 def belongs(settings: TimestepSettings, sigma: Tensor) -> Tensor:
     """Which noise levels (B,) are the expert's: the boundary itself is the high-noise one's, as in samplers."""
-    is_high = sigma.double() >= settings.boundary
+    is_high = sigma >= _at_least(settings.boundary, sigma.dtype)
     if settings.expert == HIGH_NOISE:
         return is_high
     return ~is_high
@@ -279,8 +287,8 @@ def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor
     shift = "without the model's own shift"
     if not gives_levels(settings):
         shift = "on top of the model's own shift"
-    levels = draw_levels(settings, 10_000, generator, tokens, sigma)
-    least, median, most = levels.double().quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+    levels = draw_levels(settings, 10_000, generator, tokens, sigma).to("cpu", torch.float64)
+    least, median, most = levels.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return (
         f"timestep sampling {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90%"
         f" of them from {least:.2f} to {most:.2f}{_said_bounds(settings, sigma)}"

@@ -5,12 +5,23 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .record import BuildRequest
+
+
+@cache
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that does not compute it, as MPS and some of Intel's do not."""
+    try:
+        torch.ones((), dtype=torch.float64, device=device).add_(1.0)
+    except (RuntimeError, TypeError):
+        return torch.float32
+    return torch.float64
 
 
 class ByGroup(torch.optim.Optimizer):

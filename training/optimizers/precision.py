@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,77 +13,95 @@ from ..memory.allocations import META, AutocastOnMeta
 from .settings import OptimizerSettings
 
 LEAST_SCALE = 2.0**-10  # if the loss overflows even so, scaling cannot help
+_FIRST_SCALE = 2.0**16
+_LARGEST_SCALE = 2.0**127  # the largest power of two in float32
+_GOOD_STEPS = 2000  # after which the scale is doubled
 _SLOT = "grad_scaler"
 
 
-def autocast(settings: OptimizerSettings, device: torch.device) -> AbstractContextManager[Any]:
-    """The autocast context of a forward pass; auto is bf16 on a CUDA device that has it, else the model's own types."""
-    kind = settings.precision
-    if kind in ("bf16", "full-bf16") or (kind == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()):
-        if device == META:
-            return AutocastOnMeta(torch.bfloat16)
-        return torch.autocast(device.type, torch.bfloat16)
-    if kind == "fp16":
-        return torch.autocast(device.type, torch.float16)
-    return nullcontext()
+class Network(Protocol):
+    """What precision depends on, of a `training.objective.denoiser.Denoiser`."""
+
+    device: torch.device
+    auto_type: torch.dtype | None
+    own_type: torch.dtype
+
+
+def autocast_type(settings: OptimizerSettings, network: Network) -> torch.dtype | None:
+    """The type that a forward pass is cast to; None where it computes in the model's own types."""
+    if settings.precision in ("bf16", "full-bf16"):
+        return torch.bfloat16
+    if settings.precision == "fp16":
+        return torch.float16
+    if settings.precision == "auto":
+        return network.auto_type
+    return None
+
+
+def autocast(settings: OptimizerSettings, network: Network) -> AbstractContextManager[Any]:
+    """The autocast context of a forward pass."""
+    dtype = autocast_type(settings, network)
+    if dtype is None:
+        return nullcontext()
+    if network.device == META:
+        return AutocastOnMeta(dtype)
+    return torch.autocast(network.device.type, dtype)
+
+
+def computes_in_fp16(settings: OptimizerSettings, network: Network) -> bool:
+    """Whether gradients may vanish or overflow for want of exponents: under autocast, or because the model was loaded
+    so.
+    """
+    return (autocast_type(settings, network) or network.own_type) == torch.float16
 
 
 class LossScale:
-    """The loss scale of fp16 training (torch's GradScaler).
+    """The loss scale of fp16 training: doubled after 2,000 good steps, halved when a gradient overflows.
 
-    Its scale and count are part of a run's state, and a step that overflows is computed again.
+    Its scale and count are part of a run's state, and a step that overflows is computed again. It needs no kernel of
+    its own, as torch's GradScaler does, so that it works on any device.
     """
 
-    def __init__(self, device: torch.device, saved: Mapping[str, Tensor]) -> None:
-        self._scaler = torch.amp.GradScaler(device.type)
+    def __init__(self, saved: Mapping[str, Tensor]) -> None:
+        self.scale = _FIRST_SCALE  # what the loss is multiplied by: a power of two, so that nothing is rounded
+        self._good_steps = 0
         self._has_passed = False
         if f"{_SLOT}/scale" in saved:
-            state = self._scaler.state_dict()
-            state["scale"], state["_growth_tracker"] = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
-            self._scaler.load_state_dict(state)
-
-    @property
-    def scale(self) -> float:
-        """What the loss is multiplied by."""
-        return self._scaler.get_scale()
+            self.scale, self._good_steps = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss to call backward on."""
-        return self._scaler.scale(loss)
+        return loss * self.scale
 
+    @torch.no_grad()
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
         """Divide the gradients by the scale; returns whether every gradient is finite. Otherwise the scale falls."""
-        gradients = _Gradients([t for t in trained.values() if t.grad is not None])
-        if not gradients.param_groups[0]["params"]:
+        gradients = [tensor.grad for tensor in trained.values() if tensor.grad is not None and tensor.grad.numel()]
+        if not gradients:
             return True
-        self._scaler.unscale_(gradients)  # type: ignore[arg-type]
-        finite = bool(self._scaler.step(gradients))  # type: ignore[arg-type]
-        self._has_passed = finite
-        if not finite:
-            self._scaler.update()
-        return finite
+        torch._foreach_mul_(gradients, 1.0 / self.scale)
+        self._has_passed = _all_finite(gradients)
+        if not self._has_passed:
+            self.scale, self._good_steps = self.scale / 2, 0
+        return self._has_passed
 
     def step_(self) -> None:
         """Count a step whose gradients were finite, for the scale to grow. Without any gradient nothing is counted."""
         if self._has_passed:
-            self._scaler.update()
+            self._good_steps += 1
+        if self._good_steps == _GOOD_STEPS:
+            self.scale, self._good_steps = min(2 * self.scale, _LARGEST_SCALE), 0
         self._has_passed = False
 
     def state(self) -> dict[str, Tensor]:
         """The scale and the number of good steps, for the run's state."""
-        scaler_state = self._scaler.state_dict()
-        numbers = {
-            "scale": (scaler_state["scale"], torch.float64),
-            "count": (scaler_state["_growth_tracker"], torch.int64),
+        return {
+            f"{_SLOT}/scale": torch.tensor(self.scale, dtype=torch.float64),
+            f"{_SLOT}/count": torch.tensor(self._good_steps, dtype=torch.int64),
         }
-        return {f"{_SLOT}/{name}": torch.tensor(value, dtype=dtype) for name, (value, dtype) in numbers.items()}
 
 
-class _Gradients:
-    """A stand-in for an optimizer that GradScaler steps: it only notes whether the step was allowed."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.param_groups = [{"params": tensors}]
-
-    def step(self) -> bool:
-        return True
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Waits once for the device of the first."""
+    largest = [torch.linalg.vector_norm(tensor, ord=torch.inf, dtype=torch.float32) for tensor in tensors]
+    return bool(torch.stack([number.to(largest[0].device) for number in largest]).isfinite().all())

@@ -137,8 +137,9 @@ class OptimizerSettings:
     precision: str = setting(
         "training precision",
         "auto",
-        "auto: bf16 on a GPU that has it, else the model's own. bf16, fp16: compute in it, keep the trained weights"
-        " in float32. full-bf16: trained weights and gradients are bf16 too, rounded stochastically, to save memory.",
+        "auto: bf16 on an NVIDIA or AMD card that computes it, fp16 on an older one, else the model's own type. bf16,"
+        " fp16: compute in it, keep the trained weights in float32. full-bf16: trained weights and gradients are bf16"
+        " too, rounded stochastically, to save memory.",
         choices=PRECISIONS,
         advanced=True,
     )

@@ -88,7 +88,7 @@ class OptimizerStepper:
             self._restore(piece, slots)
         self._rate, self._step = 0.0, 0
         self._stepped: set[int] = set()  # ids of the pieces that this step has updated already
-        self._squares: list[Tensor] = []
+        self._norms: list[Tensor] = []  # of gradients that are freed already
         self.is_swapped = False  # whether the tensors hold the weights to sample with
 
     @property
@@ -277,7 +277,7 @@ class OptimizerStepper:
         """Begin step `step` with this learning rate, and drop the gradients of an earlier step."""
         self._rate, self._step = rate, step
         self._stepped.clear()
-        self._squares.clear()
+        self._norms.clear()
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
@@ -305,7 +305,7 @@ class OptimizerStepper:
 
     def _step_early(self, name: str, tensor: Tensor) -> None:
         assert tensor.grad is not None
-        self._squares.append(_square(tensor.grad))
+        self._norms.append(_norm(tensor.grad))
         self._step_piece(self._piece_of[name])
 
     def norm(self) -> float:
@@ -327,13 +327,13 @@ class OptimizerStepper:
         return _read_together([total, *losses])
 
     def _norm_in_pieces(self, gradients: list[Tensor], losses: Sequence[Tensor]) -> list[float]:
-        """The norm of bf16 gradients and of those that are freed already, summed in float64."""
-        squares = [*self._squares, *map(_square, gradients)]
-        if squares:
-            total = torch.stack([square.to(squares[0].device) for square in squares]).sum()
-        else:
-            total = torch.zeros((), dtype=torch.float64)
-        norm, *numbers = _read_together([total.sqrt(), *losses])
+        """The norm of bf16 gradients and of those that are freed already, summed in float64: on the CPU, as not every
+        device has it.
+        """
+        norms = [*self._norms, *map(_norm, gradients)]
+        numbers = _read_together([*norms, *losses])
+        squares = torch.tensor(numbers[: len(norms)], dtype=torch.float64).square()
+        norm, numbers = squares.sum().sqrt().item(), numbers[len(norms) :]
         if gradients and self.settings.clip_norm and math.isfinite(norm):
             factor = min(
                 1.0, self.settings.clip_norm / (norm + 1e-6)
@@ -398,13 +398,15 @@ def _slots_by_name(saved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -
     return slots
 
 
-def _square(gradient: Tensor) -> Tensor:
-    """The square of a gradient's norm, float64."""
-    return torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).double().square()
+def _norm(gradient: Tensor) -> Tensor:
+    """A gradient's norm, float32."""
+    return torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32)
 
 
 def _read_together(numbers: Sequence[Tensor]) -> list[float]:
     """Tensors without dimensions as numbers; the device of the first is waited for once."""
+    if not numbers:
+        return []
     dtype = numbers[0].dtype
     for number in numbers:
         dtype = torch.promote_types(dtype, number.dtype)

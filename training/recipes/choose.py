@@ -130,6 +130,17 @@ class Recipe:
     hints: tuple[str, ...]
 
 
+def _compute(device: Device) -> str | None:
+    """The type that a recipe's layers compute in on a device, by torch's name; None for the model's own."""
+    if device.kind == "cpu":
+        return "float32"
+    if device.bf16:
+        return "bfloat16"
+    if device.kind == "cuda":
+        return "float16"
+    return None
+
+
 def memory_of(wish: Wish, device: Device) -> int:
     """The memory to fit into, in bytes."""
     if wish.memory == AUTO:
@@ -152,6 +163,8 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device, pictures: Sequence[Pic
         accumulation=1,
         pictures=tuple(pictures) or (Pictures(published.resolution.value),),
         number_bytes=4 if device.kind == "cpu" else 2,
+        compute=_compute(device),
+        shares_memory=device.shares_memory,
     )
     fitted = fit(facts, wanted, device, memory)
     writer = _Writer(facts, wish, device, published, goal, fitted)

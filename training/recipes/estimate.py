@@ -14,12 +14,18 @@ from .planned import share_of
 
 GB = 2**30
 _TWICE = 2  # norms, attention and activation functions keep about as much again as the layers
+_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes of the types that layers compute in
 _STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.0, "adafactor": 0.1}  # of an optimizer, for each trained number
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings that memory depends on."""
+    """The settings that memory depends on, and what the device does.
+
+    `number_bytes`: of a number that autograd keeps. `compute`: the type that layers compute in, by torch's name of it;
+    None where that is the model's own. Where the device has memory of its own (not `shares_memory`), frozen weights are
+    cast to it once.
+    """
 
     optimizer: str
     targets: str
@@ -32,6 +38,8 @@ class Plan:
     average_on_host: bool = False
     layers_on_host: bool = False
     bf16_weights: bool = False
+    compute: str | None = "bfloat16"
+    shares_memory: bool = False
 
     def largest(self, facts: ModelFacts) -> Pictures:
         """The batch that takes most: its resolution and batch size."""
@@ -80,7 +88,18 @@ def _weights(facts: ModelFacts, plan: Plan) -> float:
     """With layers in host memory: what is outside the blocks, the block that computes and the next one."""
     if plan.layers_on_host:
         return min(facts.weight_bytes, facts.outside + 2 * facts.largest_block)
-    return facts.weight_bytes
+    bytes_then = facts.weight_bytes
+    for name, count in facts.types.items():
+        if plan.compute is not None and _is_cast_once(name, plan):
+            bytes_then += count * (_SIZES[plan.compute] - _SIZES[name])
+    return bytes_then
+
+
+def _is_cast_once(name: str, plan: Plan) -> bool:
+    """Whether weights of this type are held in that of the computation while training."""
+    if plan.compute is None or plan.shares_memory or plan.layers_on_host:
+        return False
+    return name in _SIZES and name != plan.compute
 
 
 def _activations(facts: ModelFacts, plan: Plan) -> float:
@@ -94,13 +113,16 @@ def _activations(facts: ModelFacts, plan: Plan) -> float:
 
 
 def _copies(facts: ModelFacts, plan: Plan) -> float:
-    """Weights of another type than the computation's are copied to it, and autograd keeps the copies. With
-    checkpointing they are those of one block.
+    """Weights of another type than the computation's that are not cast once (fp8, and all where memory is shared) are
+    copied to it, and autograd keeps the copies. With checkpointing they are those of one block.
     """
-    copied = plan.number_bytes * facts.parameters
-    if plan.checkpointing or abs(copied - facts.weight_bytes) < 0.1 * copied:
+    if plan.checkpointing or plan.compute is None:
         return 0.0
-    return copied
+    copied = 0
+    for name, count in facts.types.items():
+        if name != plan.compute and not _is_cast_once(name, plan):
+            copied += count
+    return float(plan.number_bytes * copied)
 
 
 def how(facts: ModelFacts, plan: Plan) -> str:

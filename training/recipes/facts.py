@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ class ModelFacts:
       as what goes into and comes out of every attention, feed-forward and convolution layer.
     - `largest_kept`, `inputs`: of these, those of the largest checkpointed block; and the inputs of all blocks.
     - `largest_block`, `outside`: bytes of the weights of the largest block, and of those outside any block.
+    - `types`: how many numbers the weights have of each type, by torch's name of it.
     """
 
     family: str
@@ -58,6 +60,7 @@ class ModelFacts:
     inputs: float
     largest_block: int
     outside: int
+    types: Mapping[str, int]
 
     def positions(self, resolution: int) -> int:
         """Positions that one square image has: latents of a UNet, or tokens of 2 x 2 latents and the text's."""
@@ -122,6 +125,7 @@ def facts_of(model: nn.Module, family: ModelFamily | None, prediction: str) -> M
         inputs=sum(layers[0].input for layers in in_blocks if layers),
         largest_block=max(weights, default=0),
         outside=total - sum(weights),
+        types=_types(model),
     )
 
 
@@ -190,6 +194,13 @@ def _block_names(model: nn.Module) -> list[str]:
 
 def _of_block(name: str, kept: Sequence[_KeptLayer]) -> list[_KeptLayer]:
     return [layer for layer in kept if layer.path.startswith(f"{name}.")]
+
+
+def _types(model: nn.Module) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for part in model.parameters():
+        counts[str(part.dtype).removeprefix("torch.")] += part.numel()
+    return dict(counts)
 
 
 def _weight_bytes(module: nn.Module) -> int:

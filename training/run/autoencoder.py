@@ -85,7 +85,7 @@ def check_latents(work: Workspace) -> None:
 
 def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
     """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents."""
-    before, after = (torch.cat([one.flatten().double() for one in latents]) for latents in (base, now))
+    before, after = (torch.cat([one.flatten().to("cpu", torch.float64) for one in latents]) for latents in (base, now))
     return float((after - before).square().mean().sqrt() / before.std().clamp(min=1e-12))
 
 
@@ -134,7 +134,7 @@ def _losses(work: Workspace, pictures: Tensor, mask: Tensor | None, generator: t
     pixels = as_pixels(pictures, coder.device)
     if mask is not None:
         mask = to_device(mask, coder.device)
-    with autocast(work.start_state.settings.optimizer, coder.device):
+    with autocast(work.start_state.settings.optimizer, coder):
         with torch.set_grad_enabled(torch.is_grad_enabled() and settings.trains_encoder):
             mean, log_variance = coder.encode(pixels)
         latents = mean

@@ -67,6 +67,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             work = stack.enter_context(
                 closing(Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size)))
             )
+        work.in_main_memory = on_host
         work.loader.until = state.step + 2
         for shadow in work.shadows:
             for tensor in shadow.tensors.values():
@@ -81,7 +82,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             parts = {part: counter.at_peak.get(part, 0) for part in PARTS}
             counter.forget_peak()
             _preview(work)
-    return MemoryPlan(parts, counter.peak)
+            preview = counter.peak
+    return MemoryPlan(parts, preview)
 
 
 @torch.no_grad()

@@ -67,7 +67,7 @@ def _errors(
 ) -> Tensor:
     """The weighted errors (B,) of the model with the adapter, for one prompt each."""
     objective, denoiser = work.start_state.settings.objective, work.denoiser
-    with autocast(work.start_state.settings.optimizer, denoiser.device):
+    with autocast(work.start_state.settings.optimizer, denoiser):
         denoised = denoiser.denoise(x, sigma, conditionings, options)
     mask = None
     if batch.mask is not None:
@@ -92,7 +92,7 @@ def from_noise(work: Workspace, batch: Batch, noise: Tensor, sigma: Tensor, opti
     shares = torch.linspace(_NEAR_NOISE, 0.0, slider.steps + 1, device=denoiser.device)
     levels = denoiser.sigma(shares)
     start = denoiser.noisy(torch.zeros_like(noise), noise, torch.maximum(levels[:1], sigma))
-    with _without_dropout(work), autocast(work.start_state.settings.optimizer, denoiser.device):
+    with _without_dropout(work), autocast(work.start_state.settings.optimizer, denoiser):
         return partly_denoised(denoise, start, levels, sigma)
 
 
@@ -111,7 +111,7 @@ def _without_adapter(
     """
     slider, strength, kind = _slider(work), work.strength, work.denoiser.prediction
     anchor = None
-    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
+    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser):
 
         def seen(conditionings: Sequence[Conditioning]) -> Tensor:
             return work.denoiser.denoise(x, sigma, conditionings, options)

@@ -96,7 +96,7 @@ def _noisy(work: Workspace, clean: Tensor, draws: _Draws) -> tuple[Tensor, Tenso
 
 def _errors(work: Workspace, batch: Batch, x: Tensor, target: Tensor, sigma: Tensor, options: dict[str, Any]) -> Tensor:
     """The weighted errors (B,) of the model as it is now."""
-    with autocast(work.start_state.settings.optimizer, work.denoiser.device):
+    with autocast(work.start_state.settings.optimizer, work.denoiser):
         denoised = work.denoiser.denoise(x, sigma, work.encoded(batch.captions, batch.conditionings), options)
     return _measured(work, batch, denoised, target, sigma)
 
@@ -116,7 +116,7 @@ def _pair_losses(work: Workspace, batch: Batch, clean: Tensor, draws: _Draws, op
     clean = torch.cat([clean, _clean(work, batch.worse)])
     draws, both = draws.twice(), _both_of_pairs(batch)
     x, target = _noisy(work, clean, draws)
-    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
+    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser):
         base = work.denoiser.denoise(x, draws.sigma, both.conditionings, options)
     reference = _measured(work, both, base, target, draws.sigma)
     errors = _errors(work, both, x, target, draws.sigma, options)
@@ -151,7 +151,7 @@ def _base_predictions(
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
     options = without_routing(options)
-    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser.device):
+    with work.plain(), autocast(work.start_state.settings.optimizer, work.denoiser):
         base = work.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
 

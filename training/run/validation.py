@@ -118,7 +118,7 @@ def _errors(
 ) -> Tensor:
     """The weighted errors of one image, of the model as it is now. The reference reads the captions as they came."""
     denoiser, state = work.denoiser, work.start_state
-    with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser.device):
+    with work.stepper.evaluated(), autocast(state.settings.optimizer, denoiser):
         conditioning = image_conditioning(work.dataset, image.caption, image.crop(0))
         if not is_reference:
             (conditioning,) = work.encoded([image.caption], [conditioning])

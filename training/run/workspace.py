@@ -19,6 +19,7 @@ from ..data.listing import first_names
 from ..data.preference_files import missing_partner
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
+from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
@@ -30,7 +31,7 @@ from ..objective.autoencoder import Autoencoder
 from ..objective.denoiser import Denoiser
 from ..objective.noise import LAST_SIGNAL
 from ..objective.settings import check_for
-from ..optimizers.precision import LossScale
+from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
 from ..state import History, RunCost, TrainState, advance_position
 from ..trainable import install
@@ -73,6 +74,7 @@ def check(state: TrainState, denoiser: Denoiser, dataset: Dataset, group: proces
         _check_autoencoder(state, denoiser, dataset, group)
         return
     check_for(objective, denoiser.prediction)
+    _check_fp16(state, denoiser, group)
     if state.settings.optimizer.fused_backward and group.size > 1:
         raise ValueError(
             "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients: switch"
@@ -114,6 +116,28 @@ def _ends_with_signal(denoiser: Denoiser) -> bool:
     if denoiser.device.type == "meta":
         return False
     return float(denoiser.sigma(torch.tensor([1 - 2**-24], device=denoiser.device))) ** -2 > 2 * LAST_SIGNAL
+
+
+def _check_fp16(state: TrainState, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
+    """Raise ValueError where what computes in fp16, because of the device or of the model, cannot have a loss scale.
+    Training precision fp16 itself is refused elsewhere.
+    """
+    optimizer = state.settings.optimizer
+    if optimizer.precision == "fp16" or not computes_in_fp16(optimizer, denoiser):
+        return
+    found = (
+        f"Optimizer Settings: training precision {optimizer.precision} computes in fp16 with this model on this device"
+    )
+    if optimizer.fused_backward:
+        raise ValueError(
+            f"{found}, and a fused backward pass moves weights before it is known whether a gradient overflowed: switch"
+            " it off, or set training precision to bf16."
+        )
+    if group.shard:
+        raise ValueError(
+            f"{found}, and its loss scale is for weights that a rank holds whole: set training precision to bf16, or"
+            " start without --shard."
+        )
 
 
 def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: process_group.SingleProcess) -> None:
@@ -182,6 +206,11 @@ def _check_autoencoder(
             "Optimizer Settings: training precision is fp16, and discriminator weight of Start VAE Training is above 0:"
             " use bf16 or float32, or set it to 0."
         )
+    if settings.discriminator and computes_in_fp16(state.settings.optimizer, coder):
+        raise ValueError(
+            "Start VAE Training: this VAE is loaded in fp16, and discriminator weight is above 0: set training"
+            " precision of Optimizer Settings to bf16, or discriminator weight to 0."
+        )
     factor = cast(Autoencoder, coder).factor
     for image in dataset.images + dataset.held_out:
         side = min(side_of(length, settings.crop, factor) for length in image.latent.shape[-2:])
@@ -233,8 +262,8 @@ class Workspace:
         self.trained = self.stepper.trained
         self.gradients = gradient_sum.for_group(self.group, self.trained, self.placement.is_sharded)
         self.loss_scale: LossScale | None = None
-        if state.settings.optimizer.precision == "fp16":
-            self.loss_scale = LossScale(denoiser.device, state.optimizer)
+        if computes_in_fp16(state.settings.optimizer, denoiser):
+            self.loss_scale = LossScale(state.optimizer)
         self.discriminator: Discriminator | None = None
         self.perceptual: nn.Module | None = None  # measures LPIPS
         if state.start.autoencoder is not None:
@@ -257,6 +286,8 @@ class Workspace:
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
         self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
+        self.in_main_memory = False  # of a plan: whether its device stands for the host's memory
+        self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
@@ -326,6 +357,7 @@ class Workspace:
         if settings.checkpointing or settings.offload == "layers":
             checkpointing = checkpointed(module)
         with (
+            self._cast_weights(),
             self._quantised_base(),
             self._compiled(),
             self._offloaded(),
@@ -336,6 +368,23 @@ class Workspace:
         ):
             self._attach()
             yield
+
+    @contextmanager
+    def _cast_weights(self) -> Iterator[None]:
+        """A context in which frozen weights are of the type that autocast computes in."""
+        settings, denoiser = self.start_state.settings.optimizer, self.denoiser
+        dtype = autocast_type(settings, denoiser)
+        if dtype is None or self.start_state.start.autoencoder is not None or self.group.shard:
+            yield
+            return
+        # What waits in host memory comes over layer by layer, and is cast there.
+        stays = self.in_main_memory or settings.offload == "layers" or self.start_state.start.adapter.quantised_base
+        with cast_weights(denoiser.module, dtype, self.trained, stays) as count:
+            self.is_cast = count > 0
+            try:
+                yield
+            finally:
+                self.is_cast = False
 
     @contextmanager
     def _offloaded(self) -> Iterator[None]:
@@ -394,7 +443,11 @@ class Workspace:
         return self.quantised.waiting
 
     def own_weights(self) -> AbstractContextManager[None]:
-        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used."""
+        """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
+        Weights that are cast for training stay so, and the block computes in their type.
+        """
+        if self.is_cast:
+            return autocast(self.start_state.settings.optimizer, self.denoiser)
         if self.quantised is None:
             return nullcontext()
         return self.quantised.off()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 
 import pytest
 import torch
@@ -168,3 +169,61 @@ def test_long_texts_are_cut_to_80_characters(length, shown):
     assert metadata.about({"modelspec.title": text}) == f"title {shown}"
     tags = json.dumps({"10_x": {text: 2}})
     assert metadata.about({"ss_tag_frequency": tags}) == f"tags {shown} (2)"
+
+
+def with_metadata(path, said):
+    """A small LoRA file whose header has these texts by name."""
+    layer = "lora_unet_input_blocks_1_1_transformer_blocks_0_attn1_to_q"
+    save_file(
+        {f"{layer}.lora_down.weight": torch.zeros(4, 8), f"{layer}.lora_up.weight": torch.zeros(8, 4)}, path, said
+    )
+    return str(path)
+
+
+def peak_of(act):
+    """The most bytes that Python held while `act()` ran."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"modelspec.title": "x" * 20_000_000},
+        {f"key {number}": "y" * 20 for number in range(600_000)},
+        {"ss_tag_frequency": json.dumps({"folder": {f"tag {number}": 1 for number in range(1_200_000)}})},
+    ],
+    ids=["one text", "many texts", "tags"],
+)
+def test_a_header_of_20_mb_is_refused_before_it_is_parsed(tmp_path, said):
+    path = with_metadata(tmp_path / "large.safetensors", said)
+
+    def describe():
+        with pytest.raises(ValueError, match=r"large\.safetensors has a header of [\d,]+ bytes, more than the 16,"):
+            metadata.describe(path)
+
+    assert peak_of(describe) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"modelspec.title": "word " * 2_000_000},
+        {"ss_trigger_words": ", ".join(map(str, range(1_000_000)))},
+        {f"ss_todo_{number}": "y" for number in range(200_000)},
+        {f"ss_ema_{number}": "y" * 1000 for number in range(5000)},
+        {"ss_base_model_version": "x" * 10_000_000, "ss_steps": "1" * 1_000_000, "ss_resolution": "x" * 1_000_000},
+        {"ss_network_alpha": "1" * 10_000_000},
+        {"ss_tag_frequency": json.dumps({"folder": {"tag" * 200_000: 1, "plain": 2}})},
+        {"ss_tag_frequency": json.dumps({"folder": {f"tag {number}": 1 for number in range(500_000)}})},
+    ],
+    ids=["title", "words", "todo", "ema", "base", "alpha", "long tag", "many tags"],
+)
+def test_what_is_shown_of_a_file_is_bounded(tmp_path, said):
+    path = with_metadata(tmp_path / "long.safetensors", said)
+    assert len(json.dumps(metadata.describe(path))) < 20_000
+    assert len(metadata.about(said)) < 2000

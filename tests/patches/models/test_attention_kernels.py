@@ -124,3 +124,30 @@ def test_an_override_that_fails_where_nothing_is_thinned_fails_as_it_is():
         Guard(override, 0)(attention_pytorch, q, q, q, 4)
     with pytest.raises(RuntimeError, match=r"^heads of 64 only$"):  # the text's
         Guard(override, k.shape[1])(attention_pytorch, q, k, v, 4)
+
+
+@pytest.mark.parametrize(
+    ("types", "given"),
+    [
+        ((torch.float32, torch.float32, torch.bfloat16), torch.bfloat16),  # norms under autocast: Wan, Qwen-Image
+        ((torch.bfloat16, torch.bfloat16, torch.float32), torch.bfloat16),
+        ((torch.float32, torch.float16, torch.float16), torch.float16),
+        ((torch.float32, torch.float32, torch.float32), torch.float32),
+    ],
+)
+@pytest.mark.parametrize("with_override", [False, True])
+def test_kernels_get_one_type(types, given, with_override):
+    seen = []
+
+    def attention_pytorch(q, k, v, heads):
+        seen.extend((q.dtype, k.dtype, v.dtype))
+        return q + k + v
+
+    def other_nodes(kernel, *given):
+        return kernel(*given)
+
+    previous = other_nodes if with_override else None
+    q, k, v = (torch.ones(1, 2, 8, dtype=dtype, requires_grad=True) for dtype in types)
+    TrainingKernel(attention_pytorch, previous)(attention_pytorch, q, k, v, 1).sum().backward()
+    assert seen == [given] * 3
+    assert [q.grad.dtype, k.grad.dtype, v.grad.dtype] == list(types)

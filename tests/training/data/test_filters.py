@@ -168,10 +168,13 @@ def test_every_option_is_taken(key, options):
         ("shuffle_tag_p: 0", "shuffle_tag_p: -0.01"),
         ("shuffle_tag_p: 1", "shuffle_tag_p: 1.01"),
         ("crop: random\ncrops: 2", "crop: random\ncrops: 1"),
+        ("crop: random\ncrops: 1000", "crop: random\ncrops: 1001"),
         ("resolutions: [64, 8192]", "resolutions: [63]"),
         ("resolutions: [8192]", "resolutions: [8193]"),
         ("cache_gb: 0.001", "cache_gb: 0.0009"),
         ("workers: 0", "workers: -1"),
+        ("workers: 64", "workers: 65"),
+        ("workers: 64", "workers: 1000000000"),
     ],
 )
 def test_bounds(within, beyond):

@@ -7,6 +7,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from graft_nodes.storage import pictures
 from graft_nodes.training.data import images
 from graft_nodes.training.data.buckets import frame
 from PIL import Image, ImageOps, PngImagePlugin, features
@@ -279,7 +280,7 @@ def test_a_header_of_what_is_no_picture(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="not a picture that can be read"):
             read(tmp_path / "a.png")
     Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
-    monkeypatch.setattr(images, "MOST_PIXELS", 799)
+    monkeypatch.setattr(pictures, "MOST_PIXELS", 799)
     with pytest.raises(ValueError, match="40x20 is too large for a thumbnail"):
         images.thumbnail(tmp_path / "a.png", 8)
 

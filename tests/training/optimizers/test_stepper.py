@@ -371,8 +371,7 @@ def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, "adamw", FULL, precision="fp16")
     work = Workspace(start, denoiser, dataset)
-    work.loss_scale._scaler.scale(torch.zeros(()))  # sets its tensors up
-    work.loss_scale._scaler._scale.fill_(2.0**60)  # gradients overflow in fp16 until it is small enough
+    work.loss_scale.scale = 2.0**60  # gradients overflow in fp16 until it is small enough
     with work.installed():
         moved = advance_(work)
     assert math.isfinite(moved.norm) and work.step == 1 and work.loss_scale.scale < 2.0**30

@@ -167,3 +167,47 @@ def test_the_images_of_a_dataset():
     assert pictures_of(dataset) == (Pictures(768, 4), Pictures(1024))
     clip = Dataset((_image(256, 256, frames=(4,)),), words, "c")
     assert pictures_of(clip) == (Pictures(512),)  # four frames
+
+
+def of_types(**types):
+    """SDXL with weights of these types, half of its numbers each if there are two."""
+    sizes = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+    found = facts("sdxl")
+    count = found.parameters // len(types)
+    weight_bytes = sum(sizes[name] * count for name in types)
+    return dataclasses.replace(found, weight_bytes=weight_bytes, types=dict.fromkeys(types, count))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_frozen_weights_of_another_16_or_32_bit_type_take_what_those_of_the_computation_take(checkpointing):
+    """They are cast once. fp16 and bf16 have the same bytes, and are not the same type."""
+    plan = dataclasses.replace(PLAN, checkpointing=checkpointing)
+    wanted = estimate(of_types(bfloat16=True), plan).total
+    for loaded in ("float16", "float32"):
+        assert estimate(of_types(**{loaded: True}), plan).total == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "settings", "copied"),
+    [
+        ("float8_e4m3fn", {}, 2.0),  # unpacked at each use, and kept
+        ("float8_e4m3fn", {"checkpointing": True}, 0.0),
+        ("float16", {"shares_memory": True}, 2.0),  # a second copy there would save nothing
+        ("float16", {"shares_memory": True, "compute": "float16"}, 0.0),
+        ("float16", {"compute": None}, 0.0),  # the model's own type
+        ("float16", {"compute": "float32", "number_bytes": 4, "shares_memory": True}, 4.0),
+    ],
+)
+def test_copies_that_autograd_keeps(loaded, settings, copied):
+    found, plan = of_types(**{loaded: True}), dataclasses.replace(PLAN, **settings)
+    plain = dataclasses.replace(found, types={plan.compute or loaded: found.parameters})
+    more = estimate(found, plan).parts["activations"] - estimate(plain, plan).parts["activations"]
+    assert more == copied * found.parameters
+
+
+def test_types_are_counted(tiny):
+    tiny.last.to(torch.float16)
+    assert facts_of(tiny, None, "flow").types == {
+        "float32": sum(weight.numel() for weight in tiny.blocks.parameters()),
+        "float16": 4 * 8 + 4,
+    }

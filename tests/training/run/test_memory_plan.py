@@ -139,6 +139,23 @@ def test_the_largest_batch_counts(lab):
     assert len(largest_batch(own, 2).images) == 9
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("loaded", [torch.float16, torch.float32])
+def test_frozen_weights_of_another_type_are_cast_once(lab, loaded, checkpointing):
+    """Autograd would keep a second copy of each: SDXL is loaded in fp16, and cards compute in bf16."""
+    found = {}
+    for dtype in (torch.bfloat16, loaded):
+        state, denoiser, dataset = _run(lab, LORA, META, precision="bf16", checkpointing=checkpointing)
+        denoiser.module.to(torch.bfloat16)
+        for part in denoiser.module.modules():
+            if isinstance(part, (torch.nn.Linear, torch.nn.Conv2d)):
+                part.to(dtype)
+        forward = denoiser.module.forward
+        denoiser.module.forward = lambda *given, forward=forward: forward(*(one.to(torch.bfloat16) for one in given))
+        found[dtype] = plan(state, denoiser, dataset)
+    assert found[loaded] == found[torch.bfloat16]
+
+
 def test_fp16_takes_what_bf16_takes(lab):
     assert _planned(lab, LORA, precision="fp16") == _planned(lab, LORA, precision="bf16")
     assert _planned(lab, LORA, precision="fp16").peak < _planned(lab, LORA).peak

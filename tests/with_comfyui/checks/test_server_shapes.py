@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import uuid
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -236,8 +237,8 @@ def test_graft_routes_are_on_both(real, ours):
             assert server.ask(f"{prefix}/graft/runs/none/nokey").status == 400
             assert server.ask(f"{prefix}/graft/lora_info?name=../../x.safetensors").status == 404
             assert server.ask(f"{prefix}/graft/lora_info").status == 400
-            assert server.ask(f"{prefix}/graft/stop?run=none", "POST").status == 409
-            assert server.ask(f"{prefix}/graft/stop", "POST").status == 400
+            assert server.ask(f"{prefix}/graft/stop?run=none", "POST", {}).status == 409
+            assert server.ask(f"{prefix}/graft/stop", "POST", {}).status == 400
 
 
 def test_no_route_of_graft_takes_what_another_site_sends_or_what_is_compressed(real, ours):
@@ -245,10 +246,31 @@ def test_no_route_of_graft_takes_what_another_site_sends_or_what_is_compressed(r
     for server in (real, ours):
         for prefix in ("", "/api"):
             for headers in ({"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
-                assert server.ask(f"{prefix}/graft/stop?run=none", "POST", headers=headers).status == 403
-            answer = server.ask(f"{prefix}/graft/dataset/glance", "POST", body, {"Content-Encoding": "gzip"})
+                assert server.ask(f"{prefix}/graft/stop?run=none", "POST", {}, headers).status == 403
+            packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+            answer = server.ask(f"{prefix}/graft/dataset/glance", "POST", body, packed)
             assert answer.status == 415
             assert server.ask(f"{prefix}/graft/dataset/glance", "POST", {"folder": "none"}).status != 415
+
+
+def test_no_page_of_another_site_writes_a_caption_at_the_address_that_the_network_knows(real):
+    """ComfyUI compares Origin with Host on this machine's own addresses only."""
+    folder = real.place / "input" / "kept"
+    folder.mkdir(parents=True)
+    (folder / "a.png").write_bytes(picture())
+    (folder / "a.txt").write_text("my caption")
+    change = {"folder": "kept", "name": "a.png", "text": None, "version": sha256(b"my caption").hexdigest()}
+    page = {"Host": "192.168.1.5:8188", "Origin": "http://evil.example"}
+    for prefix in ("", "/api"):
+        address, body = f"{prefix}/graft/dataset/caption", json.dumps(change).encode()
+        assert real.ask(address, "POST", body, {**page, "Content-Type": "text/plain"}).status == 403
+        assert real.ask(address, "POST", change, page).status == 403
+        without_origin = {"Host": page["Host"], "Content-Type": "text/plain"}
+        assert real.ask(address, "POST", body, without_origin).status == 415
+    assert (folder / "a.txt").read_text() == "my caption"
+    own = {"Host": page["Host"], "Origin": f"http://{page['Host']}"}
+    assert real.ask("/graft/dataset/caption", "POST", change, own).status == 200
+    assert not (folder / "a.txt").exists()
 
 
 def test_a_marked_pair_of_previews_is_told_on_both(real, ours):

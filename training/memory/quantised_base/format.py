@@ -72,12 +72,12 @@ class _UnpackedProduct(torch.autograd.Function):
 
 def linear(x: Tensor, weight_format: WeightFormat, weight: Quantised, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` with a quantised weight; under autocast in its type, else in that of x."""
-    output = weight_format.product(x.reshape(-1, x.shape[-1]), weight, bias, _product_type(x))
+    output = weight_format.product(x.reshape(-1, x.shape[-1]), weight, bias, product_type(x))
     return output.view(*x.shape[:-1], output.shape[-1])
 
 
-def _product_type(x: Tensor) -> torch.dtype:
-    """The type of a layer's output for x."""
+def product_type(x: Tensor) -> torch.dtype:
+    """The type of a layer's product with x: autocast's, or its own."""
     if x.is_meta:  # the autocast of a plan changes torch's functions
         empty = x.new_empty(0, 0)
         return torch.matmul(empty, empty).dtype

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..by_tensor import ByGroup, rms
+from ..by_tensor import ByGroup, rms, widest_float
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, POSITIVE_BETAS, number
 from ..record import OptimizerRecord, RunFacts, SamplingWeights, SettingsView
 from . import schedulefree
@@ -138,12 +138,13 @@ def _second_moment(state: Mapping[str, Tensor], gradient: Tensor, share: float, 
 
 
 def _towards(state: Mapping[str, Tensor], gradient: Tensor, z: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """What a tensor adds to the numerator, and its part of the denominator, in float64."""
+    """What a tensor adds to the numerator, and its part of the denominator, in float64 where the device has it."""
+    wide = widest_float(gradient.device)
     weight = group["d"] ** 2 / math.sqrt(group["d0"])
     numbers = gradient.flatten()[::_EACH]
-    numerator = torch.dot(numbers.double(), (state["p0"] - z.flatten()[::_EACH]).double()).mul_(weight)
+    numerator = torch.dot(numbers.to(wide), (state["p0"] - z.flatten()[::_EACH]).to(wide)).mul_(weight)
     s = state["s"].mul_(group["beta3"]).add_(numbers, alpha=weight)
-    return torch.stack([numerator, s.abs().sum(dtype=torch.float64)])
+    return torch.stack([numerator, s.abs().sum(dtype=wide)])
 
 
 def _find_step_size(group: dict[str, Any], numerator: float, denominator: float) -> None:

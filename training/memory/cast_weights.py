@@ -1,0 +1,89 @@
+"""Frozen weights in the type that a step computes in.
+
+Autocast casts a layer's weight at each use, and autograd keeps every cast weight until the backward pass: a second copy
+of the whole model. Cast once, there is one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...patches.models.layers import casts_weights, is_changed_by_host, is_conv, why_not_plain
+from .quantised_base.format import product_type
+
+_SHARED = ("cpu", "mps")  # kinds of devices that compute in main memory, where a second copy would save nothing
+
+
+@contextmanager
+def cast_weights(
+    module: nn.Module, dtype: torch.dtype, trained: Container[str] = (), in_main_memory: bool = False
+) -> Iterator[int]:
+    """A context in which the frozen linear layers and convolutions of `module` compute in `dtype` under autocast with
+    one copy of their weights.
+
+    Those of another 16 or 32 bit type are cast, and their own values wait in host memory; `in_main_memory` there is
+    none beside it, and they stay as they are. What a host's layers unpack to the type of their input (fp8) is unpacked
+    to `dtype` at once, not to float32 first. `trained` parameters, by name, are left alone. Afterwards the module is as
+    before, with the same Parameter objects. Yields how many weights are cast.
+    """
+    casts: dict[int, nn.Parameter] = {}  # by the identity of what is cast: layers may share a weight
+    with ExitStack() as stack:
+        for path, layer in list(module.named_modules()):
+            if not (isinstance(layer, nn.Linear) or is_conv(layer)):
+                continue
+            if casts_weights(layer):
+                handle = layer.register_forward_pre_hook(_cast_input)
+                stack.callback(handle.remove)
+            if in_main_memory:
+                continue
+            for name in ("weight", "bias"):
+                if f"{path}.{name}" not in trained and _is_of_other_type(layer, name, dtype):
+                    _cast_(layer, name, dtype, casts, stack)
+        yield len(casts)
+
+
+def _cast_input(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    x = given[0]
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return None
+    dtype = product_type(x)
+    if x.dtype == dtype:
+        return None
+    return x.to(dtype), *given[1:]
+
+
+def _is_of_other_type(layer: nn.Module, name: str, dtype: torch.dtype) -> bool:
+    parameter = layer._parameters.get(name)
+    if parameter is None or parameter.dtype == dtype or parameter.device.type in _SHARED:
+        return False
+    return why_not_plain(layer, name) is None and not is_changed_by_host(layer, name)
+
+
+@torch.no_grad()
+def _cast_(layer: nn.Module, name: str, dtype: torch.dtype, casts: dict[int, nn.Parameter], undo: ExitStack) -> None:
+    own = layer._parameters[name]
+    assert own is not None
+    if id(own) not in casts:
+        cast = nn.Parameter(torch.empty(own.shape, dtype=dtype, device=own.device), requires_grad=False)
+        cast.copy_(own)
+        casts[id(own)] = cast
+        values = torch.empty_like(own, device="cpu").copy_(own)
+        with torch.inference_mode(own.is_inference()):
+            own.data = torch.empty(0, dtype=own.dtype, device=own.device)  # frees its memory
+        undo.callback(_fill_, own, values, cast)
+    layer._parameters[name] = casts[id(own)]
+    undo.callback(layer._parameters.__setitem__, name, own)
+
+
+@torch.no_grad()
+def _fill_(own: nn.Parameter, values: Tensor, cast: nn.Parameter) -> None:
+    """Gives a parameter its values back, where the cast one is now: the host may have moved the model."""
+    device = cast.device
+    cast.data = torch.empty(0, dtype=cast.dtype, device=device)
+    with torch.inference_mode(own.is_inference()):
+        own.data = torch.empty_like(values, device=device).copy_(values)
