@@ -19,6 +19,7 @@ from typing import Any
 
 Choices = Sequence[str] | Callable[[], Sequence[str]]
 Text = str | Callable[[], str]
+Name = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Setting:
     - `choices` are all values that a text may have, or a function that lists them. `multiline`: a text of several
       lines. `read` makes the value out of a text ("0.05 0.10": two numbers); it raises ValueError.
     - `advanced`: folded away in the editor.
-    - `elsewhere` maps a trainer ("kohya", "diffusers" ...) to its name for the same setting.
+    - `elsewhere` maps a trainer ("kohya", "diffusers" ...) to its name for the same setting: a text, or a name and a
+      note. Several names stand with commas between them.
     """
 
     label: str
@@ -45,7 +47,7 @@ class Setting:
     multiline: bool = False
     finer: bool = False
     read: Callable[[str], object] | None = None
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, Name] = field(default_factory=dict)
 
     @property
     def kind(self) -> type:
@@ -85,10 +87,10 @@ def setting(
     multiline: bool = False,
     finer: bool = False,
     read: Callable[[str], object] | None = None,
-    **elsewhere: str,
+    **elsewhere: Name,
 ) -> Any:
     """A dataclass field that declares a setting (`Setting` explains the arguments). Further keywords are its names
-    elsewhere: `kohya="--network_dim"`.
+    elsewhere: `kohya="--network_dim"`, or with a note `kohya=("--min_timestep", "a fraction: 0.4 for 400")`.
     """
     declared = Setting(label, default, about, low, high, step, choices, advanced, multiline, finer, read, elsewhere)
     return field(default=default, metadata={"setting": declared})

@@ -63,6 +63,8 @@ class StepSettings:
         "How many more steps to train. Raise it and queue again to continue from the last result.",
         low=0,
         high=10_000_000,
+        kohya=("--max_train_steps", "set total steps (schedule) in Optimizer Settings to the same"),
+        ai_toolkit="train.steps",
     )
     epochs: float = setting(
         "epochs (replaces steps)",
@@ -71,6 +73,9 @@ class StepSettings:
         low=0.0,
         high=100_000.0,
         step=0.5,
+        kohya="--max_train_epochs",
+        onetrainer="Epochs",
+        everydream2="--max_epochs",
     )
     validate_every: int = setting(
         "validate every N steps",
@@ -79,6 +84,9 @@ class StepSettings:
         " which doubles the time. Raise it if validation takes too long; 0 is never.",
         low=0,
         high=1_000_000,
+        kohya="--validate_every_n_steps",
+        onetrainer="Validate after",
+        diffusers=("implicit_acc", "the report names the implicit accuracy on held-out pairs"),
     )
     preview_every: int = setting(
         "preview every N steps",
@@ -87,6 +95,14 @@ class StepSettings:
         " latent. 0 is never.",
         low=0,
         high=1_000_000,
+        kohya=(
+            "--sample_every_n_steps",
+            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` gives"
+            " none",
+        ),
+        ai_toolkit="sample.sample_every",
+        onetrainer="Sample After",
+        everydream2="sample_steps",
     )
     snapshot_every: int = setting(
         "snapshot every N steps",
@@ -96,6 +112,12 @@ class StepSettings:
         low=0,
         high=1_000_000,
         advanced=True,
+        kohya=(
+            "--save_every_n_steps, --save_state, --resume",
+            "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
+        ),
+        ai_toolkit="save.save_every",
+        onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
     keep: str = setting(
         "states to keep",
@@ -104,6 +126,7 @@ class StepSettings:
         " the average if there is one. every: these and all snapshots, if you want to branch from them.",
         choices=KEEPS,
         advanced=True,
+        ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
     )
     snapshot_minutes: float = setting(
         "snapshot every N minutes",
@@ -113,12 +136,17 @@ class StepSettings:
         high=10_000.0,
         step=1.0,
         advanced=True,
+        onetrainer="Backup After",
+        everydream2="ckpt_every_n_minutes",
     )
     tensorboard: bool = setting(
         "write TensorBoard logs",
         False,
         "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
         advanced=True,
+        kohya="--logging_dir, --log_with tensorboard",
+        ai_toolkit=("logging.use_wandb", "there is no wandb"),
+        everydream2="--logdir",
     )
     prompts: str = setting(
         "more preview prompts",
@@ -128,6 +156,8 @@ class StepSettings:
         " seed. kohya's --n, --d, --s, --l and --g work at the end of a line.",
         multiline=True,
         advanced=True,
+        kohya=("--sample_prompts", "up to 16, one a line, with `--n`, `--d`, `--s`, `--l` and `--g`"),
+        ai_toolkit=("sample.prompts", "up to 16"),
     )
     switch_every: int = setting(
         "switch experts every N steps",
@@ -138,6 +168,7 @@ class StepSettings:
         low=0,
         high=1_000_000,
         advanced=True,
+        ai_toolkit="switch_boundary_every",
     )
 
     def __post_init__(self) -> None:

@@ -407,6 +407,7 @@ class MergeSettings:
             " kohya's."
         ),
         choices=low_rank.RANK_RULES.names,
+        kohya=("--dynamic_method", "`sv_fro`, `sv_cumulative` and `sv_ratio`, as in `resize_lora.py`"),
     )
     resize_to: float = setting(
         "resize to",
@@ -416,6 +417,7 @@ class MergeSettings:
         low=0.0,
         high=10000.0,
         step=0.01,
+        kohya=("--dynamic_param", "as in `resize_lora.py`"),
     )
     epsilon: float = setting(
         "epsilon",

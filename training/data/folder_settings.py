@@ -57,6 +57,16 @@ class FolderSettings:
         "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10 times, as in kohya's"
         " scripts; the report says which do. Or kohya's dataset_config.toml there. graft_demo/concept and"
         " graft_demo/regular are the demo's; they are put there when they are missing.",
+        kohya=(
+            "--train_data_dir, --dataset_config",
+            "below ComfyUI's `input`. `10_sks dog` repeats its images ten times, and `sks dog` is the caption of"
+            " those without a file. Of a `dataset_config.toml` [the path, as it"
+            " is](../web/docs/GraftDataset.md#kohyas-dataset_configtoml)",
+        ),
+        ai_toolkit=("datasets.folder_path", "below ComfyUI's `input`"),
+        onetrainer=("Path, Include Subdirectories", "below ComfyUI's `input`, always with its subfolders"),
+        everydream2=("data_root", "below ComfyUI's `input`"),
+        diffusers=("--dataset_name", "with `name.win.png`, `name.lose.png` and `name.txt`"),
     )
     resolution: int = setting(
         "resolution",
@@ -66,6 +76,13 @@ class FolderSettings:
         low=64,
         high=8192,
         step=8,
+        kohya=("--resolution", "width and height in `dataset_config.toml`"),
+        ai_toolkit=(
+            "datasets.resolution",
+            "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
+        ),
+        onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        everydream2="--resolution",
     )
     buckets: bool = setting(
         "aspect ratio buckets",
@@ -73,6 +90,8 @@ class FolderSettings:
         "On: keeps the shape of each image as closely as its bucket allows. Off: crops every image to a square from"
         " its center.",
         advanced=True,
+        kohya=("--enable_bucket", "on by default"),
+        ai_toolkit="datasets.buckets",
     )
     bucket_step: int = setting(
         "bucket step",
@@ -82,12 +101,22 @@ class FolderSettings:
         high=512,
         step=8,
         advanced=True,
+        kohya="--bucket_reso_steps",
+        ai_toolkit="datasets.bucket_tolerance",
     )
     captions: str = setting(
         "caption source",
         registry.AUTO,
         registry.tooltip,
         choices=registry.options,
+        kohya=("--caption_extension, --in_json", "`txt` reads `.txt` and `.caption`; `metadata` the JSON"),
+        ai_toolkit=("datasets.caption_ext", "`txt`"),
+        onetrainer=(
+            "Prompt Source",
+            "file names (up to the first `_`): `yaml`; a single prompt for all: a folder `1_your prompt` without"
+            " caption files, or `trigger` in filters",
+        ),
+        everydream2=("local.yaml, global.yaml", "`yaml`, with the files as they are"),
     )
     repeats: int = setting(
         "repeats",
@@ -95,6 +124,9 @@ class FolderSettings:
         "How often each image is shown in an epoch. Raise it for a small dataset that you mix with a larger one.",
         low=1,
         high=10000,
+        ai_toolkit="datasets.num_repeats",
+        onetrainer=("Balancing", "or a number in front of the folder's name"),
+        everydream2=("multiply.txt", "or the file as it is"),
     )
     flip: float = setting(
         "flip probability",
@@ -105,6 +137,14 @@ class FolderSettings:
         high=1.0,
         step=0.05,
         advanced=True,
+        kohya=("--flip_aug", "0.5"),
+        ai_toolkit=(
+            "datasets.flip_x",
+            "0.5, as often mirrored, but drawn each time, where AI-Toolkit doubles the images",
+        ),
+        onetrainer=("Random Flip", "0.5"),
+        everydream2="--flip_p",
+        diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
         "shuffle tags",
@@ -112,6 +152,10 @@ class FolderSettings:
         "Puts the comma-separated tags in a new order each time an image is shown. Switch it on for tag captions,"
         " off for sentences.",
         advanced=True,
+        kohya="--shuffle_caption",
+        ai_toolkit="datasets.shuffle_tokens",
+        onetrainer=("Tag Shuffling", "with `tag_separator` in filters for Tag Delimiter"),
+        everydream2="--shuffle_tags",
     )
     keep_tags: int = setting(
         "keep first tags",
@@ -121,6 +165,10 @@ class FolderSettings:
         low=0,
         high=1000,
         advanced=True,
+        kohya="--keep_tokens",
+        ai_toolkit="datasets.keep_tokens",
+        onetrainer="Keep Tag Count",
+        everydream2="--keep_tags",
     )
     tag_dropout: float = setting(
         "tag dropout",
@@ -130,6 +178,9 @@ class FolderSettings:
         high=1.0,
         step=0.05,
         advanced=True,
+        kohya="--caption_tag_dropout_rate",
+        ai_toolkit="datasets.token_dropout_rate",
+        onetrainer="Tag Dropout",
     )
     caption_dropout: float = setting(
         "caption dropout",
@@ -139,6 +190,7 @@ class FolderSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya=("--caption_dropout_rate", "conditioning dropout of Objective Settings comes on top"),
     )
     clip_skip: int = setting(
         "CLIP skip",
@@ -148,6 +200,12 @@ class FolderSettings:
         low=0,
         high=24,
         advanced=True,
+        kohya="--clip_skip",
+        onetrainer=("Clip Skip", "on SD 1.5 OneTrainer's 1 is Graft's 2: it counts skipped layers"),
+        everydream2=(
+            "--clip_skip",
+            "the same number on SD 1.x. On SD 2.x one more: EveryDream2 counts from the layer before the last",
+        ),
     )
     validation: float = setting(
         "validation split",
@@ -157,6 +215,7 @@ class FolderSettings:
         low=0.0,
         high=0.9,
         step=0.01,
+        kohya="--validation_split",
     )
     filters: Filters = setting(  # noqa: RUF009
         "filters (YAML)",
@@ -176,6 +235,11 @@ class FolderSettings:
         high=0.95,
         step=0.05,
         advanced=True,
+        kohya=(
+            "--reg_data_dir",
+            "a second Dataset goes to regularization dataset of the first. kohya shows as many regularization"
+            " images as others; here a quarter by default",
+        ),
     )
     weighted_captions: bool = setting(
         "weighted captions",
@@ -183,6 +247,7 @@ class FolderSettings:
         "Off: brackets in captions are text, as in saber (fate). On: they weigh what is in them, as in prompts:"
         " (word:1.2). kohya's weighted_captions.",
         advanced=True,
+        kohya="--weighted_captions",
     )
     no_upscale: bool = setting(
         "no upscale",
@@ -190,6 +255,7 @@ class FolderSettings:
         "On: no image is enlarged. One smaller than the resolution keeps its size, cut to multiples of bucket step,"
         " and the shape of an image has no limit. kohya's bucket_no_upscale.",
         advanced=True,
+        kohya="--bucket_no_upscale",
     )
     min_side: int = setting(
         "minimum bucket side",
@@ -200,6 +266,7 @@ class FolderSettings:
         high=LONGEST_SIDE,
         step=8,
         advanced=True,
+        kohya=("--min_bucket_reso", "without it and the next, shapes up to 4:1 are allowed"),
     )
     max_side: int = setting(
         "maximum bucket side",
@@ -210,6 +277,7 @@ class FolderSettings:
         high=LONGEST_SIDE,
         step=8,
         advanced=True,
+        kohya="--max_bucket_reso",
     )
     batch_size: int = setting(
         "own batch size",
@@ -226,6 +294,7 @@ class FolderSettings:
         "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
         " validation split. Leave empty to use validation split.",
         advanced=True,
+        onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(
         "control pictures",
@@ -235,6 +304,10 @@ class FolderSettings:
         " trains on them as on other pictures.",
         choices=control_methods.options,
         advanced=True,
+        ai_toolkit=(
+            "datasets.control_path, control_path_1, control_path_2, control_path_3",
+            "folders `control`, `control2`, `control3` inside the images' folder or beside it, files of the same names",
+        ),
     )
     frames: str = setting(
         "frames of clips",
@@ -242,6 +315,11 @@ class FolderSettings:
         "Trains a video model on clips (mp4, mov, mkv, webm, animated gif and webp, folders of pictures named"
         " clip.frames): how many frames, as 33, or 1, 17, 33. 0 leaves clips out.",
         advanced=True,
+        ai_toolkit=(
+            "datasets.num_frames",
+            "with frame rate. AI-Toolkit spreads the frames over the whole clip; Graft takes frames that follow"
+            " each other",
+        ),
     )
     frame_rate: float = setting(
         "frame rate",

@@ -59,6 +59,13 @@ class SliderSettings:
         " ai-toolkit: both directions with AI-Toolkit's targets, which get the mean and the deviation of the"
         " model's own prediction. Take it if strength 1 burns images.",
         choices=METHODS,
+        ai_toolkit=(
+            "type",
+            "`ai-toolkit` is the objective of Concept Slider: each target gets the mean and the deviation of the"
+            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer`"
+            " with `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
+            " `name.win.png` and `name.lose.png`",
+        ),
     )
     positive: tuple[str, ...] = setting(
         "positive prompt",
@@ -67,6 +74,7 @@ class SliderSettings:
         " of negative and target.",
         multiline=True,
         read=_lines,
+        ai_toolkit=("slider.positive_prompt", "of several `slider.targets` a line each, here and in the next two"),
     )
     negative: tuple[str, ...] = setting(
         "negative prompt",
@@ -74,6 +82,7 @@ class SliderSettings:
         "What strength -1 moves towards: a very young person. Empty is the empty prompt.",
         multiline=True,
         read=_lines,
+        ai_toolkit="slider.negative_prompt",
     )
     target: tuple[str, ...] = setting(
         "target prompt",
@@ -81,6 +90,7 @@ class SliderSettings:
         "What the slider is for, with nothing of the property in it: a person.",
         multiline=True,
         read=_lines,
+        ai_toolkit="slider.target_class",
     )
     neutral: tuple[str, ...] = setting(
         "neutral prompt",
@@ -107,6 +117,7 @@ class SliderSettings:
         low=0.01,
         high=100.0,
         step=0.1,
+        ai_toolkit="slider.guidance_strength",
     )
     width: int = setting(
         "width",
@@ -150,6 +161,7 @@ class SliderSettings:
         multiline=True,
         read=_lines,
         advanced=True,
+        ai_toolkit="slider.anchor_class",
     )
     anchor_strength: float = setting(
         "anchor strength",
@@ -159,6 +171,7 @@ class SliderSettings:
         high=100.0,
         step=0.1,
         advanced=True,
+        ai_toolkit="slider.anchor_strength",
     )
 
     def __post_init__(self) -> None:
