@@ -46,9 +46,9 @@ class GraftNode(io.ComfyNode):
         super().__init_subclass__(**keywords)
         execute = cls.__dict__.get("execute")
         if execute is not None and not hasattr(execute.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
-            cls.execute = classmethod(_checked(execute.__func__))  # type: ignore[method-assign]
+            cls.execute = classmethod(_checked(execute.__func__))
         if "judged" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
-            cls.validate_inputs = classmethod(_judge(cls.judged))  # type: ignore[method-assign]
+            cls.validate_inputs = classmethod(_judge(cls.judged))
 
     @classmethod
     def check_settings(cls, **values: Any) -> None:
@@ -104,7 +104,7 @@ def setting_input(name: str, one: Setting) -> Any:
     """The input of one declared setting."""
     kind = io.Combo if one.choices is not None else WIDGETS[one.kind]
     bounds = {"min": one.low, "max": one.high, "step": one.step, "options": one.options()}
-    given = {key: value for key, value in bounds.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in bounds.items() if value is not None}
     if one.multiline:
         given["multiline"] = True
     if one.finer:

@@ -61,8 +61,13 @@ class GraftAdapter(SettingsNode):
 
     declares = AdapterSettings
     part = "adapter"
-    judged = (("kind",), ("pattern",), ("kind", "rank", "min_rank"), ("kind", "base_weights"))
-    judged += (("kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"),)
+    judged = (
+        ("kind",),
+        ("pattern",),
+        ("kind", "rank", "min_rank"),
+        ("kind", "base_weights"),
+        ("kind", "alpha", "pattern", "rank_dropout", "module_dropout", "network_dropout", "max_norm"),
+    )
 
     @classmethod
     def define_schema(cls) -> io.Schema:

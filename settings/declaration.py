@@ -141,10 +141,10 @@ def value_error(
     if kind is str:
         return _text_error(label, value, options)
     if not _is_number(value, kind):
-        number = "a whole number" if kind is int else "a number"
-        return f"{label} is {value!r}, expected {number}{_between(low, high)}"
-    assert isinstance(value, Real)
-    if (low is not None and value < low) or (high is not None and value > high):
+        what = "a whole number" if kind is int else "a number"
+        return f"{label} is {value!r}, expected {what}{_between(low, high)}"
+    number: Any = value  # a whole number stays one: as a float, 2^64 - 1 is beyond a bound of 2^64 - 1
+    if (low is not None and number < low) or (high is not None and number > high):
         return f"{label} is {value}, expected{_between(low, high)}"
     return ""
 

@@ -184,7 +184,7 @@ WRONG = [
         "ApplyToDo",
         {"start_percent": 0.8, "end_percent": 0.2, "model": ["1", 0]},
         TODO,
-        "expected 0 <= start <= end <= 1",
+        "expected start <= end",
     ),
     ("ApplyToDo", {"depth_factors": "4 two", "model": ["1", 0]}, TODO, "factors by depth"),
     (
