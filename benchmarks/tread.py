@@ -14,6 +14,7 @@ model's shape and not the plain model's. Float32 and two threads on a CPU, bfloa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -132,8 +133,8 @@ def with_tread(patcher: Any, ratio: float, start: int = 2, end: int = -2) -> Any
 
 def without_blocks(patcher: Any) -> Any:
     """The model without the blocks that tokens can skip: tokens pass by them."""
-    from comfy.patcher_extension import WrappersMP
-    from graft_nodes.host.token_downsampling import without_call
+    from graft_nodes.patches.core.calls import around
+    from graft_nodes.patches.core.clones import put_call
     from graft_nodes.patches.token_routing.plan import plan_routing
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
@@ -142,17 +143,13 @@ def without_blocks(patcher: Any) -> Any:
     blocks = [block for span in spans for block, _ in span]
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
-        for block in blocks:
-            block.forward = lambda x, *_, **__: x
-        try:
-            return executor(*args, **kwargs)
-        finally:
+        with contextlib.ExitStack() as stack:
             for block in blocks:
-                del block.forward
+                stack.enter_context(around(block, "replacement", lambda _, __, x, *___, **____: x))
+            return executor(*args, **kwargs)
 
     clone = patcher.clone()
-    wrappers = without_call(clone, "without_blocks")["wrappers"]
-    wrappers.setdefault(WrappersMP.APPLY_MODEL, {})["without_blocks"] = [call]
+    put_call(clone, "without_blocks", call)
     return clone
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..patches.core.slots import exchange, held_values
 from .decay import EMASettings, decay_over
 from .host_offload import Offload, lane_for
 from .update import average_, check_pairs
@@ -103,38 +104,25 @@ class Shadow:
         self.finish()
         check_pairs(self.tensors, weights)
         self._out = True
-        exchanged: list[str] = []
-        waiting: dict[str, Tensor] = {}
-        half_exchanged = False
+        stack, half_exchanged = ExitStack(), False
         try:
             for name, tensor in self.tensors.items():
                 live = weights[name].detach()
                 if live.dtype == tensor.dtype:
                     average = tensor.clone()
                     half_exchanged = True
-                    _exchange_(tensor, live, average)
-                    exchanged.append(name)
+                    stack.enter_context(exchange(tensor, live, average))
                     half_exchanged = False
                     del average
                 else:
-                    waiting[name] = live.to("cpu", copy=True)
+                    stack.enter_context(held_values(live, live.to("cpu", copy=True)))
                     live.copy_(tensor)
             yield
         finally:
-            for name in reversed(exchanged):  # a weight with two names was exchanged twice
-                tensor, live = self.tensors[name], weights[name].detach()
-                _exchange_(live, tensor, live.clone())
-            for name, saved in reversed(waiting.items()):
-                weights[name].detach().copy_(saved)
+            stack.close()  # the last one first: a weight with two names was exchanged twice
             self._out = half_exchanged
 
     @property
     def is_swapped(self) -> bool:
         """Whether the average is swapped in, or a broken exchange has left average and weights mixed."""
         return self._out
-
-
-def _exchange_(left: Tensor, right: Tensor, copy_of_left: Tensor) -> None:
-    """Each takes the other's values; `copy_of_left` was made before anything changes, as memory may not suffice."""
-    left.copy_(right)
-    right.copy_(copy_of_left)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from ..patches.core.calls import around
 from .autograd_inplace import AvoidInplaceOps
 from .denoiser import told_of_training
 from .device_memory import half_type
@@ -57,11 +58,9 @@ class Autoencoder:
 
     def _called(self, half: str, value: torch.Tensor) -> torch.Tensor:
         """Runs the encoder or the decoder as the network's forward, so that what hangs on that takes part."""
-        self.module.forward = getattr(self.module, half)
-        try:
+        run = getattr(self.module, half)
+        with around(self.module, "replacement", lambda _, __, value: run(value)):
             return self.module(value)
-        finally:
-            del self.module.forward
 
     @torch.no_grad()
     def shown(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -80,11 +79,13 @@ def _regularized(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     if regularization is None:
         yield moments
         return
-    handle = regularization.register_forward_pre_hook(lambda _, inputs: moments.append(inputs[0]))
-    try:
+
+    def call(_: torch.nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        moments.append(args[0])
+        return inner(*args, **kwargs)
+
+    with around(regularization, "probe", call):
         yield moments
-    finally:
-        handle.remove()
 
 
 def check(vae: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ..patches.adapters.lora import LoRA
 from ..patches.adapters.registry import pack_layer, unpack_layer
+from ..patches.core.clones import put_callback
 from ..patches.lora_files.read_stack import EnlargingLora
 from ..patches.models.weight_caches import clear_weight_caches
 from ..patches.patching.fuse import Patch, additive, fuse, in_order
@@ -148,8 +149,7 @@ def _clear_caches_with(patcher: Any) -> None:
     import comfy.patcher_extension as extension
 
     for event in (extension.CallbacksMP.ON_LOAD, extension.CallbacksMP.ON_DETACH):
-        patcher.remove_callbacks_with_key(event, _CACHES)
-        patcher.add_callback_with_key(event, _CACHES, _on_changed_weights)
+        put_callback(patcher, event, _CACHES, _on_changed_weights)
 
 
 def _on_changed_weights(patcher: Any, *_: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..patches.core.clones import put_call, put_callback
 from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
 from ..patches.patching.fuse import Stack, additive
@@ -44,16 +45,13 @@ def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
         (events.ON_DETACH, _on_detach),
         (events.ON_LOAD, _on_load),
     ):
-        clone.remove_callbacks_with_key(event, KEY)
-        clone.add_callback_with_key(event, KEY, callback)
+        put_callback(clone, event, KEY, callback)
     _free_with_parent(patcher, clone)
     if plan.scheduled_weights(every_stack):
         from . import lora_schedules
 
-        clone.remove_wrappers_with_key(extension.WrappersMP.APPLY_MODEL, KEY)
-        clone.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, KEY, lora_schedules.follow_schedules)
-        clone.remove_callbacks_with_key(events.ON_PREPARE_STATE, KEY)
-        clone.add_callback_with_key(events.ON_PREPARE_STATE, KEY, lora_schedules.on_prepare_state)
+        put_call(clone, KEY, lora_schedules.follow_schedules)
+        put_callback(clone, events.ON_PREPARE_STATE, KEY, lora_schedules.on_prepare_state)
     return clone
 
 
@@ -140,8 +138,7 @@ def _free_with_parent(parent: Any, clone: Any) -> None:
 
 def _free_on_detach(parent: Any, on_detach: str) -> None:
     if ledger.is_kept(parent.model):
-        parent.remove_callbacks_with_key(on_detach, KEY)
-        parent.add_callback_with_key(on_detach, KEY, _on_detach)
+        put_callback(parent, on_detach, KEY, _on_detach)
 
 
 def _is_unloaded(patcher: Any) -> bool:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..patches.core.clones import put_object
+
 # ComfyUI's model samplings whose prediction training does not know.
 _UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
 
@@ -108,5 +110,5 @@ def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
     sampling = copy.deepcopy(sampling)
     sampling.set_sigmas(zero_terminal(sampling.sigmas).float().to(sampling.sigmas.device))
     clone = patcher.clone()
-    clone.add_object_patch("model_sampling", sampling)
+    put_object(clone, "model_sampling", sampling)
     return clone

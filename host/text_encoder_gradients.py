@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..patches.core.calls import around
 from ..training.data.dataset import Conditioning
 from ..training.memory.inference_tensors import as_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
@@ -36,8 +37,7 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
             if next(part.parameters(recurse=False), None) is None:
                 continue
             probes[path] = torch.zeros((), device=clip.patcher.load_device, requires_grad=True)
-            hook = part.register_forward_hook(functools.partial(_add_probe, probes[path]))
-            stack.callback(hook.remove)
+            stack.enter_context(around(part, "probe", functools.partial(_add_probe, probes[path])))
         backward_of_conditions(encoder, model, "")
     return {path for path, probe in probes.items() if probe.grad is not None}
 
@@ -71,7 +71,8 @@ def backward_of_conditions(encoder: LiveEncoder, model: Any, caption: str, words
         torch.stack(sums).sum().backward()
 
 
-def _add_probe(probe: torch.Tensor, part: torch.nn.Module, args: Any, out: Any) -> Any:
+def _add_probe(probe: torch.Tensor, _: torch.nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    out = inner(*args, **kwargs)
     if isinstance(out, torch.Tensor) and out.is_floating_point():
         return out + probe.to(out.device, out.dtype)
     return out

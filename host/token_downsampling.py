@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..patches.core.clones import call_of, put_call, put_callback
 from ..patches.models import attention_kernels
 from ..patches.token_downsampling.attention_override import ToDo, ToDoCall, plan_todo
 from ..patches.token_downsampling.tokens import ToDoSettings
@@ -20,7 +21,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     The clone is the patcher itself if every factor is 1. A ToDo that the patcher carries already is replaced, or taken
     off if every factor is 1. Notes tell the report what is special about this host and this model.
     """
-    from comfy.patcher_extension import CallbacksMP, WrappersMP
+    from comfy.patcher_extension import CallbacksMP
 
     replaced = patcher.model_options["transformer_options"].get("patches_replace", {}).get("attn1", {})
     todo = plan_todo(patcher.model.diffusion_model, settings, replaced.keys())
@@ -30,52 +31,27 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     clone, other_patches = _without_todo(patcher)
     if settings.changes_nothing:
         return clone, todo, ["removes the model's earlier token downsampling"]
-    options = clone.model_options["transformer_options"]
     if isinstance(todo, ToDoPatch):
-        options["patches"]["attn1_patch"] = [*other_patches, todo]
+        clone.model_options["transformer_options"]["patches"]["attn1_patch"] = [*other_patches, todo]
     call = ToDoCall(todo)
-    options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[TODO_KEY] = [call]
-    clone.add_callback_with_key(CallbacksMP.ON_PRE_RUN, TODO_KEY, call.begin_run)
+    put_call(clone, TODO_KEY, call)
+    put_callback(clone, CallbacksMP.ON_PRE_RUN, TODO_KEY, call.begin_run)
     return clone, todo, _todo_notes(todo, len(other_patches), earlier is not None)
 
 
 def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
-    """Take token downsampling off: (a clone whose patches and wrappers are mappings of its own, its other attn1
-    patches).
-    """
+    """Take token downsampling off: (a clone whose patches are a mapping of its own, its other attn1 patches)."""
     from comfy.patcher_extension import CallbacksMP
 
     clone = patcher.clone()
-    clone.remove_callbacks_with_key(CallbacksMP.ON_PRE_RUN, TODO_KEY)
-    options = without_call(clone, TODO_KEY)
+    put_callback(clone, CallbacksMP.ON_PRE_RUN, TODO_KEY, None)
+    put_call(clone, TODO_KEY, None)
+    options = clone.model_options["transformer_options"]
     patches = options["patches"] = dict(options.get("patches", {}))
     other_patches = [patch for patch in patches.get("attn1_patch", ()) if not _is_todo(patch)]
     if "attn1_patch" in patches:
         patches["attn1_patch"] = other_patches
     return clone, other_patches
-
-
-def without_call(clone: Any, key: str) -> dict[str, Any]:
-    """Take the wrapper of the model's calls under a key off a clone; its transformer_options, now mappings of its
-    own.
-    """
-    from comfy.patcher_extension import WrappersMP
-
-    options = clone.model_options["transformer_options"] = dict(clone.model_options["transformer_options"])
-    wrappers = options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
-    wrappers.get(WrappersMP.APPLY_MODEL, {}).pop(key, None)
-    return options
-
-
-def call_of(patcher: Any, key: str) -> Any:
-    """The wrapper of the model's calls that a ModelPatcher carries under a key; None where it carries none."""
-    from comfy.patcher_extension import WrappersMP
-
-    wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
-    calls = wrappers.get(WrappersMP.APPLY_MODEL, {}).get(key)
-    if calls:
-        return calls[0]
-    return None
 
 
 def todo_of(patcher: Any) -> ToDo | None:

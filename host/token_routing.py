@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..patches.core.clones import call_of, put_call
 from ..patches.token_routing.plan import Routing, plan_routing
 from ..patches.token_routing.route import RoutingCall
 from ..patches.token_routing.settings import RoutingSettings
-from .token_downsampling import call_of, without_call
 
 ROUTING_KEY = "graft_tread"  # of the wrapper
 
@@ -17,16 +17,12 @@ def apply_routing(patcher: Any, settings: RoutingSettings) -> tuple[Any, Routing
 
     The clone is the patcher itself if no token skips anything and none did before.
     """
-    from comfy.patcher_extension import WrappersMP
-
     plan = plan_routing(patcher.model.diffusion_model, settings)
     earlier = routing_of(patcher)
     if settings.changes_nothing and earlier is None:
         return patcher, plan, False
     clone = patcher.clone()
-    options = without_call(clone, ROUTING_KEY)
-    if not settings.changes_nothing:
-        options["wrappers"].setdefault(WrappersMP.APPLY_MODEL, {})[ROUTING_KEY] = [RoutingCall(settings, plan)]
+    put_call(clone, ROUTING_KEY, None if settings.changes_nothing else RoutingCall(settings, plan))
     return clone, plan, earlier is not None
 
 

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from ..patches.core.slots import Swap, find
 from ..patches.models.layers import why_not_plain
 from ..training.memory.allocations import META
 
@@ -61,20 +62,14 @@ def typed(patcher: Any) -> Iterator[None]:
     """A context in which the weights of a paged model that are of another type than its whole copy's are tensors of
     that type on the meta device: to count its memory without loading it.
     """
-    places: list[tuple[nn.Module, str, nn.Parameter]] = []
     shapes: dict[tuple[int, torch.dtype], nn.Parameter] = {}
-    try:
+    with contextlib.ExitStack() as stack:
         if is_paged(patcher):
             for module, name, parameter, dtype in _of_other_types(patcher.model):
-                places.append((module, name, parameter))
                 empty = torch.empty(parameter.shape, dtype=dtype, device=META)
-                module._parameters[name] = shapes.setdefault(
-                    (id(parameter), dtype), nn.Parameter(empty, requires_grad=False)
-                )
+                shape = shapes.setdefault((id(parameter), dtype), nn.Parameter(empty, requires_grad=False))
+                stack.callback(Swap(find(module, name), shape).leave)
         yield
-    finally:
-        for module, name, parameter in reversed(places):
-            module._parameters[name] = parameter
 
 
 def _read_again(patcher: Any) -> Any:
@@ -104,10 +99,10 @@ def _cast_(model: nn.Module) -> None:
         key = id(parameter), dtype
         if key not in casts:
             casts[key] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
-        module._parameters[name] = casts[key]
+        setattr(module, name, casts[key])
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = buffer.to(getattr(module, f"{name}{_MODEL_TYPE}", buffer.dtype))
+            setattr(module, name, buffer.to(getattr(module, f"{name}{_MODEL_TYPE}", buffer.dtype)))
 
 
 def _of_other_types(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter, torch.dtype]]:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..core.slots import swap
+
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts keep beside a quantised weight
@@ -139,11 +141,8 @@ def _without_bias(module: nn.Module) -> Iterator[None]:
     if bias is None or not _is_plain(module, "bias"):
         yield
         return
-    module._parameters["bias"] = nn.Parameter(torch.zeros_like(bias), requires_grad=False)
-    try:
+    with swap(module, "bias", nn.Parameter(torch.zeros_like(bias), requires_grad=False)):
         yield
-    finally:
-        module._parameters["bias"] = bias
 
 
 def _pixels(module: nn.Module, vectors: Tensor) -> Tensor:
@@ -211,10 +210,3 @@ def requantized(weight: Any, values: Tensor, seed: int) -> Tensor:
         values, scale="recalculate", stochastic_rounding=max(1, seed), inplace_ops=True
     )
     return quantised.to(weight.dtype)
-
-
-def stored_tensors(weight: Any) -> list[Tensor]:
-    """The tensors that hold a weight's bytes: of a quantised one its numbers and scales, of another one itself."""
-    if not requantizes(weight):
-        return [weight.data]
-    return [getattr(weight, name) for name in weight.__tensor_flatten__()[0]]

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..adapters.channel_maps import Map, apply_maps, combined_scale
+from ..core.calls import around
+from ..core.handle import Handle
 from ..models.convolution import convolve, convolve_pointwise
 from ..models.layers import bias_of, is_conv, is_linear, shape_of, weight_of
 from .compose import Kron, compose, uniform
@@ -29,76 +31,41 @@ def supports(module: nn.Module) -> bool:
     return is_linear(module) or is_conv(module)
 
 
-class Wrapped:
-    """An adapter around one module's forward, until `remove`.
+def apply(module: nn.Module, adapter: Bypass) -> Handle:
+    """Put an adapter around a module's forward, until the handle leaves."""
+    key = str(id(module))
+    if adapter.compiled:
+        _COMPILED[key] = adapter.parts
 
-    It replaces the instance's `forward` instead of using a forward hook: torch.compile notices a changed forward but
-    misses hooks that come and go. Another wrapper may be put around this one, and they may be removed in any order; a
-    removed wrapper that is still in the chain passes everything through.
-    """
-
-    def __init__(self, module: nn.Module, adapter: Bypass):
-        self.module, self.adapter = module, adapter
-        self._previous = _without_remains(module.__dict__.get("forward"))
-        if self._previous is not None:
-            inner = self._previous
+    def call(module: nn.Module, inner: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if not adapter.is_on:
+            return inner(*args, **kwargs)
+        if args:
+            name = None
         else:
-            inner = type(module).forward.__get__(module)
-        self._state: dict[str, Any] = {"adapter": adapter, "on": True}
-        state = self._state
-        self._key = key = str(id(module))
+            name = next(iter(kwargs))
+        if name is None:
+            x = args[0]
+        else:
+            x = kwargs[name]
 
-        def forward(*args: Any, **kwargs: Any) -> Tensor:
-            adapter = state["adapter"]
-            if adapter is None or not state["on"]:
-                return inner(*args, **kwargs)
-            if args:
-                name = None
-            else:
-                name = next(iter(kwargs))
+        def own(x: Tensor) -> Tensor:
             if name is None:
-                x = args[0]
-            else:
-                x = kwargs[name]
-
-            def own(x: Tensor) -> Tensor:
-                if name is None:
-                    return inner(x, *args[1:], **kwargs)
-                return inner(**{**kwargs, name: x})
-
-            if adapter.compiled:
-                return adapter.run(module, x, own, _COMPILED[key])
-            return adapter(module, x, own)
+                return inner(x, *args[1:], **kwargs)
+            return inner(**{**kwargs, name: x})
 
         if adapter.compiled:
-            _COMPILED[key] = adapter.parts
-        forward.graft_state, forward.graft_inner = state, self._previous  # type: ignore[attr-defined]
-        self._forward = forward
-        module.forward = forward
+            return adapter.run(module, x, own, _COMPILED[key])
+        return adapter(module, x, own)
 
-    def switch(self, on: bool) -> None:
-        """Switch the adapter off, so that everything passes through, or on again; it stays in its place."""
-        self._state["on"] = on
+    handle = around(module, "bypass", call)
 
-    def remove(self) -> None:
-        """Restore the previous forward."""
-        self._state["adapter"] = None
-        if _COMPILED.get(self._key) is self.adapter.parts:
-            del _COMPILED[self._key]
-        if self.module.__dict__.get("forward") is not self._forward:
-            return
-        previous = _without_remains(self._previous)
-        if previous is None:
-            del self.module.forward
-        else:
-            self.module.forward = previous
+    def leave() -> None:
+        handle.leave()
+        if _COMPILED.get(key) is adapter.parts:
+            del _COMPILED[key]
 
-
-def _without_remains(forward: Any) -> Any:
-    """An instance's forward, skipping our removed wrappers that another pack's wrapper still holds."""
-    while getattr(forward, "graft_state", {"adapter": True})["adapter"] is None:
-        forward = forward.graft_inner
-    return forward
+    return Handle(leave)
 
 
 class Bypass:
@@ -122,6 +89,7 @@ class Bypass:
         compute: tuple[torch.dtype, torch.device] | None = None,
     ):
         self.clock, self.compiled = clock or Clock(), compiled
+        self.is_on = True  # switched off, it passes everything through and stays in its place
         self.schedules = {patch.changes for patch in (*weight, *bias) if patch.changes is not None}
         self.clock.users.add(self)
         self._cast: tuple[tuple[torch.dtype, torch.device], Parts] | None = None

@@ -1,4 +1,4 @@
-"""Keeps a model's base weights and the LoRA stacks on them, so that taking patches off restores every bit.
+"""The LoRA stacks in a model's ledger: what they come to together, so that taking them off restores every bit.
 
 Patched weights are always computed from the base weights, never by subtracting a patch.
 """
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..core.ledger import Joint, enter_joint, joint
+from ..core.slots import Slot, Swaps, copied_to_host, every_name, find, held_values, is_held, write_
 from ..models.layers import (
     COARSE,
     dequantized,
     requantized,
     requantizes,
     shape_of,
-    stored_tensors,
     why_not_plain,
 )
 from ..models.weight_caches import clear_weight_caches
-from .bypass import Bypass, Wrapped, supports
+from .bypass import Bypass, apply, supports
 from .fuse import Patch, Stack, additive, effective, patched, shared_out
 from .huge_pages import empty
 from .strength_schedule import Clock
 
-ATTRIBUTE = "_graft_ledger"  # set on a model while anything is attached; two imports of this package share it
 # what is kept of each model, until `forget` or the end of the model
 _kept: weakref.WeakKeyDictionary[nn.Module, Kept] = weakref.WeakKeyDictionary()
 
@@ -75,25 +75,6 @@ class Kept:
     clock: Clock = field(default_factory=Clock)
 
 
-@dataclass(eq=False)
-class _Slot:
-    """One weight that is patched now: replaced by another parameter or, with `saved`, changed in place."""
-
-    module: nn.Module
-    name: str
-    base: nn.Parameter
-    live: nn.Parameter
-    saved: Tensor | None = None
-
-    def restore(self) -> None:
-        # if somebody else has replaced the weight since, leave that alone
-        if self.module._parameters.get(self.name) is not self.live:
-            return
-        self.module._parameters[self.name] = self.base
-        if self.saved is not None:
-            _write(self.base, self.saved)
-
-
 @dataclass(frozen=True)
 class Version:
     """What the host says about the model's base weights.
@@ -113,91 +94,97 @@ class Version:
     stochastic: bool = False
 
 
-class Ledger:
-    """The LoRA stacks on one model, by owner, in the order in which they were attached.
+@dataclass(eq=False)
+class _Weight:
+    """One weight that is patched now, under all of its names; with `saved` in place, else `live` is in its slots."""
 
-    A stack with two owners is applied once. `attach` and `detach` may come in any order. After the last detach the
-    model has the same parameter objects with the same bytes, and none of our wrappers or attributes. If computing
-    fails, everything on the model is removed and the error is raised.
+    names: tuple[str, ...]  # those that stacks patch
+    slots: list[Slot]  # every name's
+    base: nn.Parameter
+    live: nn.Parameter
+    saved: Tensor | None = None
+    swaps: Swaps | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in its slots, and nobody else has put something there since."""
+        if self.swaps is None:
+            return is_held(self.slots[0], self.live)
+        return self.swaps.is_there
+
+
+class Stacks(Joint[Stack, Version]):
+    """The LoRA stacks on one model, by owner, in the order in which they were attached.
 
     A weight in host memory is replaced by another parameter: its base is never written, and restoring means pointing
     back to it. A weight on a device is patched in place, so that the device holds it only once: its base is copied to
-    (pinned) host memory at the first patch, kept there, and copied back.
+    (pinned) host memory at the first patch, kept there, and copied back. What is done to one name of a weight is done
+    to all of its names.
     """
 
+    owner = "LoRA stacks"
+
     def __init__(self) -> None:
-        self.owners: dict[Hashable, tuple[Stack, ...]] = {}
-        self.slots: dict[str, _Slot] = {}
-        self.wrapped: dict[str, Wrapped] = {}
+        super().__init__()
+        self.weights: dict[str, _Weight] = {}  # by the first name, as `slots`
+        self.adapters: dict[str, Bypass] = {}  # by the module's path, as `calls`
         self.kept = Kept()
 
-    @property
-    def stacks(self) -> list[Stack]:
-        """Every attached stack once, in order."""
-        return list(dict.fromkeys(stack for stacks in self.owners.values() for stack in stacks))
-
-    def attach(self, model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version) -> None:
-        """Apply an owner's stacks to the model, replacing the ones that owner had on it."""
-        self.owners.pop(owner, None)
-        self.owners[owner] = tuple(stacks)
-        self._realize(model, version)
-
-    def detach(self, model: nn.Module, owner: Hashable, version: Version) -> None:
-        """Remove an owner's stacks; does nothing if it has none here."""
-        if self.owners.pop(owner, None) is not None:
-            self._realize(model, version)
-
-    def _realize(self, model: nn.Module, version: Version) -> None:
-        stacks = self.stacks
-        self._adopt(model)
+    def _install(self, model: nn.Module, about: Version) -> None:
         try:
-            self._weights(model, stacks, version)
-            self._bypasses(model, stacks, version)
-        except BaseException:
-            self._clear(model)
-            raise
+            super()._install(model, about)
         finally:
             clear_weight_caches(model)
-        if not stacks:
-            self._clear(model)
 
-    def _adopt(self, model: nn.Module) -> None:
-        """Reuse the memory kept for this model."""
-        if not self.slots and not self.wrapped:
+    def install(self, model: nn.Module, things: list[Stack], about: Version) -> None:
+        """Merge what is merged, and put adapters around the modules of what is not."""
+        if not self.slots and not self.calls:  # use the memory that is kept for this model
             self.kept = _kept.setdefault(model, self.kept)
+        self._weights(model, things, about)
+        self._bypasses(model, things, about)
 
     def _weights(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
-        merged_names = {
-            name for name in {name for stack in stacks for name in stack.patches} if shared_out(stacks, name)[0]
-        }
-        for name in [name for name in self.slots if name not in merged_names]:
-            self.slots.pop(name).restore()
-        bases = {name: self._base(model, name) for name in sorted(merged_names)}
+        wanted = self._wanted(model, stacks)
+        for name in self.slots.keys() - wanted.keys():
+            self._restore(name)
         new_memory = self._fresh(
             {
-                name: base
-                for name, (_, _, base) in bases.items()
-                if name not in version.transient and not is_patched_in_place(base) and not requantizes(base)
+                name: weight.base
+                for name, weight in wanted.items()
+                if not (is_patched_in_place(weight.base) or requantizes(weight.base))
+                and version.transient.isdisjoint(weight.names)
             }
         )
-        for name, (module, attribute, base) in bases.items():
-            if is_patched_in_place(base):
-                self.slots[name] = self._on_device(name, module, attribute, base, stacks, version)
-                continue
-            live = self._patched(name, base, stacks, version, new_memory.get(name))
-            self.slots[name] = _Slot(module, attribute, base, live)
-            module._parameters[attribute] = live
+        for name, weight in wanted.items():
+            if is_patched_in_place(weight.base):
+                self._on_device(name, weight, stacks, version)
+            else:
+                weight.live = self._patched(name, weight, stacks, version, new_memory.get(name))
+                self._restore(name)
+                weight.swaps = self.slots[name] = Swaps(weight.slots, weight.live, yields=True)
+                self.weights[name] = weight
 
-    def _base(self, model: nn.Module, name: str) -> tuple[nn.Module, str, nn.Parameter]:
-        slot = self.slots.get(name)
-        module, attribute = find_parameter(model, name)
-        current = module._parameters[attribute]
-        base = current
-        if slot is not None and current is slot.live:
-            base = slot.base
-        if base is None:
-            raise ValueError(f"{name}: the model has no such weight any more")
-        return module, attribute, base
+    def _wanted(self, model: nn.Module, stacks: Sequence[Stack]) -> dict[str, _Weight]:
+        """The weights that stacks merge into, by their first names."""
+        names = sorted({name for stack in stacks for name in stack.patches if shared_out(stacks, name)[0]})
+        slots_of = every_name(model) if names else {}
+        bases = {id(weight.slots[0].tensor): weight.base for weight in self.weights.values() if weight.is_there}
+        weights: dict[int, _Weight] = {}
+        for name in names:
+            current = find(model, name).tensor
+            if current is None:
+                raise ValueError(f"{name}: the model has no such weight any more")
+            base = bases.get(id(current), current)
+            if id(base) in weights:
+                weights[id(base)].names += (name,)
+            else:
+                weights[id(base)] = _Weight((name,), slots_of[id(current)], base, base)
+        return {weight.names[0]: weight for weight in weights.values()}
+
+    def _restore(self, name: str) -> None:
+        if name in self.slots:
+            self.slots.pop(name).leave()
+            del self.weights[name]
 
     def _fresh(self, bases: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """Allocate memory for the weights whose kept memory does not fit.
@@ -207,8 +194,8 @@ class Ledger:
         kept_weights = self.kept.weights
         new = [name for name, base in bases.items() if name not in kept_weights or not kept_weights[name].fits(base)]
         if new and any(name not in bases or name in new for name in kept_weights):
-            for name in [name for name in self.slots if name in kept_weights]:
-                self.slots.pop(name).restore()
+            for name in self.slots.keys() & kept_weights.keys():
+                self._restore(name)
             kept_weights.clear()
             new = list(bases)
         memory: dict[str, Tensor] = {}
@@ -219,12 +206,12 @@ class Ledger:
         return memory
 
     def _patched(
-        self, name: str, base: nn.Parameter, stacks: Sequence[Stack], version: Version, memory: Tensor | None
+        self, name: str, weight: _Weight, stacks: Sequence[Stack], version: Version, memory: Tensor | None
     ) -> nn.Parameter:
-        recipe = _recipe(stacks, name)
+        base, recipe = weight.base, _recipe(stacks, weight.names)
         origin = _origin(base, version)
-        patches = effective(stacks, name, bypass=False)
-        if name in version.transient:
+        patches = _merged(stacks, weight.names)
+        if not version.transient.isdisjoint(weight.names):
             return _computed(base, patches, None, _seed(name, base, version))
         # stored again only once it is valid: a failure must not leave half-written memory behind
         kept_weight = self.kept.weights.pop(name, None)
@@ -240,33 +227,24 @@ class Ledger:
         self.kept.weights[name] = kept_weight
         return kept_weight.live
 
-    def _on_device(
-        self,
-        name: str,
-        module: nn.Module,
-        attribute: str,
-        base: nn.Parameter,
-        stacks: Sequence[Stack],
-        version: Version,
-    ) -> _Slot:
+    def _on_device(self, name: str, weight: _Weight, stacks: Sequence[Stack], version: Version) -> None:
         """Patch a weight in place, from a copy of its base in the host's memory."""
-        slot = self.slots.pop(name, None)
-        if slot is not None:
-            slot.restore()
-        saved, origin = self.kept.saved.get(name), _origin(base, version)
-        if name in version.transient or saved is None or saved.base() is not base or saved.origin != origin:
-            saved = _Saved(weakref.ref(base), origin, host_copy(base))
-            if name not in version.transient:
+        self._restore(name)
+        base, saved = weight.base, self.kept.saved.get(name)
+        origin, is_transient = _origin(base, version), not version.transient.isdisjoint(weight.names)
+        if is_transient or saved is None or saved.base() is not base or saved.origin != origin:
+            saved = _Saved(weakref.ref(base), origin, copied_to_host(base))
+            if not is_transient:
                 self.kept.saved[name] = saved
-        new_slot = _Slot(module, attribute, base, base, saved.copy)
-        self.slots[name] = new_slot  # before the first byte changes: a failure restores it
+        weight.saved = saved.copy
+        # before the first byte changes: a failure restores it
+        self.slots[name], self.weights[name] = held_values(base, saved.copy, weight.slots[0]), weight
         with torch.inference_mode(base.is_inference()), torch.no_grad():
-            patches, seed = effective(stacks, name, bypass=False), _seed(name, base, version)
+            patches, seed = _merged(stacks, weight.names), _seed(name, base, version)
             if requantizes(base):
-                _write(base, _requantized(base, patches, seed))
+                write_(base, _requantized(base, patches, seed))
             else:
                 patched(base.data, patches, out=base.data, seed=seed)
-        return new_slot
 
     def _bypasses(self, model: nn.Module, stacks: Sequence[Stack], version: Version) -> None:
         module_names = {name.rpartition(".")[0] for stack in stacks for name in stack.bypass}
@@ -275,15 +253,16 @@ class Ledger:
             module_names |= {
                 name for name, module in model.named_modules() if name.partition(".")[0] in parts and supports(module)
             }
-        for name in [name for name in self.wrapped if name not in module_names]:
-            self.wrapped.pop(name).remove()
+        for name in self.calls.keys() - module_names:
+            self.calls.pop(name).leave()
         for name in sorted(module_names):
             adapter = self._bypass(model, name, stacks, version)
-            current = self.wrapped.get(name)
-            if current is None or current.adapter is not adapter:
-                if current is not None:
-                    current.remove()
-                self.wrapped[name] = Wrapped(model.get_submodule(name), adapter)
+            if name in self.calls and self.adapters[name] is adapter:
+                continue
+            if name in self.calls:
+                self.calls.pop(name).leave()
+            self.calls[name] = apply(model.get_submodule(name), adapter)
+            self.adapters[name] = adapter
 
     def _bypass(self, model: nn.Module, name: str, stacks: Sequence[Stack], version: Version) -> Bypass:
         module, names = model.get_submodule(name), (f"{name}.weight", f"{name}.bias")
@@ -298,7 +277,7 @@ class Ledger:
                 recipe,
                 version.load,
                 tuple(
-                    (_recipe(stacks, parameter_name), id(module._parameters.get(parameter_name.rpartition(".")[2])))
+                    (_recipe(stacks, (parameter_name,)), id(module._parameters.get(parameter_name.rpartition(".")[2])))
                     for parameter_name in names
                 ),
             )
@@ -314,14 +293,6 @@ class Ledger:
         if not is_transient:
             self.kept.bypasses[name] = entry
         return entry[1]
-
-    def _clear(self, model: nn.Module) -> None:
-        for slot in self.slots.values():
-            slot.restore()
-        for wrapper in self.wrapped.values():
-            wrapper.remove()
-        self.slots, self.wrapped, self.owners = {}, {}, {}
-        model.__dict__.pop(ATTRIBUTE, None)
 
 
 def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None, seed: int | None) -> nn.Parameter:
@@ -362,21 +333,6 @@ def is_patched_in_place(base: nn.Parameter) -> bool:
     return base.device.type != "cpu"
 
 
-def host_copy(base: nn.Parameter) -> Tensor:
-    """Copy a weight to host memory, pinned if the weight is on CUDA."""
-    with torch.inference_mode(False), torch.no_grad():
-        if requantizes(base):
-            return base.detach().to("cpu", copy=True).clone()
-        copy = torch.empty(base.shape, dtype=base.dtype, pin_memory=base.device.type == "cuda")
-        return copy.copy_(base.data)
-
-
-def _write(parameter: nn.Parameter, contents: Tensor) -> None:
-    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
-        for stored, wanted in zip(stored_tensors(parameter), stored_tensors(contents), strict=True):
-            stored.copy_(wanted, non_blocking=True)
-
-
 def _kind(tensor: Tensor) -> Hashable:
     return tensor.shape, tensor.dtype, tensor.device, tensor.is_inference()
 
@@ -385,56 +341,57 @@ def _origin(base: nn.Parameter, version: Version) -> Hashable:
     return base.data_ptr(), base.dtype, base.device, base.shape, version.load, version.stochastic
 
 
-def _recipe(stacks: Iterable[Stack], name: str) -> tuple[int, ...]:
-    return tuple(stack.serial for stack in shared_out(stacks, name)[0])
+def _recipe(stacks: Iterable[Stack], names: Iterable[str]) -> tuple[int, ...]:
+    return tuple(stack.serial for name in names for stack in shared_out(stacks, name)[0])
 
 
-def find_parameter(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """(module, attribute) of a weight by its name; ValueError when the model has none."""
-    path, _, attribute = name.rpartition(".")
-    module = model.get_submodule(path)
-    if attribute not in module._parameters:
-        raise ValueError(f"{name}: the model has no such weight any more")
-    return module, attribute
+def _merged(stacks: Iterable[Stack], names: Iterable[str]) -> list[Patch]:
+    """The merged patches of all names of one weight."""
+    return [patch for name in names for patch in effective(stacks, name, bypass=False)]
 
 
 def attach(model: nn.Module, owner: Hashable, stacks: Iterable[Stack], version: Version | None = None) -> None:
     """Apply an owner's LoRA stacks to a model, through the model's ledger."""
-    ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is None:
-        ledger = model.__dict__[ATTRIBUTE] = Ledger()
-    ledger.attach(model, owner, stacks, version or Version())
+    on_model = joint(model, Stacks.owner)
+    if on_model is None:
+        on_model = Stacks()
+        enter_joint(model, on_model)
+    on_model.attach(model, owner, stacks, version or Version())
 
 
 def detach(model: nn.Module, owner: Hashable, version: Version | None = None) -> None:
     """Remove an owner's LoRA stacks from a model; does nothing if it has none there."""
-    ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is not None:
-        ledger.detach(model, owner, version or Version())
+    on_model = joint(model, Stacks.owner)
+    if on_model is not None:
+        on_model.detach(model, owner, version or Version())
 
 
 def attached(model: nn.Module) -> list[Stack]:
     """The stacks that are on a model now, in order."""
-    ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is None:
+    on_model = joint(model, Stacks.owner)
+    if on_model is None:
         return []
-    return ledger.stacks
+    return list(on_model.things)
 
 
 def bases(model: nn.Module) -> dict[str, Tensor]:
     """The base of every weight currently patched on a model, by name."""
-    ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is None:
+    on_model = joint(model, Stacks.owner)
+    if on_model is None:
         return {}
-    return {name: slot.base if slot.saved is None else slot.saved for name, slot in ledger.slots.items()}
+    return {
+        name: weight.base if weight.saved is None else weight.saved
+        for weight in on_model.weights.values()
+        for name in weight.names
+    }
 
 
 def tick(model: nn.Module, percent: float, timestep: float | None = None) -> bool:
     """Set the scheduled strengths of attached stacks to their values when `percent` (0 to 1) of sampling is done, and
     their masked ranks to those of a timestep (0 to 1000). Returns whether any of them has changed.
     """
-    ledger = model.__dict__.get(ATTRIBUTE)
-    if ledger is None or not ledger.kept.clock.tick(percent, timestep):
+    on_model = joint(model, Stacks.owner)
+    if on_model is None or not on_model.kept.clock.tick(percent, timestep):
         return False
     clear_weight_caches(model)
     return True
@@ -442,7 +399,7 @@ def tick(model: nn.Module, percent: float, timestep: float | None = None) -> boo
 
 def forget(model: nn.Module) -> None:
     """Free what is kept for this model's next attach, unless a stack is attached."""
-    if ATTRIBUTE not in model.__dict__:
+    if joint(model, Stacks.owner) is None:
         _kept.pop(model, None)
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from torch import nn
 
 from ...storage.problem_list import problem_lines
+from ..core.slots import find
 from ..models.layers import why_not_merged, why_not_plain
 from .bypass import supports
 from .fuse import Patch, Stack, additive
-from .ledger import find_parameter
 from .rounding import ENVIRONMENT_VARIABLE, rounds_stochastically
 
 Patches = Mapping[str, Sequence[Patch]]  # by weight, in order
@@ -82,7 +82,8 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
 
 def _left_unmerged(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
     """A line on the quantised weights that could be merged and are not: the measured cost is in docs/lora_stacks.md."""
-    count = sum(why_not_merged(*find_parameter(target.module, name), coarse=True) is None for name in bypass)
+    found = [find(target.module, name) for name in bypass]
+    count = sum(why_not_merged(slot.module, slot.name, coarse=True) is None for slot in found)
     if not count:
         return []
     return [
@@ -120,7 +121,8 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     plan = WeightPlan([], [], [], Counter())
     problems: list[str] = []
     for name, on_weight in patches.items():
-        owner, attribute = find_parameter(module, name)
+        slot = find(module, name)
+        owner, attribute = slot.module, slot.name
         no_merge = why_not_merge or why_not_merged(owner, attribute, coarse=mode == "merge")
         no_bypass = why_not_bypass(owner, attribute)
         if no_merge is None:

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from ...storage.problem_list import problem_lines
-from .bypass import Bypass, Wrapped
+from ..core.ledger import putting
+from ..core.slots import find
+from .bypass import Bypass, apply
 from .fuse import Patch, additive
-from .ledger import find_parameter
 from .plan import why_not_bypass
 
 
@@ -34,23 +35,26 @@ class SwitchedStack:
             module = model.get_submodule(path)
             adapter = Bypass(module, patched.get("weight", ()), patched.get("bias", ()), compute=compute)
             adapters.append((module, adapter))
-        self._wrapped = [Wrapped(module, adapter) for module, adapter in adapters]
+        self._adapters = [adapter for _, adapter in adapters]
+        with putting(model, "training-only LoRA") as stack:
+            for module, adapter in adapters:
+                stack.enter_context(apply(module, adapter))
+            self._on_model = stack.pop_all()
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """Inside the block the model computes without the stack."""
-        for wrapper in self._wrapped:
-            wrapper.switch(False)
+        for adapter in self._adapters:
+            adapter.is_on = False
         try:
             yield
         finally:
-            for wrapper in self._wrapped:
-                wrapper.switch(True)
+            for adapter in self._adapters:
+                adapter.is_on = True
 
     def remove(self) -> None:
         """Take the stack off the model."""
-        for wrapper in reversed(self._wrapped):
-            wrapper.remove()
+        self._on_model.close()
 
 
 def check(model: nn.Module, patches: Mapping[str, Sequence[Patch]], weights_move: bool) -> None:
@@ -60,7 +64,8 @@ def check(model: nn.Module, patches: Mapping[str, Sequence[Patch]], weights_move
     """
     problems = []
     for name, on_weight in patches.items():
-        reason = why_not_bypass(*find_parameter(model, name))
+        slot = find(model, name)
+        reason = why_not_bypass(slot.module, slot.name)
         if reason is not None:
             problems.append(f"{name}: {reason}")
         elif weights_move and not additive(on_weight):

@@ -8,13 +8,14 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..core.calls import Call, around
 from ..models.compiled import is_compiled, uncompiled
 from ..models.routed_blocks import REFERENCES, RoutedBlocks
 from ..models.token_layout import Layout, Place
@@ -86,25 +87,17 @@ class Routed:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """A context in which the first block of each span takes tokens out, and its last one puts them back."""
-        changed: list[tuple[nn.Module, Any]] = []
         active = _active()
         active.append(self)
-        try:
+        with ExitStack() as stack:
+            stack.callback(active.pop)
             for number, span in enumerate(self.spans):
                 route = _Route(self.layout, self.ratio, self.seed + number, self.windows)
                 for index, (block, called) in enumerate(span):
-                    changed.append((block, block.__dict__.get("forward")))
                     first, last = index == 0 or called.apart, index == len(span) - 1 or called.apart
-                    block.forward = route.around(block, called, first, last)
-            with _with_windows(self.windows):
-                yield
-        finally:
-            active.pop()
-            for block, forward in reversed(changed):
-                if forward is None:
-                    del block.forward
-                else:
-                    block.forward = forward
+                    stack.enter_context(around(block, "routing", route.call(called, first, last)))
+            stack.enter_context(_with_windows(self.windows))
+            yield
 
 
 @contextmanager
@@ -163,13 +156,11 @@ class _Route:
         self._short: dict[str, tuple[Tensor, Tensor]] = {}  # by name: what blocks are given, and its part for them
         self._seen: dict[int, Tensor] = {}  # by size: a window over the tokens that stay
 
-    def around(self, block: nn.Module, called: RoutedBlocks, first: bool, last: bool) -> Callable[..., Any]:
-        """The block's forward with fewer tokens."""
-        inner = block.forward
-        signature = _signature(type(block).forward)
+    def call(self, called: RoutedBlocks, first: bool, last: bool) -> Call:
+        """What goes around a block's forward, so that it gets fewer tokens."""
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(block, *args, **kwargs)
+        def call(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            bound = _signature(type(block).forward).bind(block, *args, **kwargs)
             given = _Arguments(bound, called)
             _check(given, called, type(block).__name__)
             if first:
@@ -186,7 +177,7 @@ class _Route:
                 return out
             return self._end(out, called)
 
-        return forward
+        return call
 
     def _begin(self, given: _Arguments, called: RoutedBlocks, name: str) -> None:
         image = given.image

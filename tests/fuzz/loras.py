@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from graft_nodes.patches.core import ledger as core_ledger
 from graft_nodes.patches.lora_files import layer_names, metadata, open_file, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
@@ -147,4 +148,4 @@ class Loras(Target):
         """The base is what it was, byte for byte, and nothing is on it."""
         ledger.forget(self.model)
         assert hash_of(self.model) == self.base, "the base's bytes have changed"
-        assert not hasattr(self.model, ledger.ATTRIBUTE), "something is still on the model"
+        assert not hasattr(self.model, core_ledger.ATTRIBUTE), "something is still on the model"

@@ -43,10 +43,9 @@ def assert_live(model, base, applied, adapters=False):
         for name, change in summed(state, base, strength).items():
             wanted[name] = wanted[name] + change
     live = {name: tensor.cpu().double() for name, tensor in model.state_dict().items()}
-    for name, module in model.named_modules() if adapters else ():
-        adapter = getattr(module.__dict__.get("forward"), "graft_state", {"adapter": None})["adapter"]
-        if adapter is not None:
-            weight, parts = f"{name}.weight", adapter.parts
+    for _, stacks in model.__dict__["_graft_ledger"].entries if adapters and "_graft_ledger" in model.__dict__ else ():
+        for name in stacks.calls:
+            weight, parts = f"{name}.weight", stacks.adapters[name].parts
             up, down = (part.cpu().double().flatten(1) for part in (parts.up, parts.down))
             live[weight] = live[weight] + (up @ down).view(live[weight].shape)
     worst = max((float((live[name] - wanted[name]).abs().max()), name) for name in wanted)

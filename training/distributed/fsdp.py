@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ...patches.core.calls import around
+from ...patches.core.ledger import putting
+from ...patches.core.slots import Slot, restored, slots, swapped
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, as_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
@@ -55,7 +59,7 @@ class SumReduction:
 Reduction = SumReduction | OrderedReduction
 
 
-class _FSDPUnit(nn.Module):
+class Unit(nn.Module):
     """Runs a part of the model for FSDP2.
 
     FSDP2's hooks and state sit on this module, so that dropping it removes them: torch has no call that undoes
@@ -66,10 +70,13 @@ class _FSDPUnit(nn.Module):
         super().__init__()
         self.inner = nn.ModuleList(inner)  # FSDP2 looks here for the units inside this one
         self.part = part
-        self.run = part.forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **kwargs)
+    def call(self, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What goes around the part's forward."""
+        return self(inner, *args, **kwargs)
+
+    def forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
 
 
 @contextmanager
@@ -97,64 +104,36 @@ def sharded(
     mesh = init_device_mesh(device.type, (group.size,))
     ignored = {parameter for parameter in module.parameters() if parameter.ndim == 0}
     units: list[nn.Module] = []
-    with _restoring(module):
-        _detach_buffers(module)
+    with putting(module, "FSDP2") as stack:
+        stack.enter_context(restored(module))
+        stack.enter_context(swapped(slots(module.modules()), _detached))
         for part in blocks(module):
-            unit = _FSDPUnit(part, [])
+            unit = Unit(part, [])
             # Weights are given up after each pass, also by the outermost part: they may change before the next.
             fully_shard(unit, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
             reduction.prepare(unit)
-            part.forward = unit.__call__
+            stack.enter_context(around(part, "sharding", unit.call))
             units.append(unit)
             ignored |= set(part.parameters())  # sharded now
-        root = _FSDPUnit(module, units)
+        root = Unit(module, units)
         fully_shard(root, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
         reduction.prepare(root)
-        module.forward = _announced(group, root)
+        stack.enter_context(around(module, "sharding", root.call))
+        stack.enter_context(around(module, "announcement", partial(_announced, group)))
         yield reduction
 
 
-def _announced(group: ProcessGroup, root: nn.Module) -> Callable[..., Any]:
+def _announced(group: ProcessGroup, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The model's forward pass, announced to the other ranks first."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        check_same_pass(group, "forward")
-        return root(*args, **kwargs)
-
-    return forward
+    check_same_pass(group, "forward")
+    return inner(*args, **kwargs)
 
 
-@contextmanager
-def _restoring(module: nn.Module) -> Iterator[None]:
-    """Afterwards every part of a module has the attributes, parameters, buffers and hooks of before."""
-    saved = []
-    for part in module.modules():
-        attributes = vars(part)
-        tables = {}
-        for name, value in attributes.items():
-            if name.startswith("_") and isinstance(value, dict):  # nn.Module's own: parameters, buffers, hooks
-                tables[name] = (value, dict(value))
-        saved.append((part, set(attributes), tables, attributes.get("forward")))
-    try:
-        yield
-    finally:
-        for part, names, tables, forward in saved:
-            attributes = vars(part)
-            for name in set(attributes) - names:
-                del attributes[name]
-            for name, (table, content) in tables.items():
-                table.clear()
-                table.update(content)
-                attributes[name] = table
-            if forward is not None:
-                attributes["forward"] = forward
-
-
-def _detach_buffers(module: nn.Module) -> None:
-    """Replace buffers by aliases: FSDP2 moves a buffer by setting its `.data`, and the module's own must stay."""
-    for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, buffer.detach())
+def _detached(slot: Slot) -> Tensor | None:
+    """In place of buffers: FSDP2 moves a buffer by setting its `.data`, and the module's own must stay."""
+    if slot.table is slot.module._buffers:
+        return slot.tensor.detach()
+    return None
 
 
 def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:

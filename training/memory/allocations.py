@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ...patches.core.slots import Slot, slots, swapped
 from . import meta_results
 from .meta_results import META
 
@@ -203,25 +204,15 @@ def _cast(values: Any, dtype: torch.dtype) -> Any:
 @contextmanager
 def on_meta(module: torch.nn.Module, count: Callable[[Tensor], None] | None = None) -> Iterator[None]:
     """A context in which every parameter and buffer of `module` is a tensor on the meta device; `count` sees each."""
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    moved: dict[int, Tensor] = {}  # by identity: modules may share a parameter
-    try:
-        for owner in module.modules():
-            tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
-            for slots in tables:
-                for name, tensor in list(slots.items()):
-                    if tensor is None:
-                        continue
-                    places.append((slots, name, tensor))
-                    if id(tensor) not in moved:
-                        moved[id(tensor)] = _moved(tensor)
-                        if count is not None:
-                            count(moved[id(tensor)])
-                    slots[name] = moved[id(tensor)]
+
+    def moved(slot: Slot) -> Tensor:
+        tensor = _moved(slot.tensor)
+        if count is not None:
+            count(tensor)
+        return tensor
+
+    with swapped(slots(module.modules()), moved):
         yield
-    finally:
-        for slots, name, tensor in reversed(places):
-            slots[name] = tensor
 
 
 def _moved(tensor: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ of the whole model. Cast once, there is one copy.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...patches.core.calls import around
+from ...patches.core.slots import Slot, Swap, find
 from ...patches.models.layers import casts_weights, is_changed_by_host, is_conv, why_not_plain
 from .quantised_base.format import product_type
 
@@ -37,37 +39,31 @@ def cast_weights(
             if not (isinstance(layer, nn.Linear) or is_conv(layer)):
                 continue
             if casts_weights(layer):
-                handle = layer.register_forward_pre_hook(_cast_input)
-                stack.callback(handle.remove)
+                stack.callback(around(layer, "cast", _with_cast_input).leave)
             if in_main_memory:
                 continue
             for name in ("weight", "bias"):
                 if f"{path}.{name}" not in trained and _is_of_other_type(layer, name, dtype):
-                    _cast_(layer, name, dtype, casts, stack)
+                    _cast_(find(layer, name), dtype, casts, stack)
         yield len(casts)
 
 
-def _cast_input(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    x = given[0]
-    if not (isinstance(x, Tensor) and x.is_floating_point()):
-        return None
-    dtype = product_type(x)
-    if x.dtype == dtype:
-        return None
-    return x.to(dtype), *given[1:]
+def _with_cast_input(layer: nn.Module, inner: Callable[..., Any], x: Any, *more: Any, **named: Any) -> Any:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        x = x.to(product_type(x))
+    return inner(x, *more, **named)
 
 
 def _is_of_other_type(layer: nn.Module, name: str, dtype: torch.dtype) -> bool:
-    parameter = layer._parameters.get(name)
+    parameter = getattr(layer, name, None)
     if parameter is None or parameter.dtype == dtype or parameter.device.type in _SHARED:
         return False
     return why_not_plain(layer, name) is None and not is_changed_by_host(layer, name)
 
 
 @torch.no_grad()
-def _cast_(layer: nn.Module, name: str, dtype: torch.dtype, casts: dict[int, nn.Parameter], undo: ExitStack) -> None:
-    own = layer._parameters[name]
-    assert own is not None
+def _cast_(slot: Slot, dtype: torch.dtype, casts: dict[int, nn.Parameter], undo: ExitStack) -> None:
+    own = slot.tensor
     if id(own) not in casts:
         cast = nn.Parameter(torch.empty(own.shape, dtype=dtype, device=own.device), requires_grad=False)
         cast.copy_(own)
@@ -76,8 +72,7 @@ def _cast_(layer: nn.Module, name: str, dtype: torch.dtype, casts: dict[int, nn.
         with torch.inference_mode(own.is_inference()):
             own.data = torch.empty(0, dtype=own.dtype, device=own.device)  # frees its memory
         undo.callback(_fill_, own, values, cast)
-    layer._parameters[name] = casts[id(own)]
-    undo.callback(layer._parameters.__setitem__, name, own)
+    undo.callback(Swap(slot, casts[id(own)]).leave)
 
 
 @torch.no_grad()

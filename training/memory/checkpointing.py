@@ -13,6 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 
 from ...patches.adapters.rank_mask import at_timesteps, current_timesteps
+from ...patches.core.calls import around
+from ...patches.core.ledger import putting
 from ...patches.token_routing import route
 from .saved_tensors import KeptTensor, active_mode, entered
 
@@ -183,22 +185,13 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
     It leaves the global generator alone, and no trace afterwards.
     """
 
-    def forgetting(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return forward(*args, **kwargs)
-            return _Call(name, forward, args, kwargs).run(args, kwargs)
-
-        return run
-
-    old_forwards = [(part, part.__dict__.get("forward")) for part in blocks(module)]
-    try:
-        for part, _ in old_forwards:
-            part.forward = forgetting(part.forward, type(part).__name__)
+    with putting(module, "gradient checkpointing") as stack:
+        for block in blocks(module):
+            stack.enter_context(around(block, "checkpointing", _forgetting))
         yield
-    finally:
-        for part, old_forward in old_forwards:
-            if old_forward is None:
-                part.__dict__.pop("forward", None)
-            else:
-                part.forward = old_forward
+
+
+def _forgetting(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return inner(*args, **kwargs)
+    return _Call(type(block).__name__, inner, args, kwargs).run(args, kwargs)

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...patches.core.ledger import putting
+from ...patches.core.slots import Slot, slots, swapped
+
 
 def alias(tensor: Tensor) -> Tensor:
     """A normal tensor without gradient over the same memory as `tensor`, whatever mode `tensor` was made in."""
@@ -46,25 +49,19 @@ def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = 
     missing = trained.keys() - names.keys()
     if missing:
         raise KeyError(f"The model has no parameter {', '.join(sorted(missing))}.")
-    replacements: dict[int, Tensor] = {
-        id(names[name]): tensor for name, tensor in trained.items()
-    }  # by identity: modules may share a parameter
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        for part in module.modules():
-            for name, old in list(part._parameters.items()):
-                if old is None:
-                    continue
-                if id(old) not in replacements:
-                    replacements[id(old)] = nn.Parameter(alias(old), requires_grad=False)
-                places.append((part._parameters, name, old))
-                part._parameters[name] = replacements[id(old)]  # type: ignore[assignment]
-            for slots in (part._buffers, vars(part)):  # ACE-Step keeps positions that are no buffer
-                for name, kept in list(slots.items()):
-                    if isinstance(kept, Tensor) and kept.is_inference():
-                        places.append((slots, name, kept))
-                        slots[name] = alias(kept)
+    given = {id(names[name]): tensor for name, tensor in trained.items()}
+
+    def normal(slot: Slot) -> Tensor | None:
+        old = slot.tensor
+        if slot.table is slot.module._parameters:
+            if id(old) in given:
+                return given[id(old)]
+            return nn.Parameter(alias(old), requires_grad=False)
+        if old.is_inference():
+            return alias(old)
+        return None
+
+    with putting(module, "normal tensors") as stack:
+        every_slot = slots(module.modules(), attributes=True)  # ACE-Step keeps positions that are no buffer
+        stack.enter_context(swapped(every_slot, normal))
         yield
-    finally:
-        for slots, name, original in reversed(places):
-            slots[name] = original

@@ -5,7 +5,7 @@ The copies run on a stream of their own. At most two blocks are on the device at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
+from ...patches.core.calls import around
+from ...patches.core.ledger import putting
+from ...patches.core.slots import Slot, SlotKey
 from .allocations import META
 from .checkpointing import blocks
-from .offload import Place, Slot, copies_on, holding, places_elsewhere
+from .offload import copies_on, holding, slots_elsewhere
 from .pinning import Pins
 
 
@@ -95,21 +98,22 @@ class Fetched:
     """A group's weights on the device, once the event `copied` has come."""
 
     group: Group
-    places: Sequence[Place]
-    copies: Sequence[Tensor]
+    found: Sequence[Slot]
+    tensors: Sequence[Tensor]  # what was in these slots
+    copies: Mapping[int, Tensor]
     copied: Any = None
 
-    def is_for(self, group: Group, places: Sequence[Place]) -> bool:
+    def is_for(self, group: Group, found: Sequence[Slot]) -> bool:
         """Whether these are copies of what a group has now."""
-        if group is not self.group or len(places) != len(self.places):
+        if group is not self.group or len(found) != len(self.tensors):
             return False
-        return all(old.tensor is new.tensor for old, new in zip(self.places, places, strict=True))
+        return all(slot.tensor is tensor for slot, tensor in zip(found, self.tensors, strict=True))
 
 
 class LayerRing:
     """Brings the weights of groups to a device when they compute, and those of the expected next block ahead."""
 
-    def __init__(self, device: torch.device, staying: Callable[[], Container[Slot]]) -> None:
+    def __init__(self, device: torch.device, staying: Callable[[], Container[SlotKey]]) -> None:
         self._device, self._staying = device, staying
         self._order = Order()
         self._ahead: Fetched | None = None
@@ -117,12 +121,12 @@ class LayerRing:
         if has_streams(device):
             self._stream = SideStream(device)
 
-    def call(self, group: Group, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `forward` with the group's weights on the device; the original tensors are back afterwards."""
+    def call(self, group: Group, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `inner` with the group's weights on the device; the original tensors are back afterwards."""
         fetched = self._take(group)
-        with holding(fetched.places, fetched.copies):
+        with holding(fetched.found, fetched.copies):
             self._look_ahead(fetched)
-            return forward(*args, **kwargs)
+            return inner(*args, **kwargs)
 
     def close(self) -> None:
         """Forget what came ahead, and wait until every copy has ended."""
@@ -133,10 +137,10 @@ class LayerRing:
     def _take(self, group: Group) -> Fetched:
         """The group's weights, from what came ahead if that is it."""
         fetched, self._ahead = self._ahead, None
-        places = self._places(group)
-        if fetched is None or not fetched.is_for(group, places):
+        found = self._slots(group)
+        if fetched is None or not fetched.is_for(group, found):
             fetched = None  # its memory is free for the copies
-            fetched = self._fetch(group, places)
+            fetched = self._fetch(group, found)
         if self._stream is not None:
             self._stream.wait(fetched.copied)
         return fetched
@@ -152,20 +156,21 @@ class LayerRing:
         if expected is now.group:  # the last block runs again first
             self._ahead = now
             return
-        self._ahead = self._fetch(expected, self._places(expected))
+        self._ahead = self._fetch(expected, self._slots(expected))
 
-    def _places(self, group: Group) -> Sequence[Place]:
-        return places_elsewhere(group.modules, self._device, self._staying())
+    def _slots(self, group: Group) -> Sequence[Slot]:
+        return slots_elsewhere(group.modules, self._device, self._staying())
 
-    def _fetch(self, group: Group, places: Sequence[Place]) -> Fetched:
+    def _fetch(self, group: Group, found: Sequence[Slot]) -> Fetched:
+        tensors = [slot.tensor for slot in found]
         context: AbstractContextManager[None] = nullcontext()
         if self._stream is not None:
             context = self._stream.copying()
         with context:
-            copies = copies_on(self._device, places)
+            copies = copies_on(self._device, tensors)
         if self._stream is None:
-            return Fetched(group, places, copies)
-        return Fetched(group, places, copies, self._stream.copied())
+            return Fetched(group, found, tensors, copies)
+        return Fetched(group, found, tensors, copies, self._stream.copied())
 
 
 @contextmanager
@@ -173,7 +178,7 @@ def layers_on_host(
     module: nn.Module,
     device: torch.device,
     pins_memory: bool = True,
-    staying: Callable[[], Container[Slot]] = frozenset[Slot],
+    staying: Callable[[], Container[SlotKey]] = frozenset[SlotKey],
 ) -> Iterator[Pins]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
@@ -183,22 +188,14 @@ def layers_on_host(
     slots that `staying` gives at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
-    old_forwards: list[tuple[nn.Module, Any]] = []
-    try:
+    with putting(module, "layers in host memory") as stack:
+        stack.callback(pins.release)
+        stack.callback(ring.close)
         if pins_memory:
-            pins.pin(place.tensor for place in places_elsewhere(module.modules(), device, staying()))
+            pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
         for owner, group in _groups(module):
-            old_forwards.append((owner, owner.__dict__.get("forward")))
-            owner.forward = partial(ring.call, group, owner.forward)
+            stack.enter_context(around(owner, "ring", partial(ring.call, group)))
         yield pins
-    finally:
-        for owner, old_forward in reversed(old_forwards):
-            if old_forward is None:
-                owner.__dict__.pop("forward", None)
-            else:
-                owner.forward = old_forward
-        ring.close()
-        pins.release()
 
 
 def _groups(module: nn.Module) -> list[tuple[nn.Module, Group]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
+from ...patches.core.slots import Slot, SlotKey, is_made_of_others, slots, stored_tensors, swapped
 from .saved_tensors import KeptTensor, storage_address
 
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
@@ -45,14 +46,14 @@ class Parking:
 
     def park(self, optimizer: torch.optim.Optimizer) -> None:
         """Move the state to host memory, which is allocated once for each tensor."""
-        for parameter, slots in optimizer.state.items():
-            for slot, value in slots.items():
+        for parameter, state in optimizer.state.items():
+            for slot, value in state.items():
                 if isinstance(value, Tensor) and value.ndim and on_device(value):
                     key = id(parameter), slot
                     if key not in self._places:
                         self._places[key] = empty_on_host(value)
                     self._waiting.add(value.device)
-                    slots[slot] = self._places[key].copy_(value, non_blocking=True)
+                    state[slot] = self._places[key].copy_(value, non_blocking=True)
 
     def fetch(self, optimizer: torch.optim.Optimizer, devices: Sequence[torch.device]) -> None:
         """Brings parked state back to the parameters' devices; `devices` are listed in the order of the optimizer's
@@ -60,11 +61,11 @@ class Parking:
         """
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter, device in zip(parameters, devices, strict=True):
-            slots = optimizer.state.get(parameter, {})
-            for slot, value in slots.items():
+            state = optimizer.state.get(parameter, {})
+            for slot, value in state.items():
                 parked = self._places.get((id(parameter), slot))
                 if parked is not None and parked is value:
-                    slots[slot] = torch.empty_like(parked, device=device).copy_(parked, non_blocking=True)
+                    state[slot] = torch.empty_like(parked, device=device).copy_(parked, non_blocking=True)
 
     def wait(self) -> None:
         """Waits until every copy to host memory is done."""
@@ -72,20 +73,6 @@ class Parking:
             if has_streams(device):
                 getattr(torch, device.type).synchronize(device)
         self._waiting.clear()
-
-
-def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor, or the tensors that it is made of, as quantised weights are."""
-    if not _is_quantised(tensor):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-        yield from plain_parts(getattr(tensor, name))
-
-
-def _is_quantised(tensor: Tensor) -> bool:
-    """Whether a tensor is made of others (torch's protocol for them), as ComfyUI's quantised weights are."""
-    return hasattr(tensor, "__tensor_flatten__")
 
 
 class _OnHost:
@@ -117,8 +104,8 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
     def pack(tensor: Tensor) -> Any:
         if not weight_storages:  # at the first use: by then the trained tensors are in the module
             for weight in (*module.parameters(), *module.buffers()):
-                weight_storages.update(map(storage_address, plain_parts(weight)))
-        if _is_quantised(tensor) or tensor.nbytes < SMALL or not on_device(tensor):
+                weight_storages.update(map(storage_address, stored_tensors(weight)))
+        if is_made_of_others(tensor) or tensor.nbytes < SMALL or not on_device(tensor):
             return KeptTensor(tensor.detach())
         if storage_address(tensor) in weight_storages:
             return KeptTensor(tensor.detach())
@@ -137,62 +124,34 @@ def is_on_other_device(tensor: Tensor, device: torch.device) -> bool:
     return tensor.device != device
 
 
-Slot = tuple[int, str]  # where a module keeps a weight or buffer, whichever tensor is there: its id and the name
-
-
-def slot(part: nn.Module, name: str) -> Slot:
-    """The slot of a module's weight or buffer."""
-    return id(part), name
-
-
 @contextmanager
-def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Container[Slot] = ()) -> Iterator[None]:
+def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Container[SlotKey] = ()) -> Iterator[None]:
     """A context in which the weights and buffers of `parts` are on `device`, except those in the slots of `staying`;
     the original tensors are back afterwards.
     """
-    places = places_elsewhere(parts, device, staying)
-    with holding(places, copies_on(device, places)):
+    found = slots_elsewhere(parts, device, staying)
+    with holding(found, copies_on(device, (slot.tensor for slot in found))):
         yield
 
 
-class Place(NamedTuple):
-    """Where a module keeps a weight or buffer, and the tensor there."""
-
-    slots: dict[str, Any]
-    name: str
-    tensor: Tensor
+def slots_elsewhere(parts: Iterable[nn.Module], device: torch.device, staying: Container[SlotKey] = ()) -> list[Slot]:
+    """The slots of `parts` whose weights or buffers are not on `device`, except those of `staying`."""
+    return [slot for slot in slots(parts) if slot.key not in staying and is_on_other_device(slot.tensor, device)]
 
 
-def places_elsewhere(parts: Iterable[nn.Module], device: torch.device, staying: Container[Slot] = ()) -> list[Place]:
-    """The weights and buffers of `parts` that are not on `device`, except those in the slots of `staying`."""
-    places = []
-    for part in parts:
-        slot_tables: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
-        for slots in slot_tables:
-            for name, tensor in slots.items():
-                if tensor is not None and slot(part, name) not in staying and is_on_other_device(tensor, device):
-                    places.append(Place(slots, name, tensor))
-    return places
-
-
-def copies_on(device: torch.device, places: Iterable[Place]) -> list[Tensor]:
-    """Frozen copies on `device` of the tensors at some places."""
-    copies = []
-    for place in places:
-        copied = place.tensor.detach().to(device, non_blocking=True)
-        if isinstance(place.tensor, nn.Parameter):
+def copies_on(device: torch.device, tensors: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Frozen copies on `device` of tensors, by the id of the original."""
+    copies: dict[int, Tensor] = {}
+    for tensor in tensors:
+        if id(tensor) in copies:
+            continue
+        copied = tensor.detach().to(device, non_blocking=True)
+        if isinstance(tensor, nn.Parameter):
             copied = nn.Parameter(copied, requires_grad=False)
-        copies.append(copied)
+        copies[id(tensor)] = copied
     return copies
 
 
-@contextmanager
-def holding(places: Sequence[Place], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """A context in which modules hold other tensors at some places; the original ones are back afterwards."""
-    try:
-        for place, tensor in zip(places, tensors, strict=True):
-            place.slots[place.name] = tensor
-        yield
-    finally:
-        for place in places:
-            place.slots[place.name] = place.tensor
+def holding(found: Iterable[Slot], copies: Mapping[int, Tensor]) -> AbstractContextManager[None]:
+    """A context in which slots hold the copies of what is in them; the originals are back afterwards."""
+    return swapped(found, lambda slot: copies[id(slot.tensor)])

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ...ema.host_offload import has_streams
-from .offload import SMALL, plain_parts
+from ...patches.core.slots import stored_tensors
+from .offload import SMALL
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
@@ -36,7 +37,7 @@ class Pins:
         if not has_streams(self._device):
             return
         for tensor in tensors:
-            for part in plain_parts(tensor):
+            for part in stored_tensors(tensor):
                 if part.device.type == "cpu" and part.nbytes >= SMALL and not part.is_pinned():
                     self._pin(part)
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, wraps
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -25,6 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ...patches.core.calls import around
+from ...patches.core.ledger import putting
 
 CHANGED = "The model changes activations in place that its gradients need"
 _AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
@@ -215,31 +218,24 @@ class CopiesWhereNeeded:
         self._mode.has_copied = type(network) in _late
         self._first_steps: dict[Hashable, int] = {}
         self._is_watched = True
-        self._before: Any = None
 
     def __enter__(self) -> CopiesWhereNeeded:
-        self._before = self._network.__dict__.get("forward")
-        plain = self._network.forward
-
-        @wraps(plain)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with self._around(args, kwargs):
-                return plain(*args, **kwargs)
-
-        self._network.forward = forward
+        self._on_network = putting(self._network, "copies before changes")
+        self._on_network.enter_context(around(self._network, "copies", self._call))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is None:
-            self._network.__dict__.pop("forward", None)
-        else:
-            self._network.forward = self._before
+        self._on_network.close()
         if refuses_change(error):
             raise RuntimeError(f"{CHANGED}, {self._why_not_copied()} {error}") from error
 
-    def _around(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
+    def _call(self, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._copying(args, kwargs):
+            return inner(*args, **kwargs)
+
+    def _copying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[None]:
         if not torch.is_grad_enabled():
             return nullcontext()
         self._is_watched = not self._is_sharded and (self._mode.has_copied or self._is_first(args, kwargs))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.adapters.registry import is_constant
+from ...patches.core.slots import held_values
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
@@ -77,7 +78,7 @@ class OptimizerStepper:
         slots = _slots_by_name(saved, trained)
         devices = {**dict.fromkeys(trained, device), **(elsewhere or {})}
         self.trained = self._live(trained, slots, devices)
-        self._parameters = self._optimizer_parameters()
+        self._stepped_tensors = self._optimizer_parameters()
         self._parking: Parking | None = None
         if settings.offload == "optimizer":
             self._parking = Parking()
@@ -169,7 +170,7 @@ class OptimizerStepper:
             by_ratio.setdefault(self._ratios[name], []).append(name)
         groups, ordered_names = [], []
         for ratio, members in by_ratio.items():
-            groups.append({"params": [self._parameters[name] for name in members], "ratio": ratio})
+            groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
             ordered_names += members
         return _Piece(build(self.settings, groups, part), tuple(ordered_names))
 
@@ -185,7 +186,7 @@ class OptimizerStepper:
             for name in names:
                 state = self._restored_state(name, slots[name], bool(group.get("fused")))
                 if state:
-                    piece.optimizer.state[self._parameters[name]] = state
+                    piece.optimizer.state[self._stepped_tensors[name]] = state
         self._park(piece)
 
     def _restored_state(self, name: str, saved: Mapping[str, Tensor], fused: bool) -> dict[str, Tensor | int | float]:
@@ -212,7 +213,7 @@ class OptimizerStepper:
             for group, names in piece.groups():
                 numbers = [float(group[key]) for key in self.record.group_numbers]
                 for name in names:
-                    state = piece.optimizer.state.get(self._parameters[name], {})
+                    state = piece.optimizer.state.get(self._stepped_tensors[name], {})
                     for slot, value in state.items():
                         if value is not None:
                             saved[f"{slot}/{name}"] = _as_tensor(value)
@@ -229,7 +230,7 @@ class OptimizerStepper:
         if self.record.sampling_weights is None or name not in self._piece_of:
             return None
         optimizer = self._piece_of[name].optimizer
-        state = optimizer.state.get(self._parameters[name], {})
+        state = optimizer.state.get(self._stepped_tensors[name], {})
         return self.record.sampling_weights.compute(self.trained[name], state, optimizer.param_groups[0])
 
     def sampled(self) -> dict[str, Tensor]:
@@ -252,18 +253,17 @@ class OptimizerStepper:
         Afterwards the live weights are back, bit for bit. When the exchange itself is broken off, `is_swapped` stays
         true.
         """
-        copies: dict[str, Tensor] = {}
+        stack = ExitStack()
         self.is_swapped = self.record.sampling_weights is not None
         try:
             for name, tensor in self.trained.items():
                 sampling = self._sampling_weights(name)
                 if sampling is not None:
-                    copies[name] = tensor.detach().clone()
+                    stack.enter_context(held_values(tensor))
                     tensor.copy_(sampling)
             yield
         finally:
-            for name, weights in copies.items():
-                self.trained[name].copy_(weights)
+            stack.close()
             self.is_swapped = False
 
     # --- stepping -----------------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class OptimizerStepper:
 
     def _widen(self, name: str) -> None:
         """Fill a float32 stand-in with the weight and gradient of its bf16 tensor."""
-        live, parameter = self.trained[name], self._parameters[name]
+        live, parameter = self.trained[name], self._stepped_tensors[name]
         parameter.data = live.detach().float()
         if live.grad is None:
             parameter.grad = None
@@ -380,7 +380,7 @@ class OptimizerStepper:
 
     def _narrow(self, name: str) -> None:
         """Round a float32 stand-in back into its bf16 tensor, and free it."""
-        live, parameter = self.trained[name], self._parameters[name]
+        live, parameter = self.trained[name], self._stepped_tensors[name]
         if parameter.grad is not None:
             generator = seeded_generator(self.seed, self._step, f"rounding {name}", live.device)
             round_to_bfloat16_(live.detach(), parameter.data, generator)

@@ -14,14 +14,15 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import MethodType
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from ...patches.core.calls import around, has_other_forward
+from ...patches.core.ledger import putting
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
 from ..memory.checkpointing import blocks
@@ -118,33 +119,26 @@ class BlockCompiler:
 
     @contextmanager
     def installed(self, module: nn.Module) -> Iterator[None]:
-        """A context in which the blocks of a module run compiled wherever gradients are wanted.
-
-        Enter it before whatever else goes around blocks. Afterwards they are as before.
-        """
-        with ExitStack() as stack:
+        """A context in which the blocks of a module run compiled wherever gradients are wanted."""
+        with putting(module, "compiled blocks") as stack:
             stack.enter_context(_torch_settings())
             for block in compiled_parts(module):
-                before = block.__dict__.get("forward")
-                if before is not None:
+                if has_other_forward(block):
                     raise ValueError(
                         f"{type(block).__name__} has another forward already, which another node has put there: take"
                         f" that node off the model, or {_OFF}."
                     )
-                block.forward = self._around(block)
-                stack.callback(block.__dict__.pop, "forward", None)
+                stack.enter_context(around(block, "compiled", self._call))
             yield
 
-    def _around(self, block: nn.Module) -> Callable[..., Any]:
-        plain, compiled = block.forward, MethodType(self.forward(type(block)), block)
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return plain(*args, **kwargs)
-            with left(), _outside_modes():
-                return compiled(*map(_as_compiled, args), **{name: _as_compiled(one) for name, one in kwargs.items()})
-
-        return forward
+    def _call(self, block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return inner(*args, **kwargs)
+        compiled = self.forward(type(block))
+        with left(), _outside_modes():
+            return compiled(
+                block, *map(_as_compiled, args), **{name: _as_compiled(one) for name, one in kwargs.items()}
+            )
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
+from ...patches.core.slots import SlotKey, held_values
 from ..data import sliders
 from ..data.dataset import Conditioning, Dataset
 from ..data.listing import first_names
@@ -23,7 +24,7 @@ from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
-from ..memory.offload import Slot, activations_on_host
+from ..memory.offload import activations_on_host
 from ..memory.quantised_base import base as quantised_base
 from ..memory.quantised_base.registry import format_named
 from ..objective import perceptual
@@ -350,22 +351,30 @@ class Workspace:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Inside the block the model computes with the trained tensors. Afterwards it is restored, also on errors."""
-        settings, module = self.start_state.settings.optimizer, self.denoiser.module
-        # Weights that are fetched from the host block by block must not be kept for the backward pass: they are fetched
-        # again.
-        checkpointing: AbstractContextManager[None] = nullcontext()
-        if settings.checkpointing or settings.offload == "layers":
-            checkpointing = checkpointed(module)
-        with (
-            self._cast_weights(),
-            self._quantised_base(),
-            self._compiled(),
-            self._offloaded(),
-            checkpointing,
-            torch.enable_grad(),
-            self._sharded_base(),
-            self.attached,
-        ):
+        settings, denoiser = self.start_state.settings.optimizer, self.denoiser
+        module = denoiser.module
+        with ExitStack() as stack:
+            stack.enter_context(self._cast_weights())
+            if self.start_state.start.adapter.quantised_base:
+                stack.enter_context(self._quantised_base())
+            if self.compiles:
+                stack.enter_context(self.block_compiler.installed(module))
+            if settings.offload == "activations":
+                stack.enter_context(activations_on_host(module))
+            if settings.offload == "layers":
+                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting)
+                pins = stack.enter_context(ring)
+                if pins.note:
+                    self.notes.append(pins.note)
+            # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
+            # fetched again.
+            if settings.checkpointing or settings.offload == "layers":
+                stack.enter_context(checkpointed(module))
+            stack.enter_context(torch.enable_grad())
+            if self.group.shard and not self.placement.is_sharded:  # adapters are trained beside a divided base
+                stack.enter_context(as_normal_tensors(module))
+                stack.enter_context(fsdp.sharded(module, denoiser.device, self.group))
+            stack.enter_context(self.attached)
             self._attach()
             yield
 
@@ -386,27 +395,6 @@ class Workspace:
             finally:
                 self.is_cast = False
 
-    @contextmanager
-    def _offloaded(self) -> Iterator[None]:
-        """A context in which activations or layers wait in host memory, if that was asked for."""
-        module, offload = self.denoiser.module, self.start_state.settings.optimizer.offload
-        if offload == "activations":
-            with activations_on_host(module):
-                yield
-        elif offload == "layers":
-            with layers_on_host(module, self.denoiser.device, self.denoiser.pins_memory, self._waiting) as pins:
-                if pins.note:
-                    self.notes.append(pins.note)
-                yield
-        else:
-            yield
-
-    def _compiled(self) -> AbstractContextManager[None]:
-        """The context in which blocks run compiled, if that was asked for."""
-        if not self.compiles:
-            return nullcontext()
-        return self.block_compiler.installed(self.denoiser.module)
-
     @property
     def compiles(self) -> bool:
         """Whether the model's blocks run under torch.compile."""
@@ -422,12 +410,9 @@ class Workspace:
 
     @contextmanager
     def _quantised_base(self) -> Iterator[None]:
-        """A context in which the base is quantised, if that was asked for."""
-        settings, denoiser = self.start_state.start.adapter, self.denoiser
-        if not settings.quantised_base:
-            yield
-            return
-        weight_format = format_named(settings.base_weights)
+        """A context in which the base is quantised."""
+        denoiser = self.denoiser
+        weight_format = format_named(self.start_state.start.adapter.base_weights)
         on_host = self.start_state.settings.optimizer.offload == "layers"
         kept = denoiser.kept_weights
         with quantised_base.quantised(denoiser.module, weight_format, denoiser.device, on_host, kept) as self.quantised:
@@ -436,7 +421,7 @@ class Workspace:
             yield
         self.quantised = None
 
-    def _waiting(self) -> Container[Slot]:
+    def _waiting(self) -> Container[SlotKey]:
         """The slots of weights that layers do not compute with now."""
         if self.quantised is None:
             return ()
@@ -451,17 +436,6 @@ class Workspace:
         if self.quantised is None:
             return nullcontext()
         return self.quantised.off()
-
-    @contextmanager
-    def _sharded_base(self) -> Iterator[None]:
-        """A context in which the ranks shard the base weights, if that was asked for and adapters are trained beside
-        them.
-        """
-        with ExitStack() as stack:
-            if self.group.shard and not self.placement.is_sharded:
-                stack.enter_context(as_normal_tensors(self.denoiser.module))
-                stack.enter_context(fsdp.sharded(self.denoiser.module, self.denoiser.device, self.group))
-            yield
 
     def _attach(self) -> None:
         adapter, denoiser = self.start_state.start.adapter, self.denoiser
@@ -485,7 +459,6 @@ class Workspace:
             self.moment,
             text_encoder,
             strength=self.strength,
-            compiled=self.compiles,
         )
         self.before_encoding = self.attached.enter_context(attached)
 
@@ -550,7 +523,8 @@ class Workspace:
             if self.shadow is not None:
                 stack.enter_context(self.shadow.swapped(self.trained))
             else:
-                stack.enter_context(_kept(self.trained))
+                for tensor in self.trained.values():
+                    stack.enter_context(held_values(tensor.detach()))
             if self.group.shard and not self.placement.is_sharded:
                 self.group.broadcast_(self.trained)  # only the first rank has the average
             yield
@@ -645,18 +619,6 @@ class Workspace:
             earlier.average_validation + tuple(self.average_validation),
             earlier.accuracy + tuple(self.accuracy),
         )
-
-
-@contextmanager
-@torch.no_grad()
-def _kept(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Afterwards the tensors have their bytes back."""
-    copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    try:
-        yield
-    finally:
-        for name, copy in copies.items():
-            tensors[name].detach().copy_(copy)
 
 
 def _cpu_copies(shadow: Shadow) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Makes the initial values, installs them on a model for a block, and names them a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from ...patches.adapters.diff import difference_name, parameter_name
 from ...patches.adapters.tlora import SCHEDULE
-from ...patches.adapters.trainable import Hook, InitSource, PreHook, Tensors, TrainedTensor, initial_tensors
+from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
+from ...patches.core.calls import around
+from ...patches.core.handle import Handle
+from ...patches.core.ledger import putting
+from ...patches.core.slots import Swaps, every_name
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.quantised_base.base import quantised_values
@@ -298,35 +302,31 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
 # --- installing -------------------------------------------------------------------------------------------------------
 
 
-def _cast_(slots: Sequence[tuple[dict[str, Any], str, Tensor, torch.dtype]], *_: Any) -> None:
-    """Before a forward: casts trained float32 weights to the model's own type, so that their gradients are float32."""
-    cast_tensors: dict[int, Tensor] = {}
-    for parameters, name, tensor, dtype in slots:
-        parameters[name] = cast_tensors.setdefault(id(tensor), tensor.to(dtype))
-
-
 @contextmanager
-def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[partial[None]]:
+def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
     """A context in which the named parameters of `module` are the trained ones, in the model's own type.
 
-    They are cast before each forward pass. It yields a function that casts them without a forward pass.
+    Before each forward pass, float32 ones are cast to that type, so that their gradients are float32. It yields a
+    function that casts them without a forward pass.
     """
     parameters = dict(module.named_parameters())
-    cast = {id(parameters[name]): tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
-    slots = [
-        (part._parameters, name, cast[id(p)], p.dtype)
-        for part in module.modules()
-        for name, p in part._parameters.items()
-        if p is not None and id(p) in cast
-    ]
-    with as_normal_tensors(
-        module, {name: tensor for name, tensor in trained.items() if parameters[name].dtype == tensor.dtype}
-    ):
-        hook = module.register_forward_pre_hook(partial(_cast_, slots))
-        try:
-            yield partial(_cast_, slots)
-        finally:
-            hook.remove()
+    others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
+    dtypes = {name: parameters[name].dtype for name in others}
+    with putting(module, "trained weights") as stack:
+        stack.enter_context(as_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
+        found, names = every_name(module), dict(module.named_parameters())
+        held = {name: stack.enter_context(Swaps(found[id(names[name])], names[name])) for name in others}
+
+        def cast() -> None:
+            for name, tensor in others.items():
+                held[name].put(tensor.to(dtypes[name]))
+
+        def call(_: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            cast()
+            return inner(*args, **kwargs)
+
+        stack.enter_context(around(module, "cast", call))
+        yield cast
 
 
 @contextmanager
@@ -337,22 +337,20 @@ def attached(
     moment: Moment,
     text_encoder: nn.Module | None = None,
     strength: float = 1.0,
-    compiled: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """A context in which `module` computes with the trained tensors; its own weights are frozen and fit for autograd.
-    Adapters are on at `strength`. Where blocks are `compiled`, adapters are in a module's forward: torch.compile does
-    not see hooks that come and go.
+    Adapters are on at `strength`.
 
     Afterwards the module is as before. The same holds for `text_encoder` if it is trained; its trained names begin with
     `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
     calls those and never the whole.
     """
     trained = without_words(trained)
-    cast_weights = partial(_cast_, ())  # adapters have nothing to cast
+    cast_weights: Callable[[], None] = lambda: None  # noqa: E731  # adapters have nothing to cast
     parts = {"": module}
     if text_encoder is not None:
         parts[TEXT_ENCODER] = text_encoder
-    with ExitStack() as stack:
+    with putting(module, "training") as stack:
         if settings.full_weights:
             for prefix, part in parts.items():
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
@@ -368,50 +366,25 @@ def attached(
             if path in tensors:  # except parts of the text encoder whose output is unused
                 dropout = AdapterDropout(settings, path, moment)
                 at_strength = settings.adapter.at_strength(tensors[path], strength)
-                _hook(stack, settings, target, at_strength, dropout, compiled)
+                stack.enter_context(_adapted(settings, target, at_strength, dropout))
         yield cast_weights
 
 
-def _hook(
-    stack: ExitStack,
-    settings: AdapterSettings,
-    target: AdapterTarget,
-    tensors: Tensors,
-    dropout: AdapterDropout,
-    compiled: bool,
-) -> None:
+def _adapted(settings: AdapterSettings, target: AdapterTarget, tensors: Tensors, dropout: AdapterDropout) -> Handle:
+    """Put an adapter around the forward of its module, until the handle leaves."""
     adapter, module = settings.adapter, target.module
 
     def column_norms(now: Tensors) -> Tensor:
         return _column_norms(module, adapter.change(now, target))
 
-    pre_hook, post_hook = adapter.hooks(target, tensors, dropout, column_norms)
-    if compiled:
-        _into_forward(stack, module, pre_hook, post_hook)
-        return
-    if pre_hook is not None:
-        stack.callback(module.register_forward_pre_hook(pre_hook).remove)
-    if post_hook is not None:
-        stack.callback(module.register_forward_hook(post_hook).remove)
+    before, after = adapter.hooks(target, tensors, dropout, column_norms)
 
-
-def _into_forward(stack: ExitStack, module: nn.Module, pre_hook: PreHook | None, post_hook: Hook | None) -> None:
-    """Put hooks into the forward of an instance, until `stack` is closed."""
-    before, inner = module.__dict__.get("forward"), module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if pre_hook is not None:
-            args = pre_hook(module, args)
+    def call(module: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            args = before(module, args)
         out = inner(*args, **kwargs)
-        if post_hook is not None:
-            out = post_hook(module, args, out)
+        if after is not None:
+            out = after(module, args, out)
         return out
 
-    def restore() -> None:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
-    module.forward = forward
-    stack.callback(restore)
+    return around(module, "adapter", call)

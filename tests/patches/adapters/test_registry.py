@@ -11,7 +11,7 @@ from graft_nodes.patches.adapters.rank_mask import RankMask
 from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter, initial_tensors
 from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read
 from graft_nodes.patches.lora_files.save import to_key_format
-from graft_nodes.patches.patching.bypass import Bypass, Wrapped
+from graft_nodes.patches.patching.bypass import Bypass, apply
 from graft_nodes.patches.patching.fuse import Patch, patched
 from torch import nn
 
@@ -156,9 +156,9 @@ def test_training_merging_and_activations_agree(adapter, build):
     patches = [Patch(layer, 1.0) for layer in layers_of(adapter, tensors, size)]
     merged = module_of(build)
     merged.weight.data = patched(merged.weight.data, patches)
-    wrapped = Wrapped(module, Bypass(module, patches))
+    wrapped = apply(module, Bypass(module, patches))
     at_activations = module(x)
-    wrapped.remove()
+    wrapped.leave()
     expected = hooked(adapter, module, size, tensors)(x)
     assert not torch.allclose(expected, plain, atol=1e-2)
     torch.testing.assert_close(merged(x), expected, rtol=0, atol=5e-5)
@@ -218,9 +218,9 @@ def test_every_layer_is_the_same_at_the_activations(name, strength):
     x, patches = torch.randn(2, 12), [Patch(layer, strength)]
     merged = module_of(LINEAR)
     merged.weight.data = patched(merged.weight.data, patches)
-    wrapped = Wrapped(module, Bypass(module, patches))
+    wrapped = apply(module, Bypass(module, patches))
     torch.testing.assert_close(module(x), merged(x), rtol=0, atol=5e-5)
-    wrapped.remove()
+    wrapped.leave()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.save import saved_metadata, to_key_format
 from graft_nodes.patches.lora_files.trainer import rank_schedules
-from graft_nodes.patches.patching.bypass import Bypass, Wrapped
+from graft_nodes.patches.patching.bypass import Bypass, apply
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from graft_nodes.training.memory.checkpointing import checkpointed
@@ -236,13 +236,13 @@ def test_a_saved_file_has_every_number_and_the_ranks_of_every_noise_level(names)
     x, clock = torch.randn(2, 24, dtype=torch.float64), Clock()
     module = nn.Linear(24, 40).double()
     module.load_state_dict(net["a"].state_dict())
-    wrapped = Wrapped(module, Bypass(module, [patch], clock=clock))
+    wrapped = apply(module, Bypass(module, [patch], clock=clock))
     for timestep in (999.0, 612.0, 3.0):
         clock.tick(0.5, timestep)
         with attached(net, settings, tensors, still), at_timesteps(torch.tensor([timestep])):
             expected = net["a"](x)
         assert torch.allclose(module(x), expected, rtol=0, atol=1e-6), timestep
-    wrapped.remove()
+    wrapped.leave()
 
 
 def test_the_authors_file_does_what_their_layer_does():
@@ -266,14 +266,14 @@ def test_the_authors_file_does_what_their_layer_does():
     x = torch.randn(2, 24, dtype=torch.float64)
     plain = module(x)
     rising = Schedule(((0.0, 0.0), (1.0, 2.0)))
-    wrapped = Wrapped(module, Bypass(module, [layer_in(file, strength=0.7, schedule=rising)], clock=clock))
+    wrapped = apply(module, Bypass(module, [layer_in(file, strength=0.7, schedule=rising)], clock=clock))
     tensors = {name.removeprefix(f"{AUTHORS}."): tensor.double() for name, tensor in file.items()}
     for percent, timestep in ((0.1, 980.0), (0.5, 400.0)):  # the row's own schedule is multiplied in
         clock.tick(percent, timestep)
         mask = mask_of_the_authors(torch.tensor(timestep), 1000, 6).double()
         expected = plain + 0.7 * 2 * percent * layer_of_the_authors(x, tensors, mask)
         assert torch.allclose(module(x), expected, rtol=0, atol=1e-6)
-    wrapped.remove()
+    wrapped.leave()
 
 
 def test_lycoris_files_lack_what_they_started_from():

@@ -18,7 +18,7 @@ from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
 from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.bypass import Bypass, Wrapped
+from graft_nodes.patches.patching.bypass import Bypass, apply
 from graft_nodes.patches.patching.fuse import Patch, Stack, in_order
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from torch import nn
@@ -131,13 +131,14 @@ def at_activations(module, patches, x, bias=(), compiled=False):
     afterwards.
     """
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    wrapped = Wrapped(module, Bypass(module, patches, bias, compiled=compiled, compute=CPU))
+    adapter = Bypass(module, patches, bias, compiled=compiled, compute=CPU)
+    wrapped = apply(module, adapter)
     output = module(x)
-    wrapped.remove()
+    wrapped.leave()
     assert "forward" not in module.__dict__ and all(
         torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
     )
-    return output, wrapped.adapter.parts
+    return output, adapter.parts
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.6, -0.5])
@@ -224,12 +225,12 @@ def test_scheduled_strengths_after_another_kind(kind, name, compiled):
     of, x, rising = module.weight.shape, torch.randn(*shape, generator=generator), Schedule(((0.0, 0.0), (1.0, 2.0)))
     first, more = Patch(layer(kind, of, generator), 0.7), [layer("lora", of, generator), layer("diff", of, generator)]
     patches = [first, *(Patch(one, 0.5, None, rising) for one in more)]
-    wrapped = Wrapped(module, Bypass(module, patches, (), clock, compiled, CPU))
+    wrapped = apply(module, Bypass(module, patches, (), clock, compiled, CPU))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
         found[percent] = module(x)
-    wrapped.remove()
+    wrapped.leave()
     for percent, output in found.items():
         wanted = patched(module, [first, *(Patch(one, 0.5 * rising.at(percent)) for one in more)], x)
         assert torch.allclose(output, wanted, rtol=0, atol=3e-5), percent
@@ -270,9 +271,9 @@ def test_gradients_pass_layers_that_were_read_in_inference_mode(kind):
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16, requires_grad=True)
     with torch.inference_mode():
         patches = [Patch(layer(kind, (24, 16), torch.Generator().manual_seed(1)), 0.5)]
-    wrapped = Wrapped(module, Bypass(module, patches, compute=CPU))
+    wrapped = apply(module, Bypass(module, patches, compute=CPU))
     module(x).sum().backward()
-    wrapped.remove()
+    wrapped.leave()
     with torch.no_grad():
         wanted = in_order(module.weight, patches).sum(0)
     assert torch.allclose(x.grad, wanted.expand(3, -1), rtol=0, atol=1e-5)

@@ -18,6 +18,7 @@ from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.huge_pages import empty
 from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
 from graft_nodes.patches.patching.plan import plan_weights
+from graft_nodes.training.memory.inference_tensors import as_normal_tensors
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -229,8 +230,8 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
         of = model()
         before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES[:2], 9), torch.randn(3, 6)
     copies = []
-    real = ledger.host_copy
-    monkeypatch.setattr(ledger, "host_copy", lambda base: copies.append(base) or real(base))
+    real = ledger.copied_to_host
+    monkeypatch.setattr(ledger, "copied_to_host", lambda base: copies.append(base) or real(base))
     with torch.inference_mode(inference):
         for _ in range(2):
             attach(of, "a", [one], Version(1))
@@ -544,5 +545,48 @@ def test_fp8_is_merged_with_stochastic_rounding():
     before = Snapshot(of)
     attach(of, "a", [Stack({"0.weight": [Patch(change, 1.0)]})])
     assert abs(float((of[0].weight.float() - base).mean()) - 0.01) < 0.003
+    detach(of, "a")
+    before.check(of)
+
+
+def tied():
+    of = model()
+    of.append(nn.Linear(6, 8))
+    of[4].weight = of[0].weight
+    return of
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("names", [("0.weight",), ("4.weight",), ("0.weight", "4.weight")])
+def test_every_name_of_a_tied_weight_is_one_weight(monkeypatch, on_device, names):
+    if on_device:
+        in_place(monkeypatch)
+    of = tied()
+    before, base = Snapshot(of), of[0].weight.detach().double().clone()
+    one, two = stack(of, names, 0), stack(of, ("0.weight", "2.weight"), 20)
+    for _ in range(2):
+        attach(of, "a", [one])
+        attach(of, "b", [two])
+        assert of[0].weight is of[4].weight and set(names) <= set(ledger.bases(of))
+        patches = [
+            patch for each in (one, two) for name in ("0.weight", "4.weight") for patch in each.patches.get(name, ())
+        ]
+        change = sum(patch.strength * patch.layer.up.double() @ patch.layer.down.double() for patch in patches)
+        assert torch.allclose(of[0].weight.double(), base + change, atol=1e-5)
+        detach(of, "a")
+        detach(of, "b")
+        before.check(of)
+
+
+def test_a_stack_that_comes_beneath_a_training_run_is_on_the_base():
+    """Normal tensors lie over a merged weight while it is trained on; another stack goes on the base all the same."""
+    of = model()
+    before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES, 10), torch.randn(3, 6)
+    attach(of, "a", [one])
+    with as_normal_tensors(of):
+        attach(of, "b", [two])
+    assert torch.allclose(of(x).double(), expected(before.bytes, [one, two], x), atol=1e-4)
+    detach(of, "b")
+    assert torch.allclose(of(x).double(), expected(before.bytes, [one], x), atol=1e-4)
     detach(of, "a")
     before.check(of)

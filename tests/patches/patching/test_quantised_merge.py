@@ -8,7 +8,8 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.models.layers import dequantized, requantized, requantizes, stored_tensors
+from graft_nodes.patches.core.slots import stored_tensors
+from graft_nodes.patches.models.layers import dequantized, requantized, requantizes
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.ledger import attach, detach

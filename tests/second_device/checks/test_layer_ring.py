@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.patches.core.slots import slot_key
 from graft_nodes.tests.second_device import memory
 from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
 from graft_nodes.tests.training.conftest import lab  # noqa: F401
@@ -184,7 +185,7 @@ def test_quantised_weights_come_over_in_place_of_the_models_own(model, monkeypat
         assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
         gradient = gradient.cpu()
         assert meter.allocated <= before
-        assert [offload.slot(part, "weight") in found.waiting for part in linear] == [True] * len(linear)
+        assert [slot_key(part, "weight") in found.waiting for part in linear] == [True] * len(linear)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
     assert not memory.registered and not [name for name, _ in model.named_buffers() if "quantised" in name]
 

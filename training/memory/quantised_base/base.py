@@ -1,20 +1,23 @@
 """A frozen base that is quantised while adapters train: which layers are, and their forwards meanwhile.
 
-Adapters stay in full precision, as their hooks are beside the layer.
+Adapters stay in full precision, as they go around the layer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from ....patches.core.calls import around
+from ....patches.core.ledger import putting
+from ....patches.core.slots import slot_key
 from ....patches.models.layers import is_changed_by_host, why_not_plain
-from ..offload import SMALL, on_device, slot, weights_on
+from ..offload import SMALL, on_device, weights_on
 from .format import Quantised, WeightFormat, linear
 from .kept import KeptWeights
 
@@ -31,8 +34,8 @@ class QuantisedBase:
 
     def __init__(self, weight_format: WeightFormat, layers: Collection[nn.Linear]) -> None:
         self.weight_format, self.is_off = weight_format, False
-        self.waiting = {slot(layer, "weight") for layer in layers}
-        self._quantised = {slot(layer, name) for layer in layers for name in _BUFFERS}
+        self.waiting = {slot_key(layer, "weight") for layer in layers}
+        self._quantised = {slot_key(layer, name) for layer in layers for name in _BUFFERS}
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -52,20 +55,21 @@ class QuantisedLayer:
 
     def __init__(self, layer: nn.Linear, weight: Quantised, device: torch.device, base: QuantisedBase) -> None:
         self._layer, self._device, self._base = layer, device, base
-        self._own_forward = layer.forward
         for name, tensor in zip(_BUFFERS, weight, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
+        layer.quantised_layer = self  # type: ignore[assignment]
+        self._handle = around(layer, "replacement", self._call)
 
     @property
     def weight(self) -> Quantised:
         """The quantised weight."""
         return Quantised(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _call(self, _: nn.Module, inner: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The layer's output for x."""
         if self._base.is_off:
             with weights_on([self._layer], self._device, self._base.waiting):
-                return cast(Tensor, self._own_forward(x))
+                return inner(x)
         return linear(x, self._base.weight_format, self.weight, self._layer.bias)
 
     def values(self) -> Tensor:
@@ -76,7 +80,8 @@ class QuantisedLayer:
 
     def remove(self) -> None:
         """The layer is as before."""
-        del self._layer.forward, self._layer.quantised_layer
+        self._handle.leave()
+        del self._layer.quantised_layer
         for name in _BUFFERS:
             delattr(self._layer, name)
 
@@ -172,14 +177,12 @@ def quantised(
     """
     layers = chosen_layers(module)
     base = QuantisedBase(format_type(device), layers.values())
-    with ExitStack() as stack:
+    with putting(module, "quantised base") as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
         weights = _weights(layers, base.weight_format, device, on_host, kept)
         for path, layer in layers.items():
-            changed = QuantisedLayer(layer, weights[path], device, base)
-            stack.callback(changed.remove)
-            layer.forward, layer.quantised_layer = changed.forward, changed  # type: ignore[assignment, method-assign]
+            stack.callback(QuantisedLayer(layer, weights[path], device, base).remove)
         yield base
 
 
