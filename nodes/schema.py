@@ -64,12 +64,15 @@ def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        errors = input_errors(cls.define_schema(), values)
+        schema, own = cls.define_schema(), {} if cls.declares is None else declared(cls.declares)
+        # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
+        checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
+        errors = input_errors(schema, checked)
         if errors:
             raise ValueError(errors)
         if cls.declares is not None:
-            given = {name: values.pop(name) for name in declared(cls.declares) if name in values}
-            if cls.define_schema().is_input_list:
+            given = {name: values.pop(name) for name in own if name in values}
+            if schema.is_input_list:
                 given = {name: value[0] for name, value in given.items()}
             values["chosen"] = cls.declares(**given)
         return execute(cls, **values)
