@@ -77,11 +77,12 @@ class EMASettings:
     )
     power: float = setting(
         "warmup power",
-        0.6667,
+        2 / 3,
         "For decay schedule warmup. Raise it to let the decay grow faster.",
         low=0.001,
         high=10.0,
         step=0.0001,
+        finer=True,
         advanced=True,
         diffusers="power",
     )

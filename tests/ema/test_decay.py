@@ -20,21 +20,21 @@ from graft_nodes.ema.decay import (
         ({"schedule": "linear"}, "schedule is 'linear', expected one of constant, ramp, warmup, power"),
         ({"decay": 1.0}, "decay is 1.0"),
         ({"decay": -0.1}, "decay is -0.1"),
-        ({"inv_gamma": 0.0}, "are 0.0 and"),
-        ({"power": 0.0}, "are 1.0 and 0.0"),
-        ({"inv_gamma": math.nan}, "are nan and"),
-        ({"power": math.nan}, "are 1.0 and nan, expected above 0"),
+        ({"inv_gamma": 0.0}, "warmup inverse gamma is 0.0"),
+        ({"power": 0.0}, "warmup power is 0.0"),
+        ({"inv_gamma": math.nan}, "warmup inverse gamma is nan"),
+        ({"power": math.nan}, "warmup power is nan"),
         ({"target": 0.0}, "start share at the end is 0.0"),
         ({"target": 1.0}, "start share at the end is 1.0"),
-        ({"interval": 0}, "update every N steps is 0, expected 1 or more"),
-        ({"snapshots": -1}, "are -1 and 0, expected 0 (never) or more"),
-        ({"switch_every": -1}, "are 0 and -1, expected 0 (never) or more"),
+        ({"interval": 0}, "update every N steps is 0, expected from 1"),
+        ({"snapshots": -1}, "snapshot every N steps is -1"),
+        ({"switch_every": -1}, "reset to average every N steps is -1"),
         ({"snapshots": 1, "widths": (0.1,)}, "two or more different snapshot widths"),
         ({"snapshots": 1, "widths": (0.1, 0.2, 0.1)}, "two or more different snapshot widths"),
         ({"snapshots": 1, "widths": (0.1, 0.1000001)}, "two or more different snapshot widths (to six digits)"),
         ({"interval": 2, "snapshots": 3}, "must be multiples of update every N steps, which is 2"),
         ({"interval": 2, "switch_every": 3}, "must be multiples of update every N steps, which is 2"),
-        ({"device": "cuda"}, "store average on is 'cuda', expected same or host"),
+        ({"device": "cuda"}, "store average on is 'cuda', expected one of same, host"),
         ({"widths": ()}, "expected one or more above 0 and below 0.28"),
         ({"widths": (0.28,)}, "expected one or more above 0 and below 0.28"),
         ({"widths": (0.1, 0.0)}, "expected one or more above 0 and below 0.28"),
@@ -81,7 +81,7 @@ def test_an_average_that_would_never_begin_is_refused(name, label):
 
 def test_widths_are_read_with_spaces_and_commas():
     assert parse_widths(" 0.05, 0.1 .2") == (0.05, 0.1, 0.2) and parse_widths("") == ()
-    with pytest.raises(ValueError, match="widths has '1x'"):
+    with pytest.raises(ValueError, match="'1x' is no number"):
         parse_widths("0,1x")
 
 

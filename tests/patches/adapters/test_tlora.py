@@ -141,7 +141,6 @@ def test_a_rank_that_a_layer_cannot_have_is_said():
 
 
 def test_settings():
-    assert "min_rank" not in AdapterSettings().identity()  # as runs of before are known
     assert AdapterSettings("tlora", rank=9).rank_mask_of("a") == RankMask(9, 4)
     assert AdapterSettings("tlora", rank=9, min_rank=1, rank_exponent=2.0).rank_mask_of("a") == RankMask(9, 1, 2.0)
     assert AdapterSettings("tlora", rank=9).rank_mask_of("text_encoders.a") is None

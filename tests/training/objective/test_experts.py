@@ -18,7 +18,7 @@ from graft_nodes.training.objective.timesteps import (
     tokens_of,
 )
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.state import Settings, equal, with_settings
+from graft_nodes.training.state import equal, with_settings
 
 COUNT, TOKENS = 10_000, tokens_of((16, 60, 104))
 HIGH, LOW = "high noise", "low noise"
@@ -138,13 +138,6 @@ def test_held_out_loss_is_measured_evenly_over_the_experts_part_of_the_schedule(
         assert torch.allclose(found.double(), shifted(low + (high - low) * shares, 8.0), atol=2e-3)
     with pytest.raises(ValueError, match="schedule has no noise levels for expert high noise"):
         expert_levels_at(ObjectiveSettings(expert=HIGH, boundary=0.9), shares, lambda u: u / 2)
-
-
-def test_without_an_expert_a_runs_identity_and_bytes_are_those_of_before(lab):
-    assert not {"expert", "boundary"} & ObjectiveSettings().identity().keys()
-    named = ObjectiveSettings(expert=HIGH, boundary=0.875)
-    assert named.identity().items() >= {"expert": HIGH, "boundary": 0.875}.items()
-    assert len({Settings(objective=one).digest for one in (ObjectiveSettings(), named)}) == 2
 
 
 @pytest.mark.parametrize(

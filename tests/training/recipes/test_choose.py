@@ -9,6 +9,7 @@ import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.nodes.training_settings import NODES as SETTINGS_NODES
 from graft_nodes.patches.models.recognise import recognise_model
+from graft_nodes.settings.declaration import declared
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.recipes import choose
@@ -67,14 +68,11 @@ def accounted(found):
         "Objective Settings": found.objective,
         "EMA Settings": found.ema,
     }
-    schemas = {schema.display_name: schema for schema in (node.define_schema() for node in SETTINGS_NODES)}
-    assert schemas.keys() - chosen_settings.keys() == {"Train Words"}, "no recipe trains words"
-    for name, settings in chosen_settings.items():
-        schema = schemas[name]
+    for node, settings in chosen_settings.items():
         plain = type(settings)()
-        for declared in schema.inputs:
-            if getattr(settings, declared.id) != getattr(plain, declared.id):
-                missing.add((schema.display_name, declared.display_name))
+        for name, one in declared(settings).items():
+            if getattr(settings, name) != getattr(plain, name):
+                missing.add((node, one.label))
     return missing - said
 
 

@@ -320,7 +320,7 @@ def test_gradients_are_those_of_finite_differences(lab, given):
 def test_strength_moves_the_prediction_one_way_and_the_other(lab):
     """A direction that the network has is learned: the prediction at a strength goes along positive - negative."""
     denoiser, data = lab.Flow(), noise(guidance=0.5, steps=3)
-    state = train(lab.state(denoiser, data, learning_rate=2e-2, batch_size=8, warmup=0), denoiser, data, 120)
+    state = train(lab.state(denoiser, data, learning_rate=1e-2, batch_size=8, warmup=0), denoiser, data, 120)
     x = torch.randn(16, 4, 6, 6, generator=torch.Generator().manual_seed(9))
     shape = (16, 1, 1, 1)
     with torch.no_grad():

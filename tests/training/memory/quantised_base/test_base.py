@@ -211,9 +211,3 @@ def test_what_cannot_be_with_it_is_refused(lab):
     state = lab.state(small, lab.pictures(), AdapterSettings(rank=2, targets="all", base_weights="int8"))
     with pytest.raises(ValueError, match=r"no linear layer of the model can be .*in 0 of 6 linear layers"):
         train(state, small, lab.pictures(), 1)
-
-
-def test_the_default_is_no_part_of_a_runs_identity():
-    assert "base_weights" not in AdapterSettings().identity()
-    assert AdapterSettings(base_weights="int8").identity()["base_weights"] == "int8"
-    assert AdapterSettings(base_weights="nf4").identity()["base_weights"] == "nf4"
