@@ -8,6 +8,8 @@ python dev.py browser [pytest arguments]  run the tests of the editor in a real 
 python dev.py front-ends [VERSION …] [pytest arguments]  run the tests that depend on ComfyUI's front end on others than
                                         the installed one, put into build/ (half an hour each); the newest also on each
                                         ComfyUI that COMFYUI_PATH names
+python dev.py write                     write what follows from the nodes' declarations: the record of inputs, the
+                                        English texts, and the tables of docs/coming_from.md
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
                                         ~/ComfyUI
@@ -56,6 +58,8 @@ TORCH = os.environ.get("GRAFT_TORCH", "")
 NEWER_TORCH = "2.15.0"  # the newest that the tests pass on
 # The front ends to test with beside the installed one of requirements/develop.txt: the oldest and the newest.
 FRONT_ENDS = ("1.27.10", "1.58.1")
+# What writes files from the nodes' declarations.
+WRITERS = ("tests.nodes.write_inputs", "locales.write_english", "docs.write_coming_from")
 FRONT_END_TESTS = tuple(
     f"tests/editor/test_browser_{name}.py"
     for name in ("errors", "first_lora", "widgets", "workflows", "graphs", "looks")
@@ -223,6 +227,13 @@ def newer_torch(arguments: list[str]) -> None:
     status = subprocess.call([sys.executable, str(ROOT / "dev.py"), tier, *arguments], env=newer)
     if status:
         sys.exit(status)
+
+
+def write() -> None:
+    """Write again what follows from the nodes' declarations."""
+    install("develop")
+    for module in WRITERS:
+        run("-m", f"graft_nodes.{module}")
 
 
 def templates(arguments: list[str]) -> None:
@@ -402,7 +413,7 @@ def main(arguments: list[str]) -> None:
     if sys.version_info < (3, 11):
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
-    alone = {"demo": demo, "check": check, "long": long, "lock": lock}
+    alone = {"demo": demo, "write": write, "check": check, "long": long, "lock": lock}
     with_arguments = {
         "test": test,
         "browser": browser,

@@ -100,9 +100,9 @@ def open_dataset(place: Path, captions: int, samples: int) -> Any:
     from graft_nodes.training.data import encoding
     from graft_nodes.training.data.cache import Cache
     from graft_nodes.training.data.folder_reader import read_folder
-    from graft_nodes.training.data.folder_settings import FolderSettings
+    from graft_nodes.training.data.folder_settings import FolderSettings, SampleSettings
     from graft_nodes.training.data.sample_store import SampleStore
-    from graft_nodes.training.data.samples import SampleSettings, make_dataset
+    from graft_nodes.training.data.samples import make_dataset
 
     cache = Cache(place / "cache", 200)
     if samples:

@@ -72,7 +72,7 @@ def run(name: str, size: str, side: int, device: torch.device = CPU) -> tuple[An
         from graft_nodes.host.token_downsampling import apply_todo
         from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 
-        patcher, *_ = apply_todo(patcher, ToDoSettings.parse())
+        patcher, *_ = apply_todo(patcher, ToDoSettings())
     draws = torch.Generator().manual_seed(0)
     width = training.SHAPES[size]["context"]
     conditionings = {key: Conditioning(torch.randn(1, TOKENS, width, generator=draws)) for key in ("a", "")}

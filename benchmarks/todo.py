@@ -248,7 +248,7 @@ def graft(patcher: Any, factors: str) -> dict:
     from graft_nodes.host.token_downsampling import apply_todo
     from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 
-    return apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0].model_options["transformer_options"]
+    return apply_todo(patcher, ToDoSettings(depth_factors=factors))[0].model_options["transformer_options"]
 
 
 def ways(patcher: Any, name: str, wanted: list[str]) -> dict[str, dict]:

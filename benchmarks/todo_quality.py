@@ -72,7 +72,7 @@ def with_todo(model: Any, factors: str) -> Any:
 
     if not factors:
         return model
-    return host.token_downsampling.apply_todo(model, ToDoSettings.parse(depth_factors=factors, phase="training"))[0]
+    return host.token_downsampling.apply_todo(model, ToDoSettings(depth_factors=factors, phase="training"))[0]
 
 
 def opened_demo() -> tuple[tuple[Any, Any, Any], Any]:

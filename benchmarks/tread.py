@@ -128,7 +128,7 @@ def with_tread(patcher: Any, ratio: float, start: int = 2, end: int = -2) -> Any
     from graft_nodes.host.token_routing import apply_routing
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
-    return apply_routing(patcher, RoutingSettings.parse(ratio, start, end))[0]
+    return apply_routing(patcher, RoutingSettings(ratio, start, end))[0]
 
 
 def without_blocks(patcher: Any) -> Any:
@@ -139,7 +139,7 @@ def without_blocks(patcher: Any) -> Any:
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
     unet = patcher.model.diffusion_model
-    spans = plan_routing(unet, RoutingSettings.parse(0.5)).spans(unet)
+    spans = plan_routing(unet, RoutingSettings(0.5)).spans(unet)
     blocks = [block for span in spans for block, _ in span]
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -158,7 +158,7 @@ def with_todo(patcher: Any) -> Any:
     from graft_nodes.host.token_downsampling import apply_todo
     from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 
-    return apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
+    return apply_todo(patcher, ToDoSettings(factor=2.0))[0]
 
 
 def measure(name: str, step: Step, ways: dict[str, Any], rounds: int, timer: Timer) -> list[dict[str, Any]]:

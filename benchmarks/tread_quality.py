@@ -34,7 +34,7 @@ def with_tread(model: Any, way: str) -> Any:
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
     ratio, _, after = way.partition("@")
-    return apply_routing(model, RoutingSettings.parse(float(ratio), disable_after=float(after or 0)))[0]
+    return apply_routing(model, RoutingSettings(float(ratio), disable_after=float(after or 0)))[0]
 
 
 def mean_loss(runs: list[dict[str, float]]) -> float:

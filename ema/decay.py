@@ -42,6 +42,8 @@ class EMASettings:
         " Karras 2024, with the first width. target: chosen so that the start share below is left after the run's"
         " total steps.",
         choices=SCHEDULES,
+        onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
+        diffusers=("use_ema_warmup", "`warmup` with it, `ramp` without; update_after_step is 0 and min_decay 0"),
     )
     decay: float = setting(
         "decay",
@@ -50,6 +52,18 @@ class EMASettings:
         low=0.0,
         high=0.999999,
         step=0.0001,
+        ai_toolkit="train.ema_config.ema_decay",
+        onetrainer=(
+            "EMA Decay",
+            "OneTrainer's is that of an update, Graft's that of a step: for an interval of 5 take the fifth root,"
+            " 0.9998 for 0.999",
+        ),
+        everydream2=(
+            "--ema_decay_rate",
+            "with decay schedule `constant`. EveryDream2's is that of an update, Graft's that of a step: for 0.99"
+            " every 50 steps set 0.9998",
+        ),
+        diffusers=("decay", "0.9999 in diffusers, 0.999 here"),
     )
     inv_gamma: float = setting(
         "warmup inverse gamma",
@@ -59,6 +73,7 @@ class EMASettings:
         high=10000.0,
         step=0.1,
         advanced=True,
+        diffusers="inv_gamma",
     )
     power: float = setting(
         "warmup power",
@@ -69,6 +84,7 @@ class EMASettings:
         step=0.0001,
         finer=True,
         advanced=True,
+        diffusers="power",
     )
     target: float = setting(
         "start share at the end",
@@ -79,6 +95,7 @@ class EMASettings:
         high=0.9999,
         step=0.01,
         advanced=True,
+        everydream2=("--ema_strength_target", "with decay schedule `target`"),
     )
     interval: int = setting(
         "update every N steps",
@@ -89,6 +106,11 @@ class EMASettings:
         low=1,
         high=100000,
         advanced=True,
+        onetrainer="EMA Update Step Interval",
+        everydream2=(
+            "--ema_update_interval",
+            "with gradient accumulation EveryDream2 multiplies it, Graft does not",
+        ),
     )
     device: str = setting(
         "store average on",
@@ -96,6 +118,11 @@ class EMASettings:
         "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory.",
         choices=DEVICES,
         advanced=True,
+        everydream2=("--ema_device", "`cpu` is `host`, `cuda` is `same`"),
+        diffusers=(
+            "device",
+            "`cpu` is `host`. Copies run through pinned memory by themselves, without pin_memory and non_blocking",
+        ),
     )
     snapshots: int = setting(
         "snapshot every N steps",

@@ -15,10 +15,10 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
+from ..training.averages.settings import AverageSettings
 from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, aliases, inputs_of
 
-PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
 
 
@@ -133,6 +133,8 @@ class GraftSnapshots(GraftNode):
 class EMAMerge(GraftNode):
     """Puts an average of weights into a model."""
 
+    declares = AverageSettings
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
@@ -172,114 +174,7 @@ class EMAMerge(GraftNode):
                         " training state or snapshots."
                     ),
                 ),
-                io.Combo.Input(
-                    "profile",
-                    display_name="averaging profile",
-                    options=list(PROFILES),
-                    default="latest",
-                    tooltip=(
-                        "Which average to use. latest: the EMA kept during training, or the last file. width: an"
-                        " average of the width below. best: tries several widths and takes the one with the"
-                        " lowest held-out loss. uniform: the plain mean. exponential: newer files count more."
-                        " weights: the numbers you give. search: finds each snapshot's share by held-out loss."
-                    ),
-                ),
-                io.Float.Input(
-                    "width",
-                    display_name="average width",
-                    default=0.1,
-                    min=0.001,
-                    max=0.28,
-                    step=0.005,
-                    tooltip=(
-                        "For width and exponential: how far back the average reaches, as a fraction of the run"
-                        " (its standard deviation). Raise it for a smoother result, lower it to stay closer to"
-                        " the last weights."
-                    ),
-                ),
-                io.String.Input(
-                    "weights",
-                    display_name="weights or widths",
-                    default="",
-                    tooltip=(
-                        "For profile weights: one number per file, in the order of the report. For profiles best and"
-                        " search: the widths to try; leave empty to try ten."
-                    ),
-                ),
-                io.Float.Input(
-                    "strength",
-                    display_name="strength",
-                    default=1.0,
-                    min=-10.0,
-                    max=10.0,
-                    step=0.01,
-                    tooltip=(
-                        "How strongly the average is applied. 1 applies it as it is; 0 leaves the model unchanged."
-                    ),
-                ),
-                advanced(
-                    io.Combo,
-                    "mode",
-                    display_name="patch mode",
-                    options=["auto", "merge", "bypass", "host"],
-                    default="auto",
-                    tooltip=(
-                        "How the average is put on the model, as in Patch Model with LoRA Stack. Keep auto"
-                        " unless the report tells you otherwise."
-                    ),
-                ),
-                advanced(
-                    io.Combo,
-                    "algebra",
-                    display_name="averaging method",
-                    options=["auto", "factors", "products"],
-                    default="auto",
-                    optional=True,
-                    tooltip=(
-                        "How LoRA files are averaged. factors averages the up and down matrices, for files of"
-                        " one run. products averages what they do to the weights, for any ranks. auto uses"
-                        " factors if all files come from the same run, else products."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "rank",
-                    display_name="maximum rank",
-                    default=0,
-                    min=0,
-                    max=4096,
-                    optional=True,
-                    tooltip=(
-                        "For averaging method products: reduce the average to this rank by SVD. 0 is exact and"
-                        " adds up the ranks of the files."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "search_tries",
-                    display_name="search tries",
-                    default=60,
-                    min=1,
-                    max=10000,
-                    optional=True,
-                    tooltip=(
-                        "For profile search: how many averages it tries. Each takes as long as validating half of the"
-                        " held-out images. Raise it if you have many snapshots and time."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "search_seed",
-                    display_name="search seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    optional=True,
-                    tooltip=(
-                        "For profile search: the order in which directions are tried. The same seed gives the same"
-                        " average. Try another one to see how much the result depends on it."
-                    ),
-                ),
+                *inputs_of(cls.declares),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
@@ -296,32 +191,20 @@ class EMAMerge(GraftNode):
         state=NOT_CONNECTED,
         snapshots=NOT_CONNECTED,
         lora_stack=NOT_CONNECTED,
-        profile=None,
-        weights=None,
-        algebra=None,
-        rank=None,
+        profile="latest",
+        weights="",
+        algebra="auto",
+        rank=0,
     ) -> bool | str:
-        check = partial(_check_settings, connected(state=state, snapshots=snapshots, lora_stack=lora_stack))
+        sockets = connected(state=state, snapshots=snapshots, lora_stack=lora_stack)
+
+        def check(**values: Any) -> None:
+            _check_settings(sockets, AverageSettings(**values))
+
         return refusal(cls, check, profile=profile, weights=weights, algebra=algebra, rank=rank)
 
     @classmethod
-    def execute(
-        cls,
-        model,
-        clip=None,
-        state=None,
-        snapshots=None,
-        lora_stack=None,
-        profile="latest",
-        width=0.1,
-        weights="",
-        strength=1.0,
-        mode="auto",
-        algebra="auto",
-        rank=0,
-        search_tries=60,
-        search_seed=0,
-    ) -> io.NodeOutput:
+    def execute(cls, model, chosen, clip=None, state=None, snapshots=None, lora_stack=None) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
         from ..training.expert_lora import of_expert
         from ..training.expert_pair import single
@@ -329,19 +212,17 @@ class EMAMerge(GraftNode):
         from .step_call import trained_words
 
         state = single(state, "EMA Merge")
-        _check(state, snapshots, lora_stack, profile, weights, algebra, rank)
-        if state is not None and profile == "latest":
+        _check(state, snapshots, lora_stack, chosen)
+        if state is not None and chosen.profile == "latest":
             average = _running(state)
-        elif profile == "search":
-            average = _searched(state, _sources(state, None, None), weights, search_tries, search_seed)
+        elif chosen.profile == "search":
+            average = _searched(state, _sources(state, None, None), chosen)
         else:
             sources = _sources(state, snapshots, lora_stack)
-            if lora_stack is not None and profile == "weights" and not weights.strip():
+            if lora_stack is not None and chosen.profile == "weights" and not chosen.weights.strip():
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
-                weights = " ".join(repr(strengths[file.name]) for file in sources.files)
-            average = _made(
-                state, sources, profile, width, weights, algebra, rank, lambda: host.base_weights.unet_weights(model)
-            )
+                chosen = replace(chosen, weights=" ".join(repr(strengths[file.name]) for file in sources.files))
+            average = _made(state, sources, chosen, lambda: host.base_weights.unet_weights(model))
             if clip is not None and average.text_encoder:
                 skipped = average.text_encoder
                 line = f"skips {skipped} text encoder tensors in these files: only the diffusion model is averaged"
@@ -349,9 +230,8 @@ class EMAMerge(GraftNode):
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
             average = replace(average, lora=of_expert(average.lora, state.settings.objective))
-        grafted = host.lora.apply_lora_stack(
-            model, clip, [LoraEntry("the average", average.lora, strength, strength)], mode, trained_words(state)
-        )
+        entry = LoraEntry("the average", average.lora, chosen.strength, chosen.strength)
+        grafted = host.lora.apply_lora_stack(model, clip, [entry], chosen.mode, trained_words(state))
         picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(average.curves), "lines": list(average.lines)}
         report = "\n".join([*average.lines, grafted.report])
@@ -360,15 +240,19 @@ class EMAMerge(GraftNode):
         )
 
 
-def _check_settings(sockets: Sequence[str], profile: str, weights: str, algebra: str, rank: int) -> None:
+def _check_settings(sockets: Sequence[str], chosen: AverageSettings) -> None:
     """Raises one ValueError that lists all settings of EMAMerge that do not fit together or what is connected."""
-    errors = _connection_errors(sockets, profile)
-    from_state = list(sockets) == ["state"]
-    errors += _value_errors(profile, weights, algebra, 0 if from_state else rank)
-    if from_state and (rank or algebra == "products" or (profile == "latest" and algebra != "auto")):
+    errors = [*_connection_errors(sockets, chosen.profile), *_value_errors(chosen)]
+    from_state, algebra = list(sockets) == ["state"], chosen.algebra
+    if from_state and (chosen.rank or algebra == "products" or (chosen.profile == "latest" and algebra != "auto")):
         errors.append(
             "the averages of a training state keep their rank and their factors: set maximum rank to 0 and averaging"
             " method to auto (to reduce the rank, save the average and use Merge LoRAs)"
+        )
+    elif chosen.rank and algebra == "factors":
+        errors.append(
+            "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
+            " products"
         )
     if errors:
         raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
@@ -392,32 +276,26 @@ def _connection_errors(sockets: Sequence[str], profile: str) -> list[str]:
     return []
 
 
-def _value_errors(profile: str, weights: str, algebra: str, rank: int) -> list[str]:
-    """Settings that are wrong or exclude each other, whatever is connected."""
+def _value_errors(chosen: AverageSettings) -> list[str]:
+    """What is wrong with the weights, whatever is connected."""
     from ..ema.weighted_sum import numbers_in
     from ..training.averages.merge import widths_in
 
-    errors = []
     readers: dict[str, Callable[[str], object]] = {"weights": numbers_in, "best": widths_in, "search": widths_in}
-    if weights.strip() and profile not in readers:
-        errors.append(
-            f"weights or widths are given and averaging profile is {profile}: leave them empty, or set averaging"
-            " profile to weights"
-        )
-    elif profile in readers:
+    if chosen.profile in readers:
         try:
-            readers[profile](weights)
+            readers[chosen.profile](chosen.weights)
         except ValueError as error:
-            errors.append(str(error).rstrip("."))
-    if rank and algebra == "factors":
-        errors.append(
-            "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
-            " products"
-        )
-    return errors
+            return [str(error).rstrip(".")]
+    elif chosen.weights.strip():
+        return [
+            f"weights or widths are given and averaging profile is {chosen.profile}: leave them empty, or set averaging"
+            " profile to weights"
+        ]
+    return []
 
 
-def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: str, algebra: str, rank: int) -> None:
+def _check(state: Any, snapshots: Any, lora_stack: Any, chosen: AverageSettings) -> None:
     """`_check_settings` of a run, which also sees that a state has an average."""
     inputs = {"state": state, "snapshots": snapshots, "lora_stack": lora_stack}
     sockets = [name for name, value in inputs.items() if value is not None]
@@ -425,7 +303,7 @@ def _check(state: Any, snapshots: Any, lora_stack: Any, profile: str, weights: s
         raise ValueError(
             "EMA Merge: this state has no average: connect EMA Settings to Start Training and train again."
         )
-    _check_settings(sockets, profile, weights, algebra, rank)
+    _check_settings(sockets, chosen)
 
 
 def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
@@ -459,7 +337,7 @@ def _running(state: Any) -> Any:
     return Merged(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
-def _made(state: Any, found: Any, profile: str, width: float, weights: str, algebra: str, rank: int, base: Any) -> Any:
+def _made(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
@@ -467,6 +345,7 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
     from .step_call import opened
 
     lines: list[str] = []
+    profile, width, weights = chosen.profile, chosen.width, chosen.weights
     if profile == "best":
         _check_dataset(state, profile)
         widths = merge.widths_to_try(found, weights)
@@ -474,19 +353,19 @@ def _made(state: Any, found: Any, profile: str, width: float, weights: str, alge
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             sweep = merge.sweep(found, widths, score, task_of(state).lora_model(state, ema=True))
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
-    average = merge.merged(found, profile, width, weights, algebra, rank, base)
+    average = merge.merged(found, profile, width, weights, chosen.algebra, chosen.rank, base)
     return replace(average, lines=(*lines, *average.lines))
 
 
-def _searched(state: Any, found: Any, widths_text: str, tries: int, seed: int) -> Any:
+def _searched(state: Any, found: Any, chosen: AverageSettings) -> Any:
     """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
     from ..training.averages import merge, search
     from ..training.averages.held_out_loss import halves, held_out_loss
     from .step_call import opened
 
     _check_dataset(state, "search")
-    dataset = state.subject.dataset
-    widths, seen_and_kept = merge.widths_to_try(found, widths_text), halves(dataset)
+    dataset, tries = state.subject.dataset, chosen.search_tries
+    widths, seen_and_kept = merge.widths_to_try(found, chosen.weights), halves(dataset)
     bar = host.events.progress(len(seen_and_kept) * len(widths) + tries + 1)
     scored = iter(range(1, len(seen_and_kept) * len(widths) + tries + 2))
     with opened(state) as denoiser:
@@ -497,7 +376,7 @@ def _searched(state: Any, found: Any, widths_text: str, tries: int, seed: int) -
             bar(next(scored))
             return loss
 
-        searched = search.search(found, widths, score, seen_and_kept, tries, seed)
+        searched = search.search(found, widths, score, seen_and_kept, tries, chosen.search_seed)
     return merge.with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
 
 

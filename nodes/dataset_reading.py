@@ -18,27 +18,29 @@ from ..training.data.control_encoding import ControlEncoder
 from ..training.data.control_methods import find_method, with_size
 from ..training.data.file_names import printable
 from ..training.data.folder_reader import read_folder
+from ..training.data.folder_settings import FolderSettings
 
 
 class Reading:
     """Reads and encodes the folders of one run of the node."""
 
-    def __init__(self, vae, clip, clip_skip, weighted_captions, filters) -> None:
-        self.vae, self.clip, self.clip_skip, self.weighted_captions = vae, clip, clip_skip, weighted_captions
+    def __init__(self, vae: Any, clip: Any, chosen: FolderSettings) -> None:
+        self.vae, self.clip, self.share = vae, clip, chosen.regularisation_share
+        self.clip_skip, self.weighted_captions = chosen.clip_skip, chosen.weighted_captions
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
-        self.encoders = vae_hash.digest, f"{clip_hash.digest} {clip_skip}"
+        self.encoders = vae_hash.digest, f"{clip_hash.digest} {self.clip_skip}"
         self.unhashed = vae_hash.unhashed + clip_hash.unhashed
         self.cache = None
         # Without a hash there is no cache entry to find.
-        if filters.cache and not self.unhashed:
-            self.cache = Cache(Path(host.folders.training_folder()) / "cache", filters.cache_gb)
+        if chosen.filters.cache and not self.unhashed:
+            self.cache = Cache(Path(host.folders.training_folder()) / "cache", chosen.filters.cache_gb)
         self.frame_step = host.encoding.frame_step(vae)
         self.progress: Any = None
         self.done = 0
         self.sheets: list[Any] = []
 
-    def output(self, sources, regularisation, share, more_images, notes, placed) -> io.NodeOutput:
+    def output(self, sources, regularisation, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
         check = host.events.raise_if_interrupted
@@ -46,11 +48,11 @@ class Reading:
         methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
         self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))
-        regular = [self._encoded(*one, None, 0.0) for one in read if one[0].is_regularisation]
+        regular = [self._encoded(*one, None) for one in read if one[0].is_regularisation]
         if regular:
             regularisation = combine.combine(regular)
-        trained = self._trained(read, regularisation, share)
-        measured = [self._encoded(*one, None, 0.0) for one in read if one[0].is_validation]
+        trained = self._trained(read, regularisation)
+        measured = [self._encoded(*one, None) for one in read if one[0].is_validation]
         overlap: list[str] = []
         dataset = combine.combine(trained)
         not_measured = folder_report.not_measured(trained, dataset)
@@ -65,7 +67,7 @@ class Reading:
             not_measured += folder_report.not_measured(parts, dataset)
         names = [host.folders.below_input(source.folder) for source in sources]
         folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
-        lines = [*notes, *folders.lines(regularisation, share), *overlap]
+        lines = [*notes, *folders.lines(regularisation, self.share), *overlap]
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
         lines += not_measured
@@ -80,30 +82,30 @@ class Reading:
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 
-    def _trained(self, read, regularisation, share) -> list[Any]:
+    def _trained(self, read, regularisation) -> list[Any]:
         """The datasets to train on; the first has the regularization dataset."""
         trained: list[Any] = []
         for source, listing in read:
             if source.is_regularisation or source.is_validation:
                 continue
-            trained.append(self._encoded(source, listing, regularisation, share))
+            trained.append(self._encoded(source, listing, regularisation))
             regularisation = None
         return trained
 
-    def _encoded(self, source, listing, regularisation, share) -> Any:
+    def _encoded(self, source, listing, regularisation) -> Any:
         """The dataset of one folder."""
         fields = {
-            "caption_dropout": source.caption_dropout,
+            "caption_dropout": source.settings.caption_dropout,
             "unhashed": self.unhashed,
             "regularisation_share": 0.0,
             "weighted_captions": self.weighted_captions,
         }
         if self.clip_skip:
             fields["clip_skip"] = self.clip_skip
-        if source.batch_size:
-            fields["batch_size"] = source.batch_size
+        if source.settings.batch_size:
+            fields["batch_size"] = source.settings.batch_size
         if regularisation is not None:
-            fields["regularisation_share"] = share
+            fields["regularisation_share"] = self.share
             fields["unhashed"] = self.unhashed + regularisation.unhashed
         dataset, sheet = encoding.encode(
             listing,

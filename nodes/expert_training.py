@@ -19,6 +19,7 @@ from ..training.objective import experts
 from ..training.reports import text
 from ..training.run.call import opened_call, passed_on
 from ..training.run.in_turn import train_in_turn
+from ..training.settings import StepSettings
 from ..training.tasks.registry import task_of
 from .step_call import (
     PreviewPrompt,
@@ -54,46 +55,46 @@ class ExpertTraining:
     def planned(
         cls,
         pair: ExpertPair,
-        steps: int,
-        epochs: float,
+        chosen: StepSettings,
         optimizer: Any,
         objective: Any,
-        preview_every: int,
         sampled: Sampled,
         place: tuple[Any, str | None],
     ) -> ExpertTraining:
-        """The execution for `steps` steps of each expert, with new settings if there are any."""
+        """The execution for each expert, with new settings if there are any."""
         objectives: Sequence[Any] = (None, None)
         if objective is not None:
             objectives = experts.of_pair(objective, pair.high.subject.model.model.diffusion_model)
         calls = []
         for state, own in zip(pair.states, objectives, strict=True):
-            state, count = planned(state, steps, epochs, optimizer, own, preview_every, sampled)
+            state, count = planned(state, chosen, optimizer, own, sampled)
             calls.append(StepCall(state, count, place, sampled))
         return cls(calls, count, sampled)
 
-    def trained(self, callbacks: Any, keep: str, tensorboard: bool, switch_every: int) -> io.NodeOutput:
+    def trained(self, callbacks: Any, chosen: StepSettings) -> io.NodeOutput:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
-        outcomes = self._outcomes(callbacks, keep, tensorboard, switch_every)
+        outcomes = self._outcomes(callbacks, chosen)
         pair = ExpertPair(*(outcome.state for outcome in outcomes))
         runs = [call.ended(state) for call, state in zip(self.calls, pair.states, strict=True)]
         return outputs(pair, pair.high, self._report(outcomes), runs, self.calls[0].pictures)
 
-    def _outcomes(self, callbacks: Any, keep: str, tensorboard: bool, switch_every: int) -> list[Any]:
+    def _outcomes(self, callbacks: Any, chosen: StepSettings) -> list[Any]:
         if not self.steps:
             return [passed_on(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
-            stops = [stack.enter_context(call.shown(tensorboard)) for call in self.calls]
+            stops = [stack.enter_context(call.shown(chosen.tensorboard)) for call in self.calls]
             callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_asks, stops))
             begun = []
             for call in self.calls:
                 own, dataset = call.watching(callbacks), call.state.subject.dataset
                 opened = partial(_alone, call.opened)
                 begun.append(
-                    opened_call(stack, call.state, self.steps, opened, dataset, call.store(), own, keep, log.warning)
+                    opened_call(
+                        stack, call.state, self.steps, opened, dataset, call.store(), own, chosen.keep, log.warning
+                    )
                 )
-            outcomes = train_in_turn(begun, switch_every, self.preview, every)
+            outcomes = train_in_turn(begun, chosen.switch_every, self.preview, every)
             for call, outcome in zip(self.calls, outcomes, strict=True):
                 call.told.result = outcome.state.key
         return outcomes

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.key_formats import registry as key_formats
-from ..patches.lora_files.low_rank import RANK_RULES
-from ..patches.lora_files.merge_methods import METHODS, MergeSettings
+from ..patches.lora_files.merge_methods import MergeSettings
 from ..patches.lora_files.stack_rows import rows_of
 from .lora import lora_entries
-from .refusals import refusal
-from .schema import GraftNode, LoraModel, LoraStack, advanced, aliases
+from .schema import GraftNode, LoraModel, LoraStack, aliases, inputs_of
 
 if TYPE_CHECKING:
     from ..patches.lora_files.entry import LoraEntry
@@ -65,13 +63,11 @@ def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
     return lines
 
 
-def _described(registry: Iterable[Any]) -> str:
-    """The names of a registry, each with what it does."""
-    return " ".join(f"{record.name} {record.help}." for record in registry)
-
-
 class GraftMergeLoRAs(GraftNode):
     """Merges a stack of LoRAs into one LoRA."""
+
+    declares = MergeSettings
+    judged = (("method", "density", "resize", "resize_to", "epsilon"),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -113,111 +109,15 @@ class GraftMergeLoRAs(GraftNode):
                     optional=True,
                     tooltip="The text encoder, connected together with the model, for LoRAs that train it too.",
                 ),
-                io.Combo.Input(
-                    "method",
-                    display_name="merge method",
-                    options=METHODS.names(),
-                    default="sum",
-                    optional=True,
-                    tooltip="How the LoRAs become one. " + _described(METHODS) + " Try ties if a sum looks overdone.",
-                ),
-                io.Float.Input(
-                    "density",
-                    display_name="density",
-                    default=0.5,
-                    min=0.0,
-                    max=1.0,
-                    step=0.05,
-                    optional=True,
-                    tooltip=(
-                        "For ties, dare_linear, dare_ties and della: the share of each LoRA's elements that stays."
-                        " Lower it if the LoRAs still get in each other's way."
-                    ),
-                ),
-                io.Combo.Input(
-                    "resize",
-                    display_name="resize",
-                    options=RANK_RULES.names(),
-                    default="none",
-                    optional=True,
-                    tooltip=(
-                        "Gives every layer its own rank, up to maximum rank. "
-                        + _described(RANK_RULES)
-                        + " The sv rules are kohya's."
-                    ),
-                ),
-                io.Float.Input(
-                    "resize_to",
-                    display_name="resize to",
-                    default=0.9,
-                    min=0.0,
-                    max=10000.0,
-                    step=0.01,
-                    optional=True,
-                    tooltip=(
-                        "The target of resize: a share such as 0.9 for energy, sv_fro and sv_cumulative, a ratio such"
-                        " as 20 for sv_ratio."
-                    ),
-                ),
-                advanced(
-                    io.Float,
-                    "epsilon",
-                    display_name="epsilon",
-                    default=0.1,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                    tooltip=(
-                        "For della: how far the chance to stay differs between the largest and the smallest element of"
-                        " a row. 0 drops like dare_ties."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "mask_seed",
-                    display_name="seed",
-                    default=0,
-                    min=0,
-                    max=0xFFFFFFFFFFFFFFFF,
-                    optional=True,
-                    tooltip=(
-                        "For DARE and DELLA: which elements are dropped. The same seed and inputs give the same file."
-                    ),
-                ),
+                *inputs_of(cls.declares),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
 
     @classmethod
-    def validate_inputs(cls, method="sum", density=0.5, resize="none", resize_to=0.9, epsilon=0.1) -> bool | str:
-        return refusal(
-            cls,
-            MergeSettings,
-            method=method,
-            density=density,
-            resize=resize,
-            resize_to=resize_to,
-            epsilon=epsilon,
-        )
-
-    @classmethod
-    def execute(
-        cls,
-        lora_stack,
-        rank=0,
-        model=None,
-        clip=None,
-        method="sum",
-        density=0.5,
-        resize="none",
-        resize_to=0.9,
-        epsilon=0.1,
-        mask_seed=0,
-    ) -> io.NodeOutput:
+    def execute(cls, lora_stack, chosen, rank=0, model=None, clip=None) -> io.NodeOutput:
         from ..patches.lora_files import merge
 
-        settings = MergeSettings(method, density, resize, resize_to, epsilon, mask_seed)
         if clip is not None and model is None:
             raise ValueError("CLIP is connected without model: connect both, or neither")
         rows = rows_of(lora_stack)
@@ -229,16 +129,16 @@ class GraftMergeLoRAs(GraftNode):
             )
         entries = lora_entries(rows)
         if model is None:
-            merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted, settings)
+            merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted, chosen)
             left_out = _embeddings_left_out(entries)
         else:
             changes, left_out = host.lora.lora_changes(model, clip, entries)
-            merged = merge.merge_changes(changes, rank, host.events.advancing(len(changes)), settings)
+            merged = merge.merge_changes(changes, rank, host.events.advancing(len(changes)), chosen)
         source = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
-        if method != "sum":
-            source = f"{method} of {source}"
+        if chosen.method != "sum":
+            source = f"{chosen.method} of {source}"
         return io.NodeOutput(
-            merged.state, "\n".join([_report(merged, source), *_losses(merged, entries, method), *left_out])
+            merged.state, "\n".join([_report(merged, source), *_losses(merged, entries, chosen.method), *left_out])
         )
 
 

@@ -16,9 +16,10 @@ from ..host import samples as graph
 from ..training.data import combine, folder_report, samples
 from ..training.data.cache import Cache
 from ..training.data.dataset import Conditioning, Dataset
+from ..training.data.folder_settings import SampleSettings
 from ..training.data.parts import Parts
 from ..training.data.sample_store import SampleStore
-from ..training.data.samples import Sample, SampleSettings
+from ..training.data.samples import Sample
 
 T = TypeVar("T")
 
@@ -32,22 +33,24 @@ def output(
     clip: Any,
     settings: SampleSettings,
     regularisation: Any,
-    share: float,
     more_images: Any,
     validation: Any,
 ) -> io.NodeOutput:
     """What the node gives."""
+    if validation is not None:
+        settings = replace(settings, validation=0.0)
     made = _samples(latents, conditionings, captions, masks)
     without_prompt = _empty(empty, clip)
     fields: dict[str, Any] = {}
     if regularisation is not None:
-        fields = {"regularisation": regularisation, "regularisation_share": share}
+        fields = {"regularisation": regularisation, "regularisation_share": settings.regularisation_share}
         fields["unhashed"] = regularisation.unhashed
     store = SampleStore(Cache(Path(host.folders.training_folder()) / "cache"), beside=more_images)
     dataset = samples.make_dataset(made, settings, without_prompt, store, **fields)
     lines = samples.report(dataset, without_prompt is not None) + store.report()
     if regularisation is not None:
-        lines.append(f"regularization dataset: {len(regularisation.images)} images, {share:.0%} of each batch")
+        share = f"{settings.regularisation_share:.0%} of each batch"
+        lines.append(f"regularization dataset: {len(regularisation.images)} images, {share}")
     if any("noise_mask" in latent for latent in latents):
         lines.append("noise masks of latents are not used: connect them as masks")
     if validation is not None:

@@ -58,15 +58,22 @@ class GraftNode(io.ComfyNode):
 
 
 def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """`execute` of a node with every value checked by the schema, and its settings in one dataclass."""
+    """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
+    lists, a setting is the first of its list.
+    """
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        errors = input_errors(cls.define_schema(), values)
+        schema, own = cls.define_schema(), {} if cls.declares is None else declared(cls.declares)
+        # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
+        checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
+        errors = input_errors(schema, checked)
         if errors:
             raise ValueError(errors)
         if cls.declares is not None:
-            given = {name: values.pop(name) for name in declared(cls.declares) if name in values}
+            given = {name: values.pop(name) for name in own if name in values}
+            if schema.is_input_list:
+                given = {name: value[0] for name, value in given.items()}
             values["chosen"] = cls.declares(**given)
         return execute(cls, **values)
 
@@ -99,8 +106,8 @@ def inputs_of(settings: type) -> list[Any]:
 def setting_input(name: str, one: Setting) -> Any:
     """The input of one declared setting."""
     kind = io.Combo if one.choices is not None else WIDGETS[one.kind]
-    bounds: dict[str, Any] = {"min": one.low, "max": one.high, "step": one.step, "options": one.options()}
-    given = {key: value for key, value in bounds.items() if value is not None}
+    bounds = {"min": one.low, "max": one.high, "step": one.step, "options": one.options()}
+    given: dict[str, Any] = {key: value for key, value in bounds.items() if value is not None}
     if one.multiline:
         given["multiline"] = True
     if one.finer:

@@ -18,6 +18,7 @@ from ..training.distributed import process_group
 
 if TYPE_CHECKING:
     from ..training.run.preview_prompts import PromptLine
+    from ..training.settings import StepSettings
 
 log = logger(__name__)
 
@@ -60,9 +61,7 @@ class PreviewPrompt(NamedTuple):
     cfg: float | None = None
 
 
-def planned(
-    state: Any, steps: int, epochs: float, optimizer: Any, objective: Any, preview_every: int, sampled: Sampled
-) -> tuple[Any, int]:
+def planned(state: Any, chosen: StepSettings, optimizer: Any, objective: Any, sampled: Sampled) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
     from ..training.objective import experts
@@ -82,22 +81,22 @@ def planned(
             "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
             " Connect CLIP to Load State."
         )
-    _check(state, steps > 0 or epochs > 0, preview_every, sampled)
-    steps = step_count(state, steps, epochs)
+    _check(state, chosen, sampled)
+    steps = step_count(state, chosen)
     if steps:
         state = states.with_planned_steps(state, state.step + steps)
     return noted(state), steps
 
 
-def step_count(state: Any, steps: int, epochs: float) -> int:
+def step_count(state: Any, chosen: StepSettings) -> int:
     """How many steps are asked for: epochs, where there are any, replace steps."""
     from ..training.data.epoch_order import batches_per_epoch
 
-    if epochs <= 0:
-        return steps
+    if not chosen.epochs:
+        return chosen.steps
     settings = state.settings.optimizer
     batches = batches_per_epoch(state.subject.dataset, settings.batch_size)
-    return max(1, math.ceil(epochs * batches / settings.accumulation))
+    return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
 
 
 def with_lora(state: Any, clip: Any, lora: Any) -> Any:
@@ -200,16 +199,20 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(state: Any, training: bool, preview_every: int, sampled: Sampled) -> None:
+def _check(state: Any, chosen: StepSettings, sampled: Sampled) -> None:
     """Raises an error for missing inputs before the first step."""
     from ..training.tasks.registry import task_of
 
     subject = state.subject
-    if training and subject.dataset is None:
+    if subject.dataset is None and (chosen.steps or chosen.epochs):
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
-    if preview_every and subject.dataset is not None and task_of(state).previews(state, subject.dataset).shown is None:
+    if (
+        chosen.preview_every
+        and subject.dataset is not None
+        and task_of(state).previews(state, subject.dataset).shown is None
+    ):
         host.previews.check(
             sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
         )
@@ -292,7 +295,7 @@ class StepCall:
         if state.subject.dataset is not None:
             self.shows = task_of(state).previews(state, state.subject.dataset)
 
-    def trained(self, steps: int, callbacks: Any, keep: str, tensorboard: bool) -> tuple[Any, str]:
+    def trained(self, steps: int, callbacks: Any, chosen: StepSettings) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
@@ -302,9 +305,9 @@ class StepCall:
         state, subject = self.state, self.state.subject
         self.previewing = callbacks.preview_every > 0
         store = self.store()
-        with self.shown(tensorboard) as should_stop:
+        with self.shown(chosen.tensorboard) as should_stop:
             callbacks = replace(self.watching(callbacks), preview=self.preview, should_stop=should_stop)
-            outcome = runs.run(state, steps, self.opened, subject.dataset, store, callbacks, keep, log.warning)
+            outcome = runs.run(state, steps, self.opened, subject.dataset, store, callbacks, chosen.keep, log.warning)
             self.told.result = outcome.state.key
         report = text.step(state, outcome, subject.unhashed, self.pictures)
         if self.previewing:

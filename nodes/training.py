@@ -13,8 +13,8 @@ from ..patches.lora_files.stack_rows import rows_of
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.settings import NODES as PARTS
-from ..training.settings import TrainingSettings
-from ..training.store.names import KEEPS, check_run_name
+from ..training.settings import StepSettings, TrainingSettings
+from ..training.store.names import check_run_name
 from ..training.trainable.settings import AdapterSettings
 from .lora import used_entries
 from .refusals import refusal
@@ -25,8 +25,8 @@ from .schema import (
     LossMap,
     Settings,
     TrainState,
-    advanced,
     aliases,
+    inputs_of,
     run_name,
     run_seed,
     run_settings,
@@ -323,6 +323,9 @@ def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: A
 class TrainStep(GraftNode):
     """Trains some steps: takes a state and returns a new one. The old state stays valid."""
 
+    declares = StepSettings
+    judged = (("tensorboard",), ("prompts",))
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
@@ -339,58 +342,7 @@ class TrainStep(GraftNode):
             hidden=[io.Hidden.unique_id],
             inputs=[
                 TrainState.Input("state", tooltip="From Start Training, Load State or another Train Step."),
-                io.Int.Input(
-                    "steps",
-                    display_name="steps",
-                    default=100,
-                    min=0,
-                    max=10_000_000,
-                    tooltip="How many more steps to train. Raise it and queue again to continue from the last result.",
-                ),
-                io.Float.Input(
-                    "epochs",
-                    display_name="epochs (replaces steps)",
-                    default=0.0,
-                    min=0.0,
-                    max=100_000.0,
-                    step=0.5,
-                    tooltip="Trains this many epochs instead of steps: passes through all images. 0 uses steps.",
-                ),
-                io.Int.Input(
-                    "validate_every",
-                    display_name="validate every N steps",
-                    default=50,
-                    min=0,
-                    max=1_000_000,
-                    tooltip=(
-                        "Measures the loss on the held-out images every N steps. With EMA Settings it measures"
-                        " the average as well, which doubles the time. Raise it if validation takes too long; 0 is"
-                        " never."
-                    ),
-                ),
-                io.Int.Input(
-                    "preview_every",
-                    display_name="preview every N steps",
-                    default=0,
-                    min=0,
-                    max=1_000_000,
-                    tooltip=(
-                        "Samples a preview every N steps, with the weights and with their average. Connect"
-                        " positive, negative and latent. 0 is never."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "snapshot_every",
-                    display_name="snapshot every N steps",
-                    default=100,
-                    min=0,
-                    max=1_000_000,
-                    tooltip=(
-                        "Stores the state every N steps. A run that is killed continues from the last one. Lower"
-                        " it if steps are slow; 0 is never."
-                    ),
-                ),
+                *inputs_of(cls.declares),
                 io.Conditioning.Input("positive", optional=True, tooltip="The prompt for previews."),
                 io.Conditioning.Input(
                     "negative", optional=True, tooltip="The negative prompt for previews. Without it they use no CFG."
@@ -406,68 +358,6 @@ class TrainStep(GraftNode):
                         " settings already in the state are used."
                     ),
                 ),
-                advanced(
-                    io.Combo,
-                    "keep",
-                    display_name="states to keep",
-                    options=list(KEEPS),
-                    default="best",
-                    optional=True,
-                    tooltip=(
-                        "Which states stay on disk. last: the final one. best: also the one with the lowest"
-                        " held-out loss, that of the average if there is one. every: these and all snapshots, if"
-                        " you want to branch from them."
-                    ),
-                ),
-                advanced(
-                    io.Float,
-                    "snapshot_minutes",
-                    display_name="snapshot every N minutes",
-                    default=10.0,
-                    min=0.0,
-                    max=10_000.0,
-                    step=1.0,
-                    optional=True,
-                    tooltip=(
-                        "Also stores a snapshot when this many minutes have passed since the last one. 0 is never."
-                    ),
-                ),
-                advanced(
-                    io.Boolean,
-                    "tensorboard",
-                    display_name="write TensorBoard logs",
-                    default=False,
-                    optional=True,
-                    tooltip="Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
-                ),
-                advanced(
-                    io.String,
-                    "prompts",
-                    display_name="more preview prompts",
-                    default="",
-                    multiline=True,
-                    optional=True,
-                    tooltip=(
-                        "More prompts for the previews, one per line, at most 16. Lines that start with # are"
-                        " skipped. They are encoded with the CLIP of Start Training, with what is trained of it so"
-                        " far, and sampled with the run's seed. kohya's --n, --d, --s, --l and --g work at the end of"
-                        " a line."
-                    ),
-                ),
-                advanced(
-                    io.Int,
-                    "switch_every",
-                    display_name="switch experts every N steps",
-                    default=50,
-                    min=0,
-                    max=1_000_000,
-                    optional=True,
-                    tooltip=(
-                        "For both experts of Wan 2.2: trains one for N steps, then the other, with one model in VRAM at"
-                        " a time. The result does not depend on it. Raise it if loading takes long; 0 trains the high"
-                        " noise expert first and then the low noise one."
-                    ),
-                ),
             ],
             outputs=[
                 TrainState.Output(display_name="TRAIN_STATE"),
@@ -480,8 +370,9 @@ class TrainStep(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, tensorboard=None, prompts=None) -> bool | str:
-        return refusal(cls, _check_values, ("tensorboard",), ("prompts",), tensorboard=tensorboard, prompts=prompts)
+    def check_settings(cls, **values: Any) -> None:
+        """Raises ValueError for what is wrong with settings whatever is connected, and without a package they need."""
+        _preview_prompts(StepSettings(**values))
 
     @classmethod
     def fingerprint_inputs(cls, **_) -> str:
@@ -489,24 +380,7 @@ class TrainStep(GraftNode):
         return str(host.events.stops())
 
     @classmethod
-    def execute(
-        cls,
-        state,
-        steps=100,
-        epochs=0.0,
-        validate_every=50,
-        preview_every=0,
-        snapshot_every=100,
-        positive=None,
-        negative=None,
-        latent=None,
-        settings=None,
-        keep="best",
-        snapshot_minutes=10.0,
-        tensorboard=False,
-        prompts="",
-        switch_every=50,
-    ) -> io.NodeOutput:
+    def execute(cls, state, chosen, positive=None, negative=None, latent=None, settings=None) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
         from ..training.run.loop import Callbacks
@@ -517,12 +391,12 @@ class TrainStep(GraftNode):
         optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
             optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
-        sampled = Sampled(positive, negative, latent, _check_values(tensorboard, prompts))
+        sampled = Sampled(positive, negative, latent, _preview_prompts(chosen))
         callbacks = Callbacks(
-            validate_every=validate_every,
-            snapshot_every=snapshot_every,
-            snapshot_minutes=snapshot_minutes,
-            preview_every=preview_every,
+            validate_every=chosen.validate_every,
+            snapshot_every=chosen.snapshot_every,
+            snapshot_minutes=chosen.snapshot_minutes,
+            preview_every=chosen.preview_every,
         )
         node = None
         if cls.hidden:
@@ -532,13 +406,13 @@ class TrainStep(GraftNode):
         if isinstance(state, ExpertPair):
             from .expert_training import ExpertTraining
 
-            pair = ExpertTraining.planned(state, steps, epochs, optimizer, objective, preview_every, sampled, place)
-            return pair.trained(callbacks, keep, tensorboard, switch_every)
-        state, steps = planned(state, steps, epochs, optimizer, objective, preview_every, sampled)
+            pair = ExpertTraining.planned(state, chosen, optimizer, objective, sampled, place)
+            return pair.trained(callbacks, chosen)
+        state, steps = planned(state, chosen, optimizer, objective, sampled)
         group.meet_at(str(node))
         call = StepCall(state, steps, place, sampled)
         try:
-            result, report = call.trained(steps, callbacks, keep, tensorboard)
+            result, report = call.trained(steps, callbacks, chosen)
         except process_group.RemoteRankError as error:
             host.events.interrupt_as(error.kind)
             raise
@@ -572,15 +446,15 @@ def _workflow_id(hidden: Any) -> str | None:
     return None
 
 
-def _check_values(tensorboard: bool = False, prompts: str = "") -> list[Any]:
-    """The preview prompts. Raises ValueError for what is wrong whatever is connected."""
+def _preview_prompts(chosen: StepSettings) -> list[Any]:
+    """The preview prompts. Raises ValueError for what is wrong with them, and where TensorBoard is not installed."""
     from ..training.run.preview_prompts import preview_prompts
 
-    if tensorboard:
+    if chosen.tensorboard:
         from ..training.reports.tensorboard import check
 
         check()
-    return preview_prompts(prompts)
+    return preview_prompts(chosen.prompts)
 
 
 NODES = [GraftTrainStart, GraftTrainPairStart, TrainStep]

@@ -15,9 +15,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, cast
+from typing import Any
 
 Choices = Sequence[str] | Callable[[], Sequence[str]]
+Text = str | Callable[[], str]
+Name = str | tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,17 @@ class Setting:
 
     - Numbers lie from `low` to `high`, both included. `step` is what one click in the editor changes; `finer`: the
       editor keeps numbers between two steps.
+    - `about` is the help, or a function that writes it: where choices are records, each may say what it is.
     - `choices` are all values that a text may have, or a function that lists them. `multiline`: a text of several
       lines. `read` makes the value out of a text ("0.05 0.10": two numbers); it raises ValueError.
     - `advanced`: folded away in the editor.
-    - `elsewhere` maps a trainer ("kohya", "diffusers" ...) to its name for the same setting.
+    - `elsewhere` maps a trainer ("kohya", "diffusers" ...) to its name for the same setting: a text, or a name and a
+      note. Several names stand with commas between them.
     """
 
     label: str
     default: bool | int | float | str
-    help: str
+    about: Text
     low: float | None = None
     high: float | None = None
     step: float | None = None
@@ -43,12 +47,17 @@ class Setting:
     multiline: bool = False
     finer: bool = False
     read: Callable[[str], object] | None = None
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, Name] = field(default_factory=dict)
 
     @property
     def kind(self) -> type:
         """bool, int, float or str."""
         return type(self.default)
+
+    @property
+    def help(self) -> str:
+        """What the setting does, when to change it and to which value."""
+        return self.about() if callable(self.about) else self.about
 
     def options(self) -> list[str] | None:
         """All values that a text may have; None where it may be any."""
@@ -68,7 +77,7 @@ class Setting:
 def setting(
     label: str,
     default: Any,
-    help: str,
+    about: Text,
     *,
     low: float | None = None,
     high: float | None = None,
@@ -78,12 +87,12 @@ def setting(
     multiline: bool = False,
     finer: bool = False,
     read: Callable[[str], object] | None = None,
-    **elsewhere: str,
+    **elsewhere: Name,
 ) -> Any:
     """A dataclass field that declares a setting (`Setting` explains the arguments). Further keywords are its names
-    elsewhere: `kohya="--network_dim"`.
+    elsewhere: `kohya="--network_dim"`, or with a note `kohya=("--min_timestep", "a fraction: 0.4 for 400")`.
     """
-    declared = Setting(label, default, help, low, high, step, choices, advanced, multiline, finer, read, elsewhere)
+    declared = Setting(label, default, about, low, high, step, choices, advanced, multiline, finer, read, elsewhere)
     return field(default=default, metadata={"setting": declared})
 
 
@@ -132,9 +141,9 @@ def value_error(
     if kind is str:
         return _text_error(label, value, options)
     if not _is_number(value, kind):
-        expected = "a whole number" if kind is int else "a number"
-        return f"{label} is {value!r}, expected {expected}{_between(low, high)}"
-    number = cast(float, value)  # as it is: a seed of 64 bits would be rounded
+        what = "a whole number" if kind is int else "a number"
+        return f"{label} is {value!r}, expected {what}{_between(low, high)}"
+    number: Any = value  # a whole number stays one: as a float, 2^64 - 1 is beyond a bound of 2^64 - 1
     if (low is not None and number < low) or (high is not None and number > high):
         return f"{label} is {value}, expected{_between(low, high)}"
     return ""

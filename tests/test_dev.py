@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from importlib.util import find_spec
 
 import pytest
 from graft_nodes import dev
@@ -57,3 +58,16 @@ def test_a_front_end_is_fetched_once_in_the_version_that_is_asked_for(monkeypatc
     assert dev.front_end("9.8.7") == static  # from where it lies
     with pytest.raises(SystemExit):
         dev.front_end("9.9.9")
+
+
+def test_everything_that_follows_from_declarations_is_written(monkeypatch):
+    """Each tool is a module that can be run."""
+    ran = []
+    monkeypatch.setattr(dev, "install", lambda lock: None)
+    monkeypatch.setattr(dev, "run", lambda *arguments: ran.append(arguments))
+    dev.main(["write"])
+    modules = [module for flag, module in ran if flag == "-m"]
+    assert modules == [f"graft_nodes.{name}" for name in dev.WRITERS]
+    for module in modules:
+        assert (dev.ROOT / f"{module.removeprefix('graft_nodes.').replace('.', '/')}.py").is_file()
+        assert find_spec(module) is not None

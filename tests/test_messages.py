@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "headless", "demo")
 NODES = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
 LABELS = {(input_id, texts["name"]) for node in NODES.values() for input_id, texts in node["inputs"].items()}
+TRAINERS = ("kohya", "ai_toolkit", "onetrainer", "everydream2", "diffusers")  # names and notes for a document
 VALUE = "\0"  # stands for what is filled into a text
 
 # Ids that no message has as a word of plain English: "_" in them, or the name of another thing.
@@ -60,6 +61,8 @@ def texts(path):
             skipped.add(id(node.value))  # a docstring
         if isinstance(node, ast.JoinedStr):
             skipped.update(id(part) for part in node.values)
+        if isinstance(node, ast.keyword) and node.arg in TRAINERS:
+            skipped.update(map(id, ast.walk(node)))  # what a setting is called elsewhere
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue

@@ -1,5 +1,5 @@
 """All settings of a training, as one value that goes along one link: what is trained, how it moves, what it learns, and
-the averages of it.
+the averages of it. And those of Train Step: for how long, and what is measured, shown and kept on the way.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ema.decay import EMASettings
+from ..settings.declaration import read_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
+from .store.names import KEEPS
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -49,3 +51,127 @@ class TrainingSettings:
         others = [NODES[name] for name in self.chosen() if name not in allowed]
         if others:
             raise ValueError(f"{node}: settings has {' and '.join(others)}, {why}.")
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The settings of Train Step; plain values, checked on creation. `prompts` is text (`run.preview_prompts`)."""
+
+    steps: int = setting(
+        "steps",
+        100,
+        "How many more steps to train. Raise it and queue again to continue from the last result.",
+        low=0,
+        high=10_000_000,
+        kohya=("--max_train_steps", "set total steps (schedule) in Optimizer Settings to the same"),
+        ai_toolkit="train.steps",
+    )
+    epochs: float = setting(
+        "epochs (replaces steps)",
+        0.0,
+        "Trains this many epochs instead of steps: passes through all images. 0 uses steps.",
+        low=0.0,
+        high=100_000.0,
+        step=0.5,
+        kohya="--max_train_epochs",
+        onetrainer="Epochs",
+        everydream2="--max_epochs",
+    )
+    validate_every: int = setting(
+        "validate every N steps",
+        50,
+        "Measures the loss on the held-out images every N steps. With EMA Settings it measures the average as well,"
+        " which doubles the time. Raise it if validation takes too long; 0 is never.",
+        low=0,
+        high=1_000_000,
+        kohya="--validate_every_n_steps",
+        onetrainer="Validate after",
+        diffusers=("implicit_acc", "the report names the implicit accuracy on held-out pairs"),
+    )
+    preview_every: int = setting(
+        "preview every N steps",
+        0,
+        "Samples a preview every N steps, with the weights and with their average. Connect positive, negative and"
+        " latent. 0 is never.",
+        low=0,
+        high=1_000_000,
+        kohya=(
+            "--sample_every_n_steps",
+            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` gives"
+            " none",
+        ),
+        ai_toolkit="sample.sample_every",
+        onetrainer="Sample After",
+        everydream2="sample_steps",
+    )
+    snapshot_every: int = setting(
+        "snapshot every N steps",
+        100,
+        "Stores the state every N steps. A run that is killed continues from the last one. Lower it if steps are"
+        " slow; 0 is never.",
+        low=0,
+        high=1_000_000,
+        advanced=True,
+        kohya=(
+            "--save_every_n_steps, --save_state, --resume",
+            "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
+        ),
+        ai_toolkit="save.save_every",
+        onetrainer=("Save Every", "Continue from last backup: queue again"),
+    )
+    keep: str = setting(
+        "states to keep",
+        "best",
+        "Which states stay on disk. last: the final one. best: also the one with the lowest held-out loss, that of"
+        " the average if there is one. every: these and all snapshots, if you want to branch from them.",
+        choices=KEEPS,
+        advanced=True,
+        ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
+    )
+    snapshot_minutes: float = setting(
+        "snapshot every N minutes",
+        10.0,
+        "Also stores a snapshot when this many minutes have passed since the last one. 0 is never.",
+        low=0.0,
+        high=10_000.0,
+        step=1.0,
+        advanced=True,
+        onetrainer="Backup After",
+        everydream2="ckpt_every_n_minutes",
+    )
+    tensorboard: bool = setting(
+        "write TensorBoard logs",
+        False,
+        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
+        advanced=True,
+        kohya="--logging_dir, --log_with tensorboard",
+        ai_toolkit=("logging.use_wandb", "there is no wandb"),
+        everydream2="--logdir",
+    )
+    prompts: str = setting(
+        "more preview prompts",
+        "",
+        "More prompts for the previews, one per line, at most 16. Lines that start with # are skipped. They are"
+        " encoded with the CLIP of Start Training, with what is trained of it so far, and sampled with the run's"
+        " seed. kohya's --n, --d, --s, --l and --g work at the end of a line.",
+        multiline=True,
+        advanced=True,
+        kohya=("--sample_prompts", "up to 16, one a line, with `--n`, `--d`, `--s`, `--l` and `--g`"),
+        ai_toolkit=("sample.prompts", "up to 16"),
+    )
+    switch_every: int = setting(
+        "switch experts every N steps",
+        50,
+        "For both experts of Wan 2.2: trains one for N steps, then the other, with one model in VRAM at a time. The"
+        " result does not depend on it. Raise it if loading takes long; 0 trains the high noise expert first and"
+        " then the low noise one.",
+        low=0,
+        high=1_000_000,
+        advanced=True,
+        ai_toolkit="switch_boundary_every",
+    )
+
+    def __post_init__(self) -> None:
+        errors = read_values(self)
+        if errors:
+            raise ValueError("Train Step: " + "; ".join(errors) + ".")

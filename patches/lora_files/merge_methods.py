@@ -9,13 +9,14 @@ the orthogonal sum. A file's change has its strength in it, so a negative streng
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...settings.declaration import read_values, setting
 from ...storage.digest import sha256
 from ..registry import Registry
 from . import low_rank
@@ -24,38 +25,6 @@ _PARALLEL = 1e-6  # singular values of stacked unit vectors below this share of 
 _OPPOSITE = 1e-6  # a mean of unit vectors shorter than this has no direction
 _NO_STEP = 1e-12
 _KARCHER_STEPS = 500
-
-
-@dataclass(frozen=True)
-class MergeSettings:
-    """How LoRAs are merged.
-
-    - `method` is a name in METHODS; `density`, `epsilon` and `seed` are for the methods that drop elements.
-    - `resize` is a name in `low_rank.RANK_RULES`, which chooses the rank of each layer; `resize_to` is its target.
-    """
-
-    method: str = "sum"
-    density: float = 0.5
-    resize: str = "none"
-    resize_to: float = 0.9
-    epsilon: float = 0.1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        method, rule = METHODS.get(self.method), low_rank.RANK_RULES.get(self.resize)
-        if method.drops and not 0.0 < self.density <= 1.0:
-            raise ValueError(f"density is {self.density:g}, expected above 0 and at most 1, such as 0.5")
-        if method.ranks_rows:
-            room = 2 * min(self.density, 1.0 - self.density)
-            if not 0.0 <= self.epsilon <= room:
-                raise ValueError(
-                    f"epsilon is {self.epsilon:g}, expected from 0 to {room:g}: with density {self.density:g} a larger"
-                    " one keeps elements with a chance below 0 or above 1"
-                )
-        if self.resize != "none":
-            problem = rule.problem(self.resize_to)
-            if problem is not None:
-                raise ValueError(f"resize to is {problem}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +122,8 @@ def _random_by_rank(change: Tensor, settings: MergeSettings, generator: torch.Ge
     return _Sparse(kept.reshape(change.shape), chances.reshape(change.shape))
 
 
-Sparsify = Callable[[Tensor, MergeSettings, torch.Generator], _Sparse]
-Merge = Callable[[Sequence[FileChange], MergeSettings, str], MergedChange]
+Sparsify = Callable[[Tensor, "MergeSettings", torch.Generator], _Sparse]
+Merge = Callable[[Sequence[FileChange], "MergeSettings", str], MergedChange]
 
 
 def mask_generator(seed: int, layer: str, file: int) -> torch.Generator:
@@ -170,7 +139,7 @@ def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
         kept_elements, masks = [], []
         for change in changes:
             whole = change.whole()
-            mask, divisor = sparsify(whole, settings, mask_generator(settings.seed, layer, change.file))
+            mask, divisor = sparsify(whole, settings, mask_generator(settings.mask_seed, layer, change.file))
             kept_elements.append(whole * mask / divisor)
             masks.append(mask)
         if elects:
@@ -400,3 +369,90 @@ METHODS: Registry[MergeMethod] = Registry(
         ),
     ),
 )
+
+
+def _described(records: Iterable[Any]) -> str:
+    """The names of records, each with what it does."""
+    return " ".join(f"{record.name} {record.help}." for record in records)
+
+
+@dataclass(frozen=True)
+class MergeSettings:
+    """How LoRAs are merged; plain values, checked on creation.
+
+    - `method` is a name in METHODS; `density`, `epsilon` and `mask_seed` are for the methods that drop elements.
+    - `resize` is a name in `low_rank.RANK_RULES`, which chooses the rank of each layer; `resize_to` is its target.
+    """
+
+    method: str = setting(
+        "merge method",
+        "sum",
+        lambda: f"How the LoRAs become one. {_described(METHODS)} Try ties if a sum looks overdone.",
+        choices=METHODS.names,
+    )
+    density: float = setting(
+        "density",
+        0.5,
+        "For ties, dare_linear, dare_ties and della: the share of each LoRA's elements that stays. Lower it if the"
+        " LoRAs still get in each other's way.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+    )
+    resize: str = setting(
+        "resize",
+        "none",
+        lambda: (
+            f"Gives every layer its own rank, up to maximum rank. {_described(low_rank.RANK_RULES)} The sv rules are"
+            " kohya's."
+        ),
+        choices=low_rank.RANK_RULES.names,
+        kohya=("--dynamic_method", "`sv_fro`, `sv_cumulative` and `sv_ratio`, as in `resize_lora.py`"),
+    )
+    resize_to: float = setting(
+        "resize to",
+        0.9,
+        "The target of resize: a share such as 0.9 for energy, sv_fro and sv_cumulative, a ratio such as 20 for"
+        " sv_ratio.",
+        low=0.0,
+        high=10000.0,
+        step=0.01,
+        kohya=("--dynamic_param", "as in `resize_lora.py`"),
+    )
+    epsilon: float = setting(
+        "epsilon",
+        0.1,
+        "For della: how far the chance to stay differs between the largest and the smallest element of a row. 0"
+        " drops like dare_ties.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    mask_seed: int = setting(
+        "seed",
+        0,
+        "For DARE and DELLA: which elements are dropped. The same seed and inputs give the same file.",
+        low=0,
+        high=0xFFFFFFFFFFFFFFFF,
+        advanced=True,
+    )
+
+    def __post_init__(self) -> None:
+        errors = read_values(self)
+        if errors:
+            raise ValueError("; ".join(errors))
+        method, rule = METHODS.get(self.method), low_rank.RANK_RULES.get(self.resize)
+        if method.drops and not self.density:
+            raise ValueError("density is 0, expected above 0 and at most 1, such as 0.5")
+        if method.ranks_rows:
+            room = 2 * min(self.density, 1.0 - self.density)
+            if self.epsilon > room:
+                raise ValueError(
+                    f"epsilon is {self.epsilon:g}, expected from 0 to {room:g}: with density {self.density:g} a larger"
+                    " one keeps elements with a chance below 0 or above 1"
+                )
+        if self.resize != "none":
+            problem = rule.problem(self.resize_to)
+            if problem is not None:
+                raise ValueError(f"resize to is {problem}")

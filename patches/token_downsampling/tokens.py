@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ...settings.declaration import read_values, setting
 
 if TYPE_CHECKING:
     from ..models.token_layout import Grid
@@ -22,47 +24,108 @@ MAX_DEPTH = 4
 BLEND = 0.5  # equal parts of the nearest token and of the mean, the middle of BiGain's range (arXiv 2603.12240)
 
 
+def _read_factors(text: str) -> tuple[float, ...]:
+    """The factors in a text such as "4 2" (spaces or commas), from the first depth on; none in an empty one."""
+    words = text.replace(",", " ").split()
+    if len(words) > MAX_DEPTH:
+        raise ValueError(f"expected at most {MAX_DEPTH} factors, got {len(words)} in {text!r}")
+    factors = []
+    for word in words:
+        try:
+            factors.append(float(word))
+        except ValueError:
+            raise ValueError(f"expected numbers separated by spaces, such as '4 2', got {word!r}") from None
+        if not 1.0 <= factors[-1] <= MAX_FACTOR:  # NaN fails this too
+            raise ValueError(f"expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
+    return tuple(factors)
+
+
 @dataclass(frozen=True)
 class ToDoSettings:
-    """The settings of Apply ToDo.
+    """The settings of Apply ToDo; plain values, checked on creation."""
 
-    `factors[d - 1]` is the factor per side at depth d; depth 1 is the first level that has attention.
-    """
+    factor: float = setting(
+        "downsampling factor",
+        2.0,
+        "How much smaller each side of the key/value grid becomes. 2 keeps 1/4 of the tokens, 4 keeps 1/16, 1 is"
+        " off. Raise it for large images, lower it if detail suffers.",
+        low=1.0,
+        high=MAX_FACTOR,
+        step=0.1,
+    )
+    max_depth: int = setting(
+        "maximum depth",
+        1,
+        "How many attention levels to downsample, starting at the finest. SD1.x has 4, SDXL 2, a transformer 1. 1"
+        " is usually enough.",
+        low=1,
+        high=MAX_DEPTH,
+    )
+    depth_factors: tuple[float, ...] = setting(
+        "factors by depth",
+        "",
+        "One factor for each depth, such as '4 2'. Overrides factor and maximum depth. Leave empty to use those.",
+        read=_read_factors,
+        advanced=True,
+    )
+    method: str = setting(
+        "downsampling method",
+        "nearest-exact",
+        "Which token stands for its neighbors: nearest-exact takes the middle one, nearest the first, area their"
+        " mean, blend half nearest and half mean. Keep nearest-exact unless you compare.",
+        choices=METHODS,
+        advanced=True,
+    )
+    start_percent: float = setting(
+        "start",
+        0.0,
+        "Sampling only: downsample from this fraction of the steps on. Raise it above 0 if the composition changes"
+        " too much. Training ignores it, because every image there has its own noise level.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    end_percent: float = setting(
+        "end",
+        1.0,
+        "Sampling only: stop downsampling at this fraction of the steps. Try 0.7 to get fine detail back. Training"
+        " ignores it.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    phase: str = setting(
+        "active during",
+        "both",
+        "When to downsample: during training, during sampling, or both. Train Step's own validation and previews"
+        " run on the whole model unless you choose sampling.",
+        choices=PHASES,
+        advanced=True,
+    )
+    disable_after: float = setting(
+        "disable after",
+        0.0,
+        "Training only: switch off after this fraction of the run (below 1) or after this many steps (1 and above)."
+        " 0 never switches off.",
+        low=0.0,
+        high=1_000_000.0,
+        step=0.05,
+        advanced=True,
+    )
 
-    factors: tuple[float, ...]
-    method: str = "nearest-exact"
-    start_percent: float = 0.0
-    end_percent: float = 1.0
-    phase: str = "both"
-    disable_after: float = 0.0
-    given: tuple[str, str] = field(default=("", ""), compare=False)  # factors and max_depth in the user's own words
-
-    @classmethod
-    def parse(
-        cls,
-        factor: float = 2.0,
-        max_depth: int = 1,
-        depth_factors: str = "",
-        method: str = "nearest-exact",
-        start_percent: float = 0.0,
-        end_percent: float = 1.0,
-        phase: str = "both",
-        disable_after: float = 0.0,
-    ) -> ToDoSettings:
-        """Settings from the node's inputs; raises ValueError listing every invalid input."""
-        problems: list[str] = []
-        factors = _parse_factors(factor, max_depth, depth_factors, problems)
-        if method not in METHODS:
-            problems.append(f"downsampling method: expected one of {', '.join(METHODS)}, got {method!r}")
-        if phase not in PHASES:
-            problems.append(f"active during: expected one of {', '.join(PHASES)}, got {phase!r}")
-        if not 0.0 <= start_percent <= end_percent <= 1.0:
-            problems.append(f"start and end: expected 0 <= start <= end <= 1, got {start_percent} and {end_percent}")
-        problems += wrong_disable_after(disable_after)
+    def __post_init__(self) -> None:
+        problems = read_values(self)
+        if not problems and self.start_percent > self.end_percent:
+            problems.append(f"start and end: expected start <= end, got {self.start_percent} and {self.end_percent}")
         if problems:
-            raise ValueError("Apply ToDo:\n" + "\n".join(f"- {problem}" for problem in problems))
-        user_text = (" ".join(depth_factors.replace(",", " ").split()) or f"{factor:g}", str(len(factors)))
-        return cls(factors, method, start_percent, end_percent, phase, disable_after, user_text)
+            raise ValueError("Apply ToDo: " + "; ".join(problems) + ".")
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factor per side at each depth; the first is that of the first level that has attention."""
+        return self.depth_factors or (self.factor,) * self.max_depth
 
     @property
     def identity(self) -> str:
@@ -79,11 +142,10 @@ class ToDoSettings:
         return all(factor == 1.0 for factor in self.factors)
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of a LoRA trained with these settings (`ss_todo_*`), in the user's own words."""
-        factor, max_depth = self.given
+        """The metadata of a LoRA trained with these settings (`ss_todo_*`)."""
         return {
-            "ss_todo_factor": factor or " ".join(f"{factor:g}" for factor in self.factors),
-            "ss_todo_max_depth": max_depth or str(len(self.factors)),
+            "ss_todo_factor": " ".join(f"{factor:g}" for factor in self.depth_factors or (self.factor,)),
+            "ss_todo_max_depth": str(len(self.factors)),
         }
 
     @property
@@ -109,13 +171,6 @@ class ToDoSettings:
         return not is_disabled(self.disable_after, step, total_steps)
 
 
-def wrong_disable_after(disable_after: float) -> list[str]:
-    """What is wrong with a "disable after"; nothing where it can be used."""
-    if math.isfinite(disable_after) and disable_after >= 0:
-        return []
-    return [f"disable after: expected 0 (never), a share below 1, or a number of steps, got {disable_after}"]
-
-
 def is_disabled(disable_after: float, step: int, total_steps: int) -> bool:
     """Whether training step `step` (counted from 0) of `total_steps` comes after a share of the run (below 1) or after
     a number of steps; 0 never does.
@@ -125,34 +180,6 @@ def is_disabled(disable_after: float, step: int, total_steps: int) -> bool:
     if disable_after < 1:
         return step >= round(disable_after * total_steps, 6)  # 0.55 * 100 is above 55
     return step >= disable_after
-
-
-def _parse_factors(factor: float, max_depth: int, depth_factors: str, problems: list[str]) -> tuple[float, ...]:
-    if depth_factors.strip():
-        words = depth_factors.replace(",", " ").split()
-        label, values, repeats = "factors by depth", [_number(word) for word in words], 1
-        if len(words) > MAX_DEPTH:
-            problems.append(
-                f"factors by depth: expected at most {MAX_DEPTH} factors, got {len(words)} in {depth_factors!r}"
-            )
-    else:
-        label, words, values = "downsampling factor", [str(factor)], [float(factor)]
-        repeats = max(1, max_depth)
-        if not 1 <= max_depth <= MAX_DEPTH:
-            problems.append(f"maximum depth: expected 1 to {MAX_DEPTH}, got {max_depth}")
-    for word, value in zip(words, values, strict=True):
-        if value is None:
-            problems.append(f"{label}: expected numbers separated by spaces, such as '4 2', got {word!r}")
-        elif not 1.0 <= value <= MAX_FACTOR:  # NaN fails this too
-            problems.append(f"{label}: expected a factor from 1 (off) to {MAX_FACTOR:g}, got {word}")
-    return tuple(value for value in values if value is not None) * repeats
-
-
-def _number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
 
 
 def target_grid(grid: Grid, factor: float) -> Grid:

@@ -4,42 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..token_downsampling.tokens import is_disabled, wrong_disable_after
-
-MAX_RATIO = 0.95
-MAX_LAYER = 1000
+from ...settings.declaration import read_values, setting
+from ..token_downsampling.tokens import is_disabled
 
 
 @dataclass(frozen=True)
 class RoutingSettings:
-    """The settings of Apply TREAD.
+    """The settings of Apply TREAD; plain values, checked on creation.
 
     `ratio` of the image's tokens skip the blocks from `start_layer` to `end_layer`, both included and counted from 0;
     negative numbers count from the end. `disable_after` is a share of the run (below 1) or a number of steps.
     """
 
-    ratio: float
-    start_layer: int = 2
-    end_layer: int = -2
-    disable_after: float = 0.0
+    ratio: float = setting(
+        "skip ratio",
+        0.5,
+        "The part of the tokens that skips the blocks (SimpleTuner's selection_ratio). 0 is off. Higher is faster,"
+        " and each step learns from less of the image.",
+        low=0.0,
+        high=0.95,
+        step=0.05,
+    )
+    start_layer: int = setting(
+        "start layer",
+        2,
+        "The first block that tokens skip, counted from 0 (SimpleTuner's start_layer_index). UNets take all"
+        " transformer blocks at their greatest width instead.",
+        low=-1000,
+        high=1000,
+    )
+    end_layer: int = setting(
+        "end layer",
+        -2,
+        "The last block that tokens skip. Negative numbers count from the end: -2 leaves the last block whole.",
+        low=-1000,
+        high=1000,
+    )
+    disable_after: float = setting(
+        "disable after",
+        0.0,
+        "Switch off after this fraction of the run (below 1) or after this many steps (1 and above), so that"
+        " training ends on the whole model. 0 never switches off.",
+        low=0.0,
+        high=1_000_000.0,
+        step=0.05,
+        advanced=True,
+    )
 
-    @classmethod
-    def parse(
-        cls, ratio: float = 0.5, start_layer: int = 2, end_layer: int = -2, disable_after: float = 0.0
-    ) -> RoutingSettings:
-        """Settings from the node's inputs; raises ValueError listing every invalid input."""
-        problems = []
-        if not 0.0 <= ratio <= MAX_RATIO:  # NaN fails this too
-            problems.append(f"skip ratio: expected 0 (off) to {MAX_RATIO}, got {ratio}")
-        for label, layer in (("start layer", start_layer), ("end layer", end_layer)):
-            if not -MAX_LAYER <= layer <= MAX_LAYER:
-                problems.append(f"{label}: expected {-MAX_LAYER} to {MAX_LAYER}, got {layer}")
-        if (start_layer < 0) == (end_layer < 0) and start_layer > end_layer:
-            problems.append(f"start layer {start_layer} comes after end layer {end_layer}: no block would be skipped")
-        problems += wrong_disable_after(disable_after)
+    def __post_init__(self) -> None:
+        problems = read_values(self)
+        first, last = self.start_layer, self.end_layer
+        if not problems and (first < 0) == (last < 0) and first > last:
+            problems.append(f"start layer {first} comes after end layer {last}: no block would be skipped")
         if problems:
-            raise ValueError("Apply TREAD:\n" + "\n".join(f"- {problem}" for problem in problems))
-        return cls(float(ratio), int(start_layer), int(end_layer), float(disable_after))
+            raise ValueError("Apply TREAD: " + "; ".join(problems) + ".")
 
     @property
     def identity(self) -> str:

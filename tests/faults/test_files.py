@@ -114,11 +114,11 @@ def test_a_picture_that_goes_away_or_changes_between_listing_and_encoding_is_nam
     from graft_nodes.tests.fuzz.datasets import encode_pixels, encode_texts
     from graft_nodes.training.data.encoding import encode
     from graft_nodes.training.data.folder_reader import read_folder
-    from graft_nodes.training.data.folder_settings import parse_settings
+    from graft_nodes.training.data.folder_settings import FolderSettings
 
     for name in ("rgb.png", "l.jpg"):
         shutil.copy(CORPUS / "pictures" / name, tmp_path / name)
-    listed = read_folder(tmp_path, parse_settings("", [], resolution=64))
+    listed = read_folder(tmp_path, FolderSettings(filters="", resolution=64))
     shutil.copy(CORPUS / "pictures" / "rgba.png", tmp_path / "rgb.png")
     with pytest.raises(ValueError, match=r"rgb\.png changed while the folder was read"):
         encode(listed, encode_pixels, encode_texts, ("eye", "ear"))

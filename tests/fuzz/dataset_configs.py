@@ -14,7 +14,7 @@ from graft_nodes.training.data.combine import combine
 from graft_nodes.training.data.dataset_config import paths_in, read_config
 from graft_nodes.training.data.encoding import encode
 from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_settings import FolderSource, parse_settings
+from graft_nodes.training.data.folder_settings import FolderSettings, FolderSource
 from hypothesis import strategies as st
 
 from .damage import CORPUS, DEEP, HUGE, damaged_bytes, damaged_json, text_of
@@ -88,7 +88,7 @@ class DatasetConfigs(Target):
         file = self.root / "dataset_config.toml"
         file.write_bytes(config)
         (self.root / "sets/plants.json").write_bytes(metadata)
-        base = FolderSource(self.root, parse_settings("", [], resolution=64, bucket_step=8, **plain))
+        base = FolderSource(self.root, FolderSettings(filters="", resolution=64, bucket_step=8, **plain))
         assert all(path.is_relative_to(self.root.resolve()) for path in paths_in(file, self.root))
         sources, _ = read_config(file, self.root, base)
         datasets = []

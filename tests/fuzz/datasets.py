@@ -14,7 +14,7 @@ from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.encoding import encode
 from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_settings import parse_settings
+from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.layouts import registry
 from hypothesis import strategies as st
 
@@ -105,7 +105,7 @@ class Datasets(Target):
         for name, body in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(body)
-        settings = parse_settings(filters, [], resolution=64, **plain)
+        settings = FolderSettings(filters=filters, resolution=64, **plain)
         cache = Cache(self.place / "cache", 0.001) if cached else None
         listing = read_folder(Path(folder), settings, cache)
         dataset, sheet = encode(listing, encode_pixels, encode_texts, ("eye", "ear"), cache)

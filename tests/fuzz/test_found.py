@@ -20,7 +20,7 @@ from graft_nodes.training.data import captions, images
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_settings import parse_settings
+from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.data.layouts import registry
 from graft_nodes.training.data.tags import fill_wildcards
 from graft_nodes.training.data.yaml_values import load_mapping
@@ -311,7 +311,7 @@ def dataset(folder, **texts):
         path = folder / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return lambda filters="": read_folder(folder, parse_settings(filters, [], resolution=64))
+    return lambda filters="": read_folder(folder, FolderSettings(filters=filters, resolution=64))
 
 
 def test_word_lists_that_name_each_other_without_measure(tmp_path):
@@ -352,7 +352,7 @@ def test_names_that_are_too_long_are_no_files(tmp_path):
     (tmp_path / "a.png").rename(longest)
     (tmp_path / "a.json").write_text(json.dumps({"tags": ["a"], "path": longest.name}))
     for mode in registry.options():
-        listed = read_folder(tmp_path, parse_settings("", [], resolution=64, validation=0.0, captions=mode))
+        listed = read_folder(tmp_path, FolderSettings(filters="", resolution=64, validation=0.0, captions=mode))
         assert [entry.name for entry in listed.train] == [longest.name], mode
 
 

@@ -386,7 +386,7 @@ def execute(host, patcher, name, **inputs):
         ({"depth_factors": "4 two"}, "expected numbers separated by spaces, such as '4 2', got 'two'"),
         ({"depth_factors": "nan"}, "factors by depth: expected a factor from 1 (off) to 16, got nan"),
         ({"depth_factors": "0.5"}, "expected a factor from 1 (off) to 16, got 0.5"),
-        ({"factor": float("nan")}, "factor: expected a factor from 1 (off) to 16, got nan"),
+        ({"factor": float("nan")}, "factor is nan, expected a number from 1.0 to 16.0"),
         ({"factor": 0.5}, "smaller than min"),  # the host's own check of the widget, as the next two
         ({"factor": "much"}, "much"),
         ({"method": "best"}, "best"),
@@ -419,7 +419,7 @@ def test_the_executor_hands_the_report_to_the_editor(host, unet):
 
 
 def test_metadata_as_given(unet):
-    patched, todo, _ = wall.token_downsampling.apply_todo(unet, ToDoSettings.parse(depth_factors="4,  2"))
+    patched, todo, _ = wall.token_downsampling.apply_todo(unet, ToDoSettings(depth_factors="4,  2"))
     assert wall.token_downsampling.todo_of(patched) is todo and wall.token_downsampling.todo_of(unet) is None
     assert wall.token_downsampling.todo_metadata(patched) == {"ss_todo_factor": "4 2", "ss_todo_max_depth": "2"}
 

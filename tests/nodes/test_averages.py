@@ -18,6 +18,7 @@ from graft_nodes.storage.safetensors import safetensors_bytes
 from graft_nodes.training.data.dataset import Dataset
 from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.settings import TrainingSettings
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 CHINESE = Path(__file__).parents[2] / "locales" / "zh" / "nodeDefs.json"
@@ -52,9 +53,9 @@ def begun(host, demo, pictures, run, steps=8, **ema):
         "GraftTrainStart",
         model=demo[0],
         dataset=pictures,
-        adapter=AdapterSettings(rank=2),
-        optimizer=OptimizerSettings(learning_rate=5e-3, total_steps=steps),
-        ema=settings,
+        settings=TrainingSettings(
+            AdapterSettings(rank=2), OptimizerSettings(learning_rate=5e-3, total_steps=steps), ema=settings
+        ),
         run=run,
     )[0]
     return host.call("TrainStep", state=state, steps=steps, validate_every=0)[0]
@@ -66,9 +67,11 @@ def test_the_start_says_an_interval_without_steps_that_are_known(host, demo, pic
         "GraftTrainStart",
         model=demo[0],
         dataset=pictures,
-        adapter=AdapterSettings(rank=2),
-        optimizer=OptimizerSettings(total_steps=total_steps),
-        ema=EMASettings("constant", 0.99, interval=50),
+        settings=TrainingSettings(
+            AdapterSettings(rank=2),
+            OptimizerSettings(total_steps=total_steps),
+            ema=EMASettings("constant", 0.99, interval=50),
+        ),
         run="open",
     )[1]
     assert ("EMA: constant, updated every 50 steps\n" in report) == (not total_steps)
@@ -88,9 +91,7 @@ def test_the_start_says_what_an_interval_makes_of_the_decay(host, demo, pictures
         "GraftTrainStart",
         model=demo[0],
         dataset=pictures,
-        adapter=AdapterSettings(rank=2),
-        optimizer=OptimizerSettings(total_steps=100),
-        ema=settings,
+        settings=TrainingSettings(AdapterSettings(rank=2), OptimizerSettings(total_steps=100), ema=settings),
         run="interval",
     )[1]
     assert says in report + "\n"

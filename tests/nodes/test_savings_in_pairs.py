@@ -40,11 +40,11 @@ class Way:
 
 
 def _routed(patcher):
-    return apply_routing(patcher, RoutingSettings.parse(0.5))[0]
+    return apply_routing(patcher, RoutingSettings(0.5))[0]
 
 
 def _thinned(patcher):
-    return apply_todo(patcher, ToDoSettings.parse(depth_factors="2", phase="training"))[0]
+    return apply_todo(patcher, ToDoSettings(depth_factors="2", phase="training"))[0]
 
 
 WAYS = {

@@ -455,7 +455,7 @@ REFUSED = {
         {"discriminator": 0.5, "optimizer": {"precision": "fp16"}},
         "training precision is fp16, and discriminator weight of Start VAE Training is above 0",
     ),
-    "no rate of a discriminator": ({"discriminator_rate": 0.0}, "discriminator learning rate is 0.0, expected"),
+    "no rate of a discriminator": ({"discriminator_rate": 0.0}, "smaller than min of 1e-07"),
     "no package for LPIPS": ({"lpips": 1.0}, "pip install lpips torchvision, or set LPIPS weight to 0"),
     "no weights": ({"vae": ["1", 2]}, "this VAE has no weights, as Demo Model's"),
     "nothing held out": ({"part": "whole", "data": {"validation": 0.0}}, "no image is held out to see whether"),

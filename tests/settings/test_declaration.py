@@ -108,3 +108,20 @@ def test_open_bounds_are_said_as_they_are(low, high, words):
 def test_a_number_at_a_bound_is_right():
     assert not value_error("seed", int, 2**64 - 1, 0, 2**64 - 1) and value_error("seed", int, 2**64, 0, 2**64 - 1)
     assert not value_error("n", int, 1, 1, 64) and not value_error("n", int, 64, 1, 64)
+
+
+def test_the_help_may_be_written_by_records_that_come_later():
+    @dataclass(frozen=True)
+    class Chosen:
+        kind: str = setting("kind", "a", lambda: f"One of {', '.join(names)}.", choices=lambda: names)
+
+    names = ["a"]
+    assert declared(Chosen)["kind"].help == "One of a."
+    names.append("b")
+    assert declared(Chosen)["kind"].help == "One of a, b." and declared(Chosen)["kind"].options() == ["a", "b"]
+
+
+def test_large_whole_numbers_are_compared_as_they_are():
+    """As floats both are 2^64."""
+    assert not value_error("seed", int, 2**64 - 1, 0, 2**64 - 1)
+    assert value_error("seed", int, 2**64, 0, 2**64 - 1) == f"seed is {2**64}, expected from 0 to {2**64 - 1}"

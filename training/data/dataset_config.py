@@ -288,13 +288,11 @@ class _Config:
         except (ValueError, FileNotFoundError) as error:
             self.errors.append(f"{place}: {_with_keys(str(error))}")
             return
-        dropout = values.get("caption_dropout_rate", self.base.caption_dropout)
         is_regularisation = values.get("is_reg", False)
-        batch_size = values.get("batch_size", self.base.batch_size)
         if is_regularisation:
-            batch_size, settings = 0, replace(settings, validation=0.0)
+            settings = replace(settings, batch_size=0, validation=0.0)
             self.note("is_reg: regularization share of the node says how many of each batch these images are")
-        self.sources.append(FolderSource(folder, settings, dropout, batch_size, is_regularisation))
+        self.sources.append(FolderSource(folder, settings, is_regularisation))
 
     def _subset(self, values: Mapping[str, Any]) -> tuple[Path, ConfigSubset]:
         """(the folder of the images, what only the file says of them)."""
@@ -444,6 +442,8 @@ _SETTINGS = {
     "shuffle_caption": "shuffle_tags",
     "keep_tokens": "keep_tags",
     "caption_tag_dropout_rate": "tag_dropout",
+    "caption_dropout_rate": "caption_dropout",
+    "batch_size": "batch_size",
 }
 _FILTERS = {
     "enable_wildcard": "wildcards",

@@ -186,7 +186,7 @@ class Filters:
         keys = cls.keys()
         errors: list[str] = []
         values: dict[str, Any] = {}
-        for name, value in load_mapping(text, "filters").items():
+        for name, value in load_mapping(text, "the text").items():
             if name not in keys:
                 errors.append(unknown_key(str(name)[:80], keys))
                 continue
@@ -198,7 +198,7 @@ class Filters:
             if name in values and not keys[name].needs(values):
                 errors.append(f"{name} has no effect {keys[name].without}")
         if errors:
-            raise ValueError("filters: " + "; ".join(errors))
+            raise ValueError("; ".join(errors))
         return cls(**values)
 
 

@@ -103,8 +103,8 @@ class ReadFolders:
 def _how(source: FolderSource) -> str:
     """What a folder of several is for, and its own settings."""
     words = [f"resolution {name_of(source.settings.own_resolution)}"]
-    if source.batch_size:
-        words.append(f"batch size {source.batch_size}")
+    if source.settings.batch_size:
+        words.append(f"batch size {source.settings.batch_size}")
     if source.is_regularisation:
         words.append("regularization")
     if source.is_validation:

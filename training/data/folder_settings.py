@@ -1,22 +1,25 @@
-"""How a dataset folder is read: the settings of GraftDataset, and their validation."""
+"""The settings of the datasets that nodes make, of folders and of samples, and their validation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...settings.declaration import declared, read_values, setting
 from . import buckets, clip_parts, control_methods
+from .buckets import LONGEST_SIDE
 from .control_methods import NODES_SIZE, ControlSize
 from .filters import Filters
 from .layouts import registry
-from .musubi_jsonl import ListedPicture
 from .yaml_values import shorten
+
+if TYPE_CHECKING:
+    from .musubi_jsonl import ListedPicture
 
 NO_CLIPS = "0"
 MOST_LENGTH = 1_000  # frames of one part of a clip
-MOST_RATE = 240.0
 
 
 @dataclass(frozen=True)
@@ -42,53 +45,316 @@ class ConfigSubset:
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """How a folder is read; plain values, checked on creation."""
+    """The settings of Dataset; plain values, checked on creation. `frames` is text (`read_frames`).
 
-    resolution: int = 512
-    buckets: bool = True
-    bucket_step: int = 64
-    captions: str = registry.AUTO
-    repeats: int = 1
-    flip: float = 0.0
-    validation: float = 0.1
-    shuffle_tags: bool = False
-    keep_tags: int = 0
-    tag_dropout: float = 0.0
-    filters: Filters = field(default_factory=Filters)
-    no_upscale: bool = False
-    min_side: int = 0
-    max_side: int = 0
+    A folder of kohya's `dataset_config.toml` has settings of its own, with what the file says of it in `subset`. How
+    captions are encoded and how much of a batch is regularization are the node's for all of them.
+    """
+
+    folder: str = setting(
+        "image folder",
+        "",
+        "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10 times, as in kohya's"
+        " scripts; the report says which do. Or kohya's dataset_config.toml there. graft_demo/concept and"
+        " graft_demo/regular are the demo's; they are put there when they are missing.",
+        kohya=(
+            "--train_data_dir, --dataset_config",
+            "below ComfyUI's `input`. `10_sks dog` repeats its images ten times, and `sks dog` is the caption of"
+            " those without a file. Of a `dataset_config.toml` [the path, as it"
+            " is](../web/docs/GraftDataset.md#kohyas-dataset_configtoml)",
+        ),
+        ai_toolkit=("datasets.folder_path", "below ComfyUI's `input`"),
+        onetrainer=("Path, Include Subdirectories", "below ComfyUI's `input`, always with its subfolders"),
+        everydream2=("data_root", "below ComfyUI's `input`"),
+        diffusers=("--dataset_name", "with `name.win.png`, `name.lose.png` and `name.txt`"),
+    )
+    resolution: int = setting(
+        "resolution",
+        512,
+        "Trains at this resolution: no image has a larger area than this number squared. Use the size of the model:"
+        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory.",
+        low=64,
+        high=8192,
+        step=8,
+        kohya=("--resolution", "width and height in `dataset_config.toml`"),
+        ai_toolkit=(
+            "datasets.resolution",
+            "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
+        ),
+        onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        everydream2="--resolution",
+    )
+    buckets: bool = setting(
+        "aspect ratio buckets",
+        True,
+        "On: keeps the shape of each image as closely as its bucket allows. Off: crops every image to a square from"
+        " its center.",
+        advanced=True,
+        kohya=("--enable_bucket", "on by default"),
+        ai_toolkit="datasets.buckets",
+    )
+    bucket_step: int = setting(
+        "bucket step",
+        64,
+        "The sides of the buckets are multiples of this many pixels. 64 suits most models; lower it to crop less.",
+        low=8,
+        high=512,
+        step=8,
+        advanced=True,
+        kohya="--bucket_reso_steps",
+        ai_toolkit="datasets.bucket_tolerance",
+    )
+    captions: str = setting(
+        "caption source",
+        registry.AUTO,
+        registry.tooltip,
+        choices=registry.options,
+        kohya=("--caption_extension, --in_json", "`txt` reads `.txt` and `.caption`; `metadata` the JSON"),
+        ai_toolkit=("datasets.caption_ext", "`txt`"),
+        onetrainer=(
+            "Prompt Source",
+            "file names (up to the first `_`): `yaml`; a single prompt for all: a folder `1_your prompt` without"
+            " caption files, or `trigger` in filters",
+        ),
+        everydream2=("local.yaml, global.yaml", "`yaml`, with the files as they are"),
+    )
+    repeats: int = setting(
+        "repeats",
+        1,
+        "How often each image is shown in an epoch. Raise it for a small dataset that you mix with a larger one.",
+        low=1,
+        high=10000,
+        ai_toolkit="datasets.num_repeats",
+        onetrainer=("Balancing", "or a number in front of the folder's name"),
+        everydream2=("multiply.txt", "or the file as it is"),
+    )
+    flip: float = setting(
+        "flip probability",
+        0.0,
+        "How often an image is mirrored. Try 0.5 with few images; keep 0 if left and right matter, as with text or"
+        " asymmetric faces.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+        advanced=True,
+        kohya=("--flip_aug", "0.5"),
+        ai_toolkit=(
+            "datasets.flip_x",
+            "0.5, as often mirrored, but drawn each time, where AI-Toolkit doubles the images",
+        ),
+        onetrainer=("Random Flip", "0.5"),
+        everydream2="--flip_p",
+        diffusers=("--no_hflip", "0, the default"),
+    )
+    shuffle_tags: bool = setting(
+        "shuffle tags",
+        False,
+        "Puts the comma-separated tags in a new order each time an image is shown. Switch it on for tag captions,"
+        " off for sentences.",
+        advanced=True,
+        kohya="--shuffle_caption",
+        ai_toolkit="datasets.shuffle_tokens",
+        onetrainer=("Tag Shuffling", "with `tag_separator` in filters for Tag Delimiter"),
+        everydream2="--shuffle_tags",
+    )
+    keep_tags: int = setting(
+        "keep first tags",
+        0,
+        "This many tags at the start of a caption never move and never drop out. Set it to 1 if each caption starts"
+        " with a trigger word.",
+        low=0,
+        high=1000,
+        advanced=True,
+        kohya="--keep_tokens",
+        ai_toolkit="datasets.keep_tokens",
+        onetrainer="Keep Tag Count",
+        everydream2="--keep_tags",
+    )
+    tag_dropout: float = setting(
+        "tag dropout",
+        0.0,
+        "Randomly drops each tag this often. Try 0.1 so that the LoRA does not depend on every tag.",
+        low=0.0,
+        high=1.0,
+        step=0.05,
+        advanced=True,
+        kohya="--caption_tag_dropout_rate",
+        ai_toolkit="datasets.token_dropout_rate",
+        onetrainer="Tag Dropout",
+    )
+    caption_dropout: float = setting(
+        "caption dropout",
+        0.0,
+        "Randomly drops the whole caption this often, on top of the conditioning dropout in Objective Settings.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+        kohya=("--caption_dropout_rate", "conditioning dropout of Objective Settings comes on top"),
+    )
+    clip_skip: int = setting(
+        "CLIP skip",
+        0,
+        "Uses an earlier layer of the text encoder, counted from the end: 2 is one layer before the last, usual for"
+        " anime models. 0 leaves it as it is.",
+        low=0,
+        high=24,
+        advanced=True,
+        kohya="--clip_skip",
+        onetrainer=("Clip Skip", "on SD 1.5 OneTrainer's 1 is Graft's 2: it counts skipped layers"),
+        everydream2=(
+            "--clip_skip",
+            "the same number on SD 1.x. On SD 2.x one more: EveryDream2 counts from the layer before the last",
+        ),
+    )
+    validation: float = setting(
+        "validation split",
+        0.1,
+        "Holds out this fraction of the images to measure the loss on. Which ones depends only on their contents."
+        " Set it to 0 for very small datasets.",
+        low=0.0,
+        high=0.9,
+        step=0.01,
+        kohya="--validation_split",
+    )
+    filters: Filters = setting(  # noqa: RUF009
+        "filters (YAML)",
+        "",
+        "YAML that chooses images and changes tags, crops, masks and the cache. Leave empty to use everything. The"
+        " help page lists all keys.",
+        multiline=True,
+        read=Filters.parse,
+        advanced=True,
+    )
+    regularisation_share: float = setting(
+        "regularization share",
+        0.25,
+        "The fraction of each batch that comes from the regularization dataset: 0.25 is 2 of 8 images. Raise it if"
+        " the model forgets.",
+        low=0.0,
+        high=0.95,
+        step=0.05,
+        advanced=True,
+        kohya=(
+            "--reg_data_dir",
+            "a second Dataset goes to regularization dataset of the first. kohya shows as many regularization"
+            " images as others; here a quarter by default",
+        ),
+    )
+    weighted_captions: bool = setting(
+        "weighted captions",
+        False,
+        "Off: brackets in captions are text, as in saber (fate). On: they weigh what is in them, as in prompts:"
+        " (word:1.2). kohya's weighted_captions.",
+        advanced=True,
+        kohya="--weighted_captions",
+    )
+    no_upscale: bool = setting(
+        "no upscale",
+        False,
+        "On: no image is enlarged. One smaller than the resolution keeps its size, cut to multiples of bucket step,"
+        " and the shape of an image has no limit. kohya's bucket_no_upscale.",
+        advanced=True,
+        kohya="--bucket_no_upscale",
+    )
+    min_side: int = setting(
+        "minimum bucket side",
+        0,
+        "No side of a bucket is shorter, in pixels: kohya's min_bucket_reso. Set 256 for shapes beyond 4:1. 0, with"
+        " maximum bucket side 0, allows shapes up to 4:1.",
+        low=0,
+        high=LONGEST_SIDE,
+        step=8,
+        advanced=True,
+        kohya=("--min_bucket_reso", "without it and the next, shapes up to 4:1 are allowed"),
+    )
+    max_side: int = setting(
+        "maximum bucket side",
+        0,
+        "No side of a bucket is longer, in pixels: kohya's max_bucket_reso. Set 2048 for long panoramas at"
+        " resolution 1024. 0 is no limit of its own.",
+        low=0,
+        high=LONGEST_SIDE,
+        step=8,
+        advanced=True,
+        kohya="--max_bucket_reso",
+    )
+    batch_size: int = setting(
+        "own batch size",
+        0,
+        "Batches of these images have this size, in place of that of Optimizer Settings. Raise it for the lower"
+        " resolution of two datasets. 0 takes that of Optimizer Settings.",
+        low=0,
+        high=4096,
+        advanced=True,
+    )
+    validation_folder: str = setting(
+        "validation folder",
+        "",
+        "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
+        " validation split. Leave empty to use validation split.",
+        advanced=True,
+        onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
+    )
+    control_pictures: str = setting(
+        "control pictures",
+        control_methods.AUTO,
+        "How an edit model gets the pictures before the edit: name.control.png beside name.png, or"
+        " control/name.png. auto knows Flux Kontext, Flux.2, Qwen-Image-Edit, OmniGen2 and Wan by their CLIP. off"
+        " trains on them as on other pictures.",
+        choices=control_methods.options,
+        advanced=True,
+        ai_toolkit=(
+            "datasets.control_path, control_path_1, control_path_2, control_path_3",
+            "folders `control`, `control2`, `control3` inside the images' folder or beside it, files of the same names",
+        ),
+    )
+    frames: str = setting(
+        "frames of clips",
+        NO_CLIPS,
+        "Trains a video model on clips (mp4, mov, mkv, webm, animated gif and webp, folders of pictures named"
+        " clip.frames): how many frames, as 33, or 1, 17, 33. 0 leaves clips out.",
+        advanced=True,
+        ai_toolkit=(
+            "datasets.num_frames",
+            "with frame rate. AI-Toolkit spreads the frames over the whole clip; Graft takes frames that follow"
+            " each other",
+        ),
+    )
+    frame_rate: float = setting(
+        "frame rate",
+        0.0,
+        "Reads clips at this many frames a second. Use that of the model: 16 for Wan 2.1, 24 for HunyuanVideo and"
+        " Wan 2.2 5B. 0 keeps each clip's own.",
+        low=0.0,
+        high=240.0,
+        step=0.001,
+        advanced=True,
+    )
+    clip_part: str = setting(
+        "part of clips",
+        clip_parts.HEAD,
+        "What is taken of a longer clip. head: its beginning. uniform: 4 parts, spread evenly. chunk: one part"
+        " after the other. slide: a part every 10 frames. full: all of it, up to the most frames.",
+        choices=clip_parts.WAYS,
+        advanced=True,
+    )
     subset: ConfigSubset | None = None
-    control_pictures: str = control_methods.AUTO
-    frames: str = NO_CLIPS
-    frame_rate: float = 0.0
-    clip_part: str = clip_parts.HEAD
     frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only
 
     def __post_init__(self) -> None:
-        errors = [*self._errors(), *self._bucket_errors(), *self._caption_errors(), *self._clip_errors()]
+        errors = read_values(self)
+        if not errors:
+            errors = [*self._size_errors(), *self._bucket_errors(), *self._caption_errors(), *self._clip_errors()]
         if errors:
             raise ValueError("Dataset: " + "; ".join(errors) + ".")
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
 
-    def _errors(self) -> list[str]:
-        errors: list[str] = []
-        if self.repeats < 1:
-            errors.append(f"repeats is {self.repeats}, expected 1 or more")
-        if self.keep_tags < 0:
-            errors.append(f"keep first tags is {self.keep_tags}, expected 0 or more")
-        for label, chance in (("flip probability", self.flip), ("tag dropout", self.tag_dropout)):
-            if not 0.0 <= chance <= 1.0:
-                errors.append(f"{label} is {chance}, expected from 0 to 1")
-        if not 0.0 <= self.validation < 1.0:
-            errors.append(f"validation split is {self.validation}, expected at least 0 and below 1")
-        methods = control_methods.options()
-        if self.control_pictures not in methods:
-            errors.append(f"control pictures is {shorten(self.control_pictures)}, expected one of {', '.join(methods)}")
-        for width, height in self.resolutions:
-            if not self.buckets and (width % 8 or height % 8):
-                errors.append(f"resolution is {buckets.name_of((width, height))}, expected a multiple of 8")
-        return errors
+    def _size_errors(self) -> list[str]:
+        if self.buckets:
+            return []
+        sizes = [size for size in self.resolutions if size[0] % 8 or size[1] % 8]
+        return [f"resolution is {buckets.name_of(size)}, expected a multiple of 8" for size in sizes]
 
     def _bucket_errors(self) -> list[str]:
         """Settings of buckets that would do nothing beside others."""
@@ -103,9 +369,6 @@ class FolderSettings:
                 "minimum and maximum bucket side have no effect with no upscale, which takes each image's own size; set"
                 " them to 0"
             )
-        for label, side in (("minimum", self.min_side), ("maximum", self.max_side)):
-            if not 0 <= side <= buckets.LONGEST_SIDE:
-                errors.append(f"{label} bucket side is {side}, expected from 0 to {buckets.LONGEST_SIDE}")
         if self.max_side and self.min_side > self.max_side:
             errors.append(f"minimum bucket side is {self.min_side}, larger than maximum bucket side ({self.max_side})")
         if self.no_upscale and self.filters.small == "skip":
@@ -114,10 +377,6 @@ class FolderSettings:
 
     def _caption_errors(self) -> list[str]:
         errors: list[str] = []
-        try:
-            registry.selected(self.captions)
-        except ValueError as error:
-            errors.append(str(error))
         if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
             errors.append("shuffle tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
         options = registry.names_where_scores_are_read()
@@ -134,11 +393,6 @@ class FolderSettings:
             takes_clips = bool(read_frames(self.frames))
         except ValueError as error:
             return [f"frames of clips is {shorten(self.frames)}, expected {error}"]
-        if not 0.0 <= self.frame_rate <= MOST_RATE:
-            errors.append(f"frame rate is {self.frame_rate}, expected from 0 to {MOST_RATE}")
-        if self.clip_part not in clip_parts.WAYS:
-            ways = ", ".join(clip_parts.WAYS)
-            errors.append(f"part of clips is {shorten(self.clip_part)}, expected one of {ways}")
         for name, way in (("frame_sample", "uniform"), ("frame_stride", "slide")):
             if getattr(self.filters, name) != getattr(Filters, name) and self.clip_part != way:
                 errors.append(f"{name} of filters has no effect with part of clips {self.clip_part}; set it to {way}")
@@ -197,53 +451,78 @@ def read_frames(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A folder with settings of its own, one of those that a dataset is made of. `batch_size` 0 is that of the run."""
+    """A folder with settings of its own, one of those that a dataset is made of."""
 
     folder: Path
     settings: FolderSettings
-    caption_dropout: float = 0.0
-    batch_size: int = 0
     is_regularisation: bool = False
     is_validation: bool = False
-
-
-def parse_settings(filters: str, other_errors: Sequence[str], **plain: Any) -> FolderSettings:
-    """The settings of a node's inputs. Raises one ValueError for `other_errors`, those of the YAML of `filters`, and
-    those of the other inputs.
-    """
-    errors = list(other_errors)
-    parsed = Filters()
-    try:
-        parsed = Filters.parse(filters)
-    except ValueError as error:
-        errors.append(str(error))
-    settings = None
-    try:
-        settings = FolderSettings(**plain, filters=parsed)
-    except ValueError as error:
-        errors.append(str(error).removeprefix("Dataset: ").rstrip("."))
-    if errors or settings is None:
-        raise ValueError("Dataset: " + "; ".join(errors) + ".")
-    return settings
 
 
 def read_settings(values: Mapping[str, Any]) -> FolderSettings:
     """The settings in a node's inputs as the editor sends them, what is missing at its default; other inputs are left
     alone. Raises ValueError for what is wrong with them.
     """
-    plain: dict[str, Any] = {}
-    errors: list[str] = []
-    for setting in fields(FolderSettings):
-        if setting.name in values and setting.name != "filters":
-            value = values[setting.name]
-            kind = type(setting.default)
-            if kind is float and type(value) is int:
-                value = float(value)
-            if type(value) is not kind:
-                errors.append(f"{setting.name} is {shorten(value)}, expected {_KINDS[kind]}")
-                continue
-            plain[setting.name] = value
-    return parse_settings(str(values.get("filters") or ""), errors, **plain)
+    return FolderSettings(**{name: values[name] for name in declared(FolderSettings) if name in values})
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+@dataclass(frozen=True)
+class SampleSettings:
+    """The settings of Samples; plain values, checked on creation. `batch_size` 0 is that of the run."""
+
+    repeats: int = setting(
+        "repeats",
+        1,
+        "How often an epoch shows each sample.",
+        low=1,
+        high=10000,
+    )
+    validation: float = setting(
+        "validation split",
+        0.1,
+        "The fraction of samples held out to measure the validation loss, chosen by their contents. 0.1 is usual; 0"
+        " trains on all.",
+        low=0.0,
+        high=0.9,
+        step=0.01,
+    )
+    caption_dropout: float = setting(
+        "caption dropout",
+        0.0,
+        "How often a sample is trained with the empty conditioning, on top of conditioning dropout.",
+        low=0.0,
+        high=1.0,
+        step=0.01,
+        advanced=True,
+    )
+    regularisation_share: float = setting(
+        "regularization share",
+        0.25,
+        "The fraction of each batch that is regularization images.",
+        low=0.01,
+        high=0.99,
+        step=0.01,
+        advanced=True,
+    )
+    batch_size: int = setting(
+        "own batch size",
+        0,
+        "Batch size of these samples; clips need a smaller one. 0 uses that of Optimizer Settings.",
+        low=0,
+        high=4096,
+        advanced=True,
+    )
+    loss_weight: float = setting(
+        "loss weight",
+        1.0,
+        "How much these samples count in the loss, beside other images of the run. 1 is usual.",
+        low=0.0,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+
+    def __post_init__(self) -> None:
+        errors = read_values(self)
+        if errors:
+            raise ValueError("Samples: " + "; ".join(errors) + ".")

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.digest import sha256_of_json, sha256_of_tensors
 from . import validation_split
 from .dataset import Conditioning, Dataset, DatasetImage, SampleConditioning
+from .folder_settings import SampleSettings
 from .parts import ENTRY, Parts
 from .sample_store import SampleStore
 
@@ -51,19 +52,6 @@ class Sample:
     caption: str = ""
     mask: Tensor | None = None
     parts: Parts = ()
-
-
-@dataclass(frozen=True)
-class SampleSettings:
-    """How samples are trained: `validation` is the share held out, `batch_size` their own (0: the run's), and
-    `loss_weight` scales their loss.
-    """
-
-    repeats: int = 1
-    validation: float = 0.1
-    caption_dropout: float = 0.0
-    batch_size: int = 0
-    loss_weight: float = 1.0
 
 
 def make_dataset(

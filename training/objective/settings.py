@@ -37,6 +37,14 @@ class ObjectiveSettings:
         " ComfyUI's own trainer. dpo teaches what you prefer, from pairs of images: name.win.png and name.lose.png"
         " in Dataset's folder.",
         choices=LOSSES.names,
+        kohya=(
+            "--loss_type, --huber_schedule",
+            "`l2` is `mse`; `huber` with the schedule `snr` (kohya's default) is `scheduled-huber`; with `constant`"
+            " it is `huber`, and `smooth_l1` is `smooth-l1`. `--huber_c` is always 0.1",
+        ),
+        ai_toolkit="train.loss_type",
+        onetrainer=("MSE Strength, Huber Strength", "one, not a mixture"),
+        diffusers=("--loss_type sigmoid", "`dpo`. The other types are not here"),
     )
     weighting: str = setting(
         "loss weighting",
@@ -44,6 +52,12 @@ class ObjectiveSettings:
         "How much each noise level counts. Try min-snr for faster, steadier training of SD1.x and SDXL. Not for flow"
         " models, which ai-toolkit weighted is for.",
         choices=WEIGHTINGS.names,
+        kohya=("--debiased_estimation_loss", "`debiased`"),
+        ai_toolkit=(
+            "train.timestep_type weighted",
+            "`ai-toolkit weighted`, with timestep sampling `uniform` and model's own shift off",
+        ),
+        onetrainer=("Loss Weight Function", "MIN_SNR_GAMMA is `min-snr`, DEBIASED_ESTIMATION `debiased`"),
     )
     gamma: float = setting(
         "min-SNR gamma",
@@ -53,6 +67,10 @@ class ObjectiveSettings:
         high=1000.0,
         step=0.1,
         advanced=True,
+        kohya=("--min_snr_gamma", "with loss weighting `min-snr`"),
+        ai_toolkit=("train.min_snr_gamma", "with loss weighting `min-snr`"),
+        onetrainer="Gamma",
+        everydream2=("--min_snr_gamma", "with loss weighting `min-snr`"),
     )
     offset_noise: float = setting(
         "noise offset",
@@ -63,6 +81,10 @@ class ObjectiveSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya="--noise_offset",
+        ai_toolkit="train.noise_offset",
+        onetrainer="Offset Noise Weight",
+        everydream2=("--zero_frequency_noise_ratio", "0.02 in EveryDream2, 0 here"),
     )
     pyramid_noise: float = setting(
         "pyramid noise discount",
@@ -73,6 +95,8 @@ class ObjectiveSettings:
         high=0.99,
         step=0.01,
         advanced=True,
+        kohya=("--multires_noise_discount", "up to six levels, without `--multires_noise_iterations`"),
+        everydream2="pyramid_noise_discount",
     )
     ip_noise: float = setting(
         "input perturbation",
@@ -83,6 +107,8 @@ class ObjectiveSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya="--ip_noise_gamma",
+        onetrainer="Perturbation Noise Weight",
     )
     zero_terminal_snr: bool = setting(
         "zero terminal SNR",
@@ -90,6 +116,9 @@ class ObjectiveSettings:
         "Trains the last timestep on pure noise, for images that are all dark or all bright. Only for v-prediction"
         " models. The MODEL output samples that way too; elsewhere add ModelSamplingDiscrete with zsnr on.",
         advanced=True,
+        kohya=("--zero_terminal_snr", "for v models only"),
+        onetrainer=("Rescale Noise Scheduler + V-pred", "the model must predict v already"),
+        everydream2=("--enable_zero_terminal_snr", "for v models only; as `--zero_frequency_noise_ratio -1`"),
     )
     timesteps: str = setting(
         "timestep sampling",
@@ -99,6 +128,24 @@ class ObjectiveSettings:
         " uniform is above 0.75 on SD 3. sigmoid, shift, flux_shift: kohya's, without it; AI-Toolkit's shifts have"
         " its name.",
         choices=TIMESTEPS.names,
+        kohya=(
+            "--timestep_sampling",
+            "of the same name for `sigmoid`, `shift`, `flux_shift`; `uniform` with model's own shift off; `sigma`"
+            " with `--weighting_scheme logit_normal` or `mode` is `logit-normal` or `mode`",
+        ),
+        ai_toolkit=(
+            "train.timestep_type",
+            "`sigmoid` is `sigmoid`, `linear` is `uniform` with model's own shift off. `shift`, `flux_shift` and"
+            " `lumina2_shift`: for Flux.1 and Chroma `ai-toolkit flux_shift`, for others `ai-toolkit shift` with"
+            " the shift of AI-Toolkit's scheduler as timestep shift: 3 for Wan, Z-Image and SD 3, 6 for Lumina 2."
+            " Graft's `shift` and `flux_shift` are kohya's, which draw more of the middle",
+        ),
+        onetrainer=(
+            "Timestep Distribution",
+            "UNIFORM is `uniform`, LOGIT_NORMAL `logit-normal`, HEAVY_TAIL `mode`. For flow models switch model's"
+            " own shift off. The other distributions are not here. Dynamic Timestep Shifting is `flux_shift`, for"
+            " Flux: the same idea with a sigmoid",
+        ),
     )
     shift: float = setting(
         "timestep shift",
@@ -108,6 +155,8 @@ class ObjectiveSettings:
         low=0.01,
         high=100.0,
         step=0.1,
+        kohya="--discrete_flow_shift",
+        onetrainer=("Timestep Shift", "with timestep sampling `shifted`, UNIFORM and model's own shift off"),
     )
     conditioning_dropout: float = setting(
         "conditioning dropout",
@@ -116,6 +165,9 @@ class ObjectiveSettings:
         low=0.0,
         high=1.0,
         step=0.01,
+        ai_toolkit="datasets.caption_dropout_rate",
+        onetrainer="Caption Dropout Probability",
+        everydream2=("--cond_dropout", "0.04 in EveryDream2, 0.05 here"),
     )
     prior: str = setting(
         "prior preservation",
@@ -124,6 +176,11 @@ class ObjectiveSettings:
         " output-preservation: the model learns to answer for them as it did before training.",
         choices=PRIORS,
         advanced=True,
+        ai_toolkit=(
+            "train.diff_output_preservation",
+            "`output-preservation`. It needs a regularization dataset with captions of the class",
+        ),
+        onetrainer=("Concept Type PRIOR_PREDICTION", "`output-preservation`, with a regularization dataset"),
     )
     prior_weight: float = setting(
         "prior loss weight",
@@ -134,6 +191,8 @@ class ObjectiveSettings:
         high=100.0,
         step=0.1,
         advanced=True,
+        kohya=("--prior_loss_weight", "with prior preservation `regularisation`"),
+        ai_toolkit=("train.reg_weight", "with prior preservation `regularisation`"),
     )
     min_timestep: float = setting(
         "minimum timestep",
@@ -143,6 +202,9 @@ class ObjectiveSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya=("--min_timestep", "0.4 for 400"),
+        ai_toolkit=("train.min_denoising_steps", "0.4 for 400"),
+        onetrainer="Min Noising Strength",
     )
     max_timestep: float = setting(
         "maximum timestep",
@@ -152,6 +214,9 @@ class ObjectiveSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya=("--max_timestep", "0.6 for 600"),
+        ai_toolkit=("train.max_denoising_steps", "0.6 for 600"),
+        onetrainer="Max Noising Strength",
     )
     sigmoid_scale: float = setting(
         "sigmoid scale",
@@ -162,6 +227,7 @@ class ObjectiveSettings:
         high=100.0,
         step=0.1,
         advanced=True,
+        kohya="--sigmoid_scale",
     )
     logit_mean: float = setting(
         "logit mean",
@@ -172,6 +238,8 @@ class ObjectiveSettings:
         high=10.0,
         step=0.1,
         advanced=True,
+        kohya=("--logit_mean", "with the other sign"),
+        onetrainer=("Noising Bias", "of LOGIT_NORMAL"),
     )
     logit_std: float = setting(
         "logit deviation",
@@ -181,6 +249,8 @@ class ObjectiveSettings:
         high=10.0,
         step=0.1,
         advanced=True,
+        kohya="--logit_std",
+        onetrainer=("Noising Weight", "the weight + 1, of LOGIT_NORMAL"),
     )
     mode_scale: float = setting(
         "mode scale",
@@ -191,6 +261,8 @@ class ObjectiveSettings:
         high=1.75,
         step=0.01,
         advanced=True,
+        kohya="--mode_scale",
+        onetrainer=("Noising Weight", "of HEAVY_TAIL"),
     )
     model_shift: bool = setting(
         "model's own shift",
@@ -206,6 +278,16 @@ class ObjectiveSettings:
         " sampler gives it. both: in one run, with Start Training Expert Pair. none for every other model.",
         choices=EXPERTS,
         advanced=True,
+        kohya=(
+            "--dit_high_noise",
+            "musubi-tuner's, for Wan 2.2. Start Training Expert Pair trains both in one run;"
+            " `--preserve_distribution_shape` is always on with an expert",
+        ),
+        ai_toolkit=(
+            "model.model_kwargs.train_high_noise, train_low_noise",
+            "`high noise`, `low noise`: a run for each. Both in one: Start Training Expert Pair. A file for each"
+            " with AI-Toolkit's ending",
+        ),
     )
     boundary: float = setting(
         "expert boundary",
@@ -216,6 +298,7 @@ class ObjectiveSettings:
         high=0.999,
         step=0.005,
         advanced=True,
+        kohya=("--timestep_boundary", "musubi-tuner's"),
     )
     beta: float = setting(
         "DPO beta",
@@ -226,6 +309,7 @@ class ObjectiveSettings:
         high=1000000.0,
         step=100.0,
         advanced=True,
+        diffusers=("--beta_dpo", "twice the number, as theirs has no 1/2"),
     )
     sigma_bounds: bool = setting(
         "bounds are sigmas",

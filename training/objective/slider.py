@@ -7,15 +7,15 @@ From pairs of pictures, strength 1 learns one picture and strength -1 the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...settings.declaration import read_values, setting
 from .loss import output_scale
 
 BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS = "both directions", "concept sliders", "picture pairs"
@@ -36,6 +36,10 @@ class PromptSet(NamedTuple):
     anchor: str = ""
 
 
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
 @dataclass(frozen=True)
 class SliderSettings:
     """The settings of Slider: plain values, checked on creation.
@@ -47,43 +51,135 @@ class SliderSettings:
     trained. For each `anchor` the adapter learns to predict what the model does; `anchor_strength` is what that counts.
     """
 
-    method: str = BOTH_DIRECTIONS
-    positive: tuple[str, ...] = ()
-    negative: tuple[str, ...] = ()
-    target: tuple[str, ...] = ()
-    neutral: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    guidance: float = 3.0
-    steps: int = 20
-    cfg: float = 3.0
-    anchor: tuple[str, ...] = ()
-    anchor_strength: float = 1.0
+    method: str = setting(
+        "slider method",
+        BOTH_DIRECTIONS,
+        "both directions: strengths 1 and -1 are trained in each step. concept sliders: strength 1 alone, as in the"
+        " paper, in half the time. picture pairs: strength 1 learns one picture, -1 the other; no prompts are used."
+        " ai-toolkit: both directions with AI-Toolkit's targets, which get the mean and the deviation of the"
+        " model's own prediction. Take it if strength 1 burns images.",
+        choices=METHODS,
+        ai_toolkit=(
+            "type",
+            "`ai-toolkit` is the objective of Concept Slider: each target gets the mean and the deviation of the"
+            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer`"
+            " with `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
+            " `name.win.png` and `name.lose.png`",
+        ),
+    )
+    positive: tuple[str, ...] = setting(
+        "positive prompt",
+        "",
+        "What strength 1 moves towards: a very old person. Several lines are several pairs, each with the same line"
+        " of negative and target.",
+        multiline=True,
+        read=_lines,
+        ai_toolkit=("slider.positive_prompt", "of several `slider.targets` a line each, here and in the next two"),
+    )
+    negative: tuple[str, ...] = setting(
+        "negative prompt",
+        "",
+        "What strength -1 moves towards: a very young person. Empty is the empty prompt.",
+        multiline=True,
+        read=_lines,
+        ai_toolkit="slider.negative_prompt",
+    )
+    target: tuple[str, ...] = setting(
+        "target prompt",
+        "",
+        "What the slider is for, with nothing of the property in it: a person.",
+        multiline=True,
+        read=_lines,
+        ai_toolkit="slider.target_class",
+    )
+    neutral: tuple[str, ...] = setting(
+        "neutral prompt",
+        "",
+        "What the model starts from. Empty is the target prompt, which is usual.",
+        multiline=True,
+        read=_lines,
+        advanced=True,
+    )
+    keep: tuple[str, ...] = setting(
+        "words to keep",
+        "",
+        "What the slider must not change, one on each line: male, then female. Each is written in front of all"
+        " prompts in turn.",
+        multiline=True,
+        read=_lines,
+        advanced=True,
+    )
+    guidance: float = setting(
+        "guidance",
+        3.0,
+        "How far strength 1 goes: by how many times the difference between the two prompts. Lower it if strength 1"
+        " is too much already.",
+        low=0.01,
+        high=100.0,
+        step=0.1,
+        ai_toolkit="slider.guidance_strength",
+    )
+    width: int = setting(
+        "width",
+        512,
+        "Without pictures: the width that is trained. Take one that the model was trained on.",
+        low=16,
+        high=16384,
+        step=8,
+    )
+    height: int = setting(
+        "height",
+        512,
+        "Without pictures: the height that is trained.",
+        low=16,
+        high=16384,
+        step=8,
+    )
+    steps: int = setting(
+        "denoising steps",
+        20,
+        "Without pictures: noise is denoised down to the noise level that is trained, in so many steps for the"
+        " whole way. Lower it to train faster.",
+        low=1,
+        high=1000,
+        advanced=True,
+    )
+    cfg: float = setting(
+        "denoising CFG",
+        3.0,
+        "The CFG of these steps. 1 takes half the time, and is right for distilled models.",
+        low=1.0,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+    )
+    anchor: tuple[str, ...] = setting(
+        "anchor prompt",
+        "",
+        "What the slider must leave as it is: a person, for a slider of a woman. The adapter is trained to predict"
+        " for it what the model predicts without it. Empty is no anchor, which is faster.",
+        multiline=True,
+        read=_lines,
+        advanced=True,
+        ai_toolkit="slider.anchor_class",
+    )
+    anchor_strength: float = setting(
+        "anchor strength",
+        1.0,
+        "How much the anchor counts. Raise it if what the anchor names changes all the same.",
+        low=0.01,
+        high=100.0,
+        step=0.1,
+        advanced=True,
+        ai_toolkit="slider.anchor_strength",
+    )
 
     def __post_init__(self) -> None:
-        errors = [*_value_errors(self)]
-        if self.method in METHODS and self.takes_prompts:
-            errors += _prompt_errors(self)
+        errors = read_values(self)
+        if not errors and self.takes_prompts:
+            errors = [*_prompt_errors(self)]
         if errors:
             raise ValueError("Slider: " + "; ".join(errors) + ".")
-
-    @classmethod
-    def read(
-        cls,
-        method: str,
-        positive: str,
-        negative: str,
-        target: str,
-        neutral: str,
-        keep: str,
-        anchor: str = "",
-        **settings: float,
-    ) -> SliderSettings:
-        """The settings from the node's texts, a prompt on each line. Picture pairs have no prompts."""
-        texts = (positive, negative, target, neutral, keep)
-        if method == PICTURE_PAIRS:
-            return cls(method)
-        made = cls(method, *(_lines(text) for text in texts), **settings)  # type: ignore[arg-type]
-        return replace(made, anchor=_lines(anchor))
 
     @property
     def takes_prompts(self) -> bool:
@@ -92,8 +188,9 @@ class SliderSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run is stored under; without an anchor as before there were any."""
-        values = asdict(self)
+        """What a run is stored under: settings that do something. The size is that of the dataset's latents."""
+        values = asdict(self if self.takes_prompts else SliderSettings(self.method))
+        del values["width"], values["height"]
         if not self.anchor:
             del values["anchor"], values["anchor_strength"]
         return values
@@ -127,31 +224,11 @@ class SliderSettings:
         return tuple(sets)
 
 
-def _lines(text: str) -> tuple[str, ...]:
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
-
-
 def _for_all(texts: Sequence[str], count: int) -> tuple[str, ...]:
     """As many prompts as there are lines: one stands for all, and none is the empty prompt."""
     if len(texts) <= 1:
         return (*texts, "")[:1] * count
     return tuple(texts)
-
-
-def _value_errors(settings: SliderSettings) -> Iterator[str]:
-    if settings.method not in METHODS:
-        yield f"slider method is {settings.method!r}, expected one of {', '.join(METHODS)}"
-    if not 0 < settings.guidance < math.inf:
-        yield f"guidance is {settings.guidance}, expected above 0 (3 is usual)"
-    if settings.steps < 1:
-        yield f"denoising steps is {settings.steps}, expected 1 or more"
-    if not 1 <= settings.cfg < math.inf:
-        yield f"denoising CFG is {settings.cfg}, expected 1 (off) or more"
-    if not 0 < settings.anchor_strength < math.inf:
-        yield (
-            f"anchor strength is {settings.anchor_strength}, expected above 0 (1 is usual): to have no anchor, leave"
-            " anchor prompt empty"
-        )
 
 
 def _prompt_errors(settings: SliderSettings) -> Iterator[str]:

@@ -37,8 +37,12 @@ class OptimizerSettings:
     optimizer: str = setting(
         "optimizer",
         "adamw",
-        " ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
+        lambda: " ".join(record.tooltip for record in OPTIMIZERS) + " Start with adamw.",
         choices=OPTIMIZERS.names,
+        kohya=("--optimizer_type", "`AdamW8bit` is `adamw8bit`"),
+        ai_toolkit="train.optimizer",
+        onetrainer="Optimizer",
+        everydream2=("optimizer", "AdaCoor is `adacoor`"),
     )
     learning_rate: float = setting(
         "learning rate",
@@ -49,6 +53,11 @@ class OptimizerSettings:
         low=0.0,
         high=10.0,
         step=1e-06,
+        kohya="--learning_rate, --unet_lr",
+        ai_toolkit="train.lr, train.unet_lr",
+        onetrainer="Learning Rate",
+        everydream2="--lr",
+        diffusers="--learning_rate",
     )
     text_encoder_rate: float = setting(
         "text encoder learning rate",
@@ -58,6 +67,9 @@ class OptimizerSettings:
         high=10.0,
         step=1e-06,
         advanced=True,
+        kohya=("--text_encoder_lr", "one for all text encoders; 0 is the same as learning rate"),
+        ai_toolkit="train.text_encoder_lr",
+        onetrainer="Text Encoder Learning Rate",
     )
     schedule: str = setting(
         "learning rate schedule",
@@ -65,6 +77,14 @@ class OptimizerSettings:
         "How the learning rate changes after the warmup. constant keeps it; cosine and linear let it fall toward the"
         " end, which often gives cleaner results.",
         choices=SCHEDULES,
+        kohya=(
+            "--lr_scheduler",
+            "`constant_with_warmup` is `constant` with warmup steps; `cosine_with_restarts` falls four times;"
+            " `polynomial` has power 2",
+        ),
+        ai_toolkit="train.lr_scheduler",
+        onetrainer=("Learning Rate Scheduler", "there are no cycles to set: `cosine-restarts` falls four times"),
+        everydream2=("--lr_scheduler", "`constant` or `cosine`"),
     )
     warmup: int = setting(
         "warmup steps",
@@ -73,6 +93,9 @@ class OptimizerSettings:
         low=0,
         high=1000000,
         advanced=True,
+        kohya="--lr_warmup_steps",
+        onetrainer=("Learning Rate Warmup Steps", "a number. OneTrainer takes a number up to 1 for a fraction"),
+        everydream2=("--lr_warmup_steps", "0 by default; EveryDream2's is 2% of the decay steps with `cosine`"),
     )
     total_steps: int = setting(
         "total steps (schedule)",
@@ -81,6 +104,7 @@ class OptimizerSettings:
         " Train Steps. 0: up to the last step of each Train Step; more steps then begin anew.",
         low=0,
         high=10000000,
+        everydream2=("--lr_decay_steps", "EveryDream2 sets it a little above the steps of the run"),
     )
     floor: float = setting(
         "minimum learning rate ratio",
@@ -91,6 +115,8 @@ class OptimizerSettings:
         high=1.0,
         step=0.01,
         advanced=True,
+        kohya="--lr_scheduler_min_lr_ratio",
+        onetrainer="Learning Rate Min Factor",
     )
     batch_size: int = setting(
         "batch size",
@@ -98,6 +124,11 @@ class OptimizerSettings:
         "Images per batch. Raise it for a steadier loss if the memory allows.",
         low=1,
         high=4096,
+        kohya="--train_batch_size",
+        ai_toolkit="train.batch_size",
+        onetrainer="Local Batch Size",
+        everydream2="--batch_size",
+        diffusers=("--train_batch_size", "a pair is one"),
     )
     accumulation: int = setting(
         "gradient accumulation",
@@ -106,6 +137,10 @@ class OptimizerSettings:
         low=1,
         high=4096,
         advanced=True,
+        kohya="--gradient_accumulation_steps",
+        ai_toolkit="train.gradient_accumulation",
+        onetrainer="Accumulation Steps",
+        everydream2="--grad_accum",
     )
     clip_norm: float = setting(
         "maximum gradient norm",
@@ -115,6 +150,9 @@ class OptimizerSettings:
         high=1000.0,
         step=0.1,
         advanced=True,
+        kohya="--max_grad_norm",
+        onetrainer="Clip Grad Norm",
+        everydream2=("--clip_grad_norm", "EveryDream2 does not clip unless you ask for it; that is 0 here"),
     )
     weight_decay: float = setting(
         "weight decay",
@@ -124,6 +162,7 @@ class OptimizerSettings:
         high=10.0,
         step=0.0001,
         advanced=True,
+        ai_toolkit=("train.optimizer_params", "its `weight_decay`; the others are optimizer options"),
     )
     lora_plus: float = setting(
         "LoRA+ ratio",
@@ -133,6 +172,7 @@ class OptimizerSettings:
         high=1000.0,
         step=0.1,
         advanced=True,
+        kohya="loraplus_lr_ratio",
     )
     precision: str = setting(
         "training precision",
@@ -142,11 +182,18 @@ class OptimizerSettings:
         " too, rounded stochastically, to save memory.",
         choices=PRECISIONS,
         advanced=True,
+        kohya=("--mixed_precision, --full_bf16", "`bf16`, `full-bf16`"),
+        ai_toolkit="train.dtype",
+        onetrainer=("Train Data Type, LoRA Weight Data Type", "one for both, and data type of Save LoRA for the file"),
     )
     checkpointing: bool = setting(
         "gradient checkpointing",
         False,
         "Recomputes activations in the backward pass. Switch it on if memory runs out: slower, same result.",
+        kohya="--gradient_checkpointing",
+        ai_toolkit=("train.gradient_checkpointing", "on in AI-Toolkit, off here"),
+        onetrainer="Gradient Checkpointing",
+        everydream2="--gradient_checkpointing",
     )
     offload: str = setting(
         "offload to CPU memory",
@@ -156,6 +203,12 @@ class OptimizerSettings:
         " memory; slower, same result.",
         choices=OFFLOADS,
         advanced=True,
+        kohya=(
+            "--blocks_to_swap, --cpu_offload_checkpointing",
+            "`layers`, all of them, as there is no number; `activations`, with gradient checkpointing",
+        ),
+        ai_toolkit=("model.layer_offloading", "`layers`, all of them, without a percentage"),
+        onetrainer=("Layer Offload Fraction, Offload Activations", "`layers`, all or none; `activations`"),
     )
     scale_lr: bool = setting(
         "scale rate with batch size",
@@ -163,6 +216,8 @@ class OptimizerSettings:
         "Multiplies the learning rate by (batch size x accumulation)^0.55. Switch it on to keep one learning rate"
         " for all batch sizes.",
         advanced=True,
+        onetrainer=("Learning Rate Scaler", "with the power 0.55, where OneTrainer takes the root"),
+        everydream2=("--scale_lr", "with the same power, 0.55"),
     )
     block_rates: str = setting(
         "block learning rates",
@@ -170,6 +225,7 @@ class OptimizerSettings:
         "Multiplies the learning rate of some blocks: pattern = number, separated by commas, as in input_blocks.* ="
         " 0.5. Patterns work as in Adapter Settings. Empty uses one rate.",
         advanced=True,
+        kohya=("down_lr_weight, mid_lr_weight, up_lr_weight", "`input_blocks.*=0.5`"),
     )
     fused_backward: bool = setting(
         "fused backward pass",
@@ -177,6 +233,7 @@ class OptimizerSettings:
         "Updates each weight as soon as its gradient is there and frees the gradient. Saves memory with full"
         " weights; same result. Needs maximum gradient norm 0 and no gradient accumulation.",
         advanced=True,
+        kohya=("--fused_backward_pass", "for full weights"),
     )
     options: str = setting(
         "optimizer options",
@@ -184,6 +241,7 @@ class OptimizerSettings:
         "Extra options of the optimizer (kohya's optimizer_args): name = value, separated by commas, as in betas ="
         " 0.9 0.99, eps = 1e-8. The help page lists them.",
         advanced=True,
+        kohya="--optimizer_args",
     )
     compile: str = setting(
         "compile",
@@ -193,6 +251,7 @@ class OptimizerSettings:
         " the CPU.",
         choices=COMPILED,
         advanced=True,
+        kohya=("--torch_compile", "`blocks`, as musubi-tuner's `--compile`"),
     )
 
     def __post_init__(self) -> None:

@@ -49,8 +49,15 @@ class AdapterSettings:
     kind: str = setting(
         "adapter type",
         "lora",
-        "".join(f"{kind.name}: {kind.help}. " for kind in registry.trainable_kinds()) + "Start with lora.",
+        lambda: "".join(f"{kind.name}: {kind.help}. " for kind in registry.trainable_kinds()) + "Start with lora.",
         choices=registry.trainable_names,
+        kohya=("--network_module", "`networks.lora` is `lora`; of `lycoris.kohya`, `algo` is the type"),
+        ai_toolkit="network.type",
+        onetrainer=(
+            "Type",
+            "Decompose Weights (DoRA) is `dora`, with one scale per input column; OFT is `oft`. Apply on output"
+            " axis, Block Share and Scaled OFT are read from files, and not trained",
+        ),
     )
     rank: int = setting(
         "rank (dim)",
@@ -59,6 +66,10 @@ class AdapterSettings:
         " and get a larger file; lower it if the LoRA overfits.",
         low=1,
         high=4096,
+        kohya="--network_dim",
+        ai_toolkit="network.linear",
+        onetrainer=("LoRA rank", "of OFT its Block Size"),
+        diffusers="--rank",
     )
     alpha: float = setting(
         "alpha",
@@ -68,6 +79,9 @@ class AdapterSettings:
         low=0.0,
         high=4096.0,
         step=0.5,
+        kohya="--network_alpha",
+        ai_toolkit="network.linear_alpha",
+        onetrainer="LoRA alpha",
     )
     targets: str = setting(
         "target layers",
@@ -76,6 +90,7 @@ class AdapterSettings:
         " transformers' in and out projections. all: every layer. Go from attention to all if the LoRA learns too"
         " little.",
         choices=TARGETS,
+        onetrainer=("Layer Filter", "or a pattern of your own in layer filter"),
     )
     pattern: str = setting(
         "layer filter",
@@ -84,12 +99,16 @@ class AdapterSettings:
         " by commas; ! excludes. input_blocks.*=rank 8, alpha 4 gives those layers a rank and alpha of their own."
         " Empty takes all target layers.",
         advanced=True,
+        ai_toolkit=("network.network_kwargs.only_if_contains, ignore_if_contains", "`*name*`, `!*name*`"),
     )
     text_encoder: bool = setting(
         "train text encoder",
         False,
         "Also trains the text encoder, in the layers that target layers and layer filter choose. Connect CLIP to"
         " Start Training.",
+        kohya=("--network_train_unet_only", "off, the default"),
+        ai_toolkit="train.train_text_encoder",
+        onetrainer="Train Text Encoder",
     )
     rank_dropout: float = setting(
         "rank dropout",
@@ -99,6 +118,7 @@ class AdapterSettings:
         high=0.99,
         step=0.01,
         advanced=True,
+        kohya=("rank_dropout", "in `--network_args`"),
     )
     module_dropout: float = setting(
         "module dropout",
@@ -108,6 +128,7 @@ class AdapterSettings:
         high=0.99,
         step=0.01,
         advanced=True,
+        kohya=("module_dropout", "in `--network_args`"),
     )
     network_dropout: float = setting(
         "network dropout",
@@ -117,6 +138,9 @@ class AdapterSettings:
         high=0.99,
         step=0.01,
         advanced=True,
+        kohya="--network_dropout",
+        ai_toolkit="network.dropout",
+        onetrainer="Dropout Probability",
     )
     max_norm: float = setting(
         "maximum weight norm",
@@ -127,6 +151,7 @@ class AdapterSettings:
         high=1000.0,
         step=0.1,
         advanced=True,
+        kohya="--scale_weight_norms",
     )
     min_rank: int = setting(
         "smallest rank",
@@ -156,6 +181,15 @@ class AdapterSettings:
         " type full.",
         choices=BASE_WEIGHTS,
         advanced=True,
+        ai_toolkit=(
+            "model.quantize, model.qtype",
+            "`int8 weight-only` for `qint8`, `nf4` for `uint4`; for `qfloat8` weight_dtype of Load Diffusion Model",
+        ),
+        onetrainer=(
+            "data type of the transformer or UNet",
+            "NFLOAT_4 is `nf4`, INT_W8A8 `int8`; for INT_8 the nearest is `int8 weight-only`; for FLOAT_8"
+            " weight_dtype of Load Diffusion Model",
+        ),
     )
     initial_digest: str = ""
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)

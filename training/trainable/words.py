@@ -42,6 +42,9 @@ class WordSettings:
         " that mean nothing yet.",
         multiline=True,
         read=_entries,
+        kohya="--token_string",
+        onetrainer="placeholder",
+        diffusers=("--token_abstraction", "as your captions have it"),
     )
     initial: tuple[str, ...] = setting(
         "initial words",
@@ -50,6 +53,9 @@ class WordSettings:
         " is, the fewer steps it takes.",
         multiline=True,
         read=_entries,
+        kohya=("--init_word", "with another number of tokens they are repeated or cut off, as there"),
+        onetrainer="initial embedding text",
+        diffusers=("--initializer_concept", "without it diffusers draws random vectors; Graft asks for a word"),
     )
     count: int = setting(
         "vectors per word",
@@ -58,6 +64,12 @@ class WordSettings:
         " another number these are repeated or cut off.",
         low=0,
         high=64,
+        kohya="--num_vectors_per_token",
+        onetrainer=("Token Count", "above the text's tokens OneTrainer adds padding tokens; Graft repeats the text's"),
+        diffusers=(
+            "--num_new_tokens_per_abstraction",
+            "diffusers ignores it beside an initial concept; Graft repeats or cuts off",
+        ),
     )
     learning_rate: float = setting(
         "learning rate",
@@ -67,6 +79,7 @@ class WordSettings:
         low=0.0,
         high=10.0,
         step=1e-06,
+        diffusers="--text_encoder_lr",
     )
     stop_after: float = setting(
         "stop after (share of steps)",
@@ -77,6 +90,8 @@ class WordSettings:
         high=1.0,
         step=0.05,
         advanced=True,
+        onetrainer="Stop Training After",
+        diffusers="--train_text_encoder_ti_frac",
     )
     max_norm: float = setting(
         "maximum norm",
@@ -92,6 +107,8 @@ class WordSettings:
         "words only",
         False,
         "Trains the words and nothing else. Disconnect Adapter Settings then.",
+        kohya=("train_textual_inversion.py", "on"),
+        onetrainer=("Training Method Embedding", "on"),
     )
     bounds: tuple[tuple[str, float], ...] = ()
 

@@ -67,7 +67,7 @@ def test_dare_is_pefts_with_the_same_masks(monkeypatch, shape, method, reference
     masks = iter([torch.rand(shape, generator=mask_generator(7, "a", file)) < density for file in range(3)])
     monkeypatch.setattr(torch, "bernoulli", lambda chances: next(masks).to(chances))
     expected = reference(deltas(states, shape), torch.ones(3), density)
-    same(merged(states, method=method, density=density, seed=7), expected)
+    same(merged(states, method=method, density=density, mask_seed=7), expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -257,7 +257,7 @@ def test_a_file_without_any_change_changes_nothing(method, resize):
 def test_what_each_file_loses_is_said():
     shape, density = (12, 10), 0.3
     states = [lora("a", 1) | lora("b", 5), lora("a", 9)]
-    made = merged(states, strengths=(1.0, 0.5), method="dare_linear", density=density, seed=3)
+    made = merged(states, strengths=(1.0, 0.5), method="dare_linear", density=density, mask_seed=3)
     dropped, whole, shares = 0.0, 0.0, {}
     for name, seed in (("a", 1), ("b", 5)):
         delta = change(lora(name, seed), shape)
@@ -356,10 +356,10 @@ def test_the_sum_puts_the_factors_side_by_side_bit_for_bit():
 def test_the_same_input_gives_the_same_bytes(method):
     states = files((12, 10))
     drawn = torch.get_rng_state()
-    first, again = (merged(states, method=method, seed=5).state for _ in range(2))
+    first, again = (merged(states, method=method, mask_seed=5).state for _ in range(2))
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(first[key], again[key]) for key in first)
-    other = merged(states, method=method, seed=6).state
+    other = merged(states, method=method, mask_seed=6).state
     random_masks = method in ("dare_linear", "dare_ties", "della")
     assert torch.equal(change(first, (12, 10)), change(other, (12, 10))) != random_masks
 
@@ -523,7 +523,7 @@ def test_files_stay_on_the_disk(tmp_path, method):
     ("settings", "said"),
     [
         ({"method": "ties", "density": 0.0}, "density is 0, expected above 0 and at most 1"),
-        ({"method": "dare_linear", "density": 1.5}, "density is 1.5, expected above 0"),
+        ({"method": "dare_linear", "density": 1.5}, "density is 1.5, expected from 0.0 to 1.0"),
         ({"method": "dare_ties", "density": float("nan")}, "density is nan"),
         (
             {"method": "della", "density": 0.9, "epsilon": 0.3},

@@ -20,7 +20,7 @@ def layers(count):
 
 def test_blocks_of_two_lists_are_counted_one_after_the_other():
     model = of_class("Flux", double_blocks=layers(3), single_blocks=layers(5))
-    plan = plan_routing(model, RoutingSettings.parse(0.5, 2, -2))
+    plan = plan_routing(model, RoutingSettings(0.5, 2, -2))
     ((*span,),) = plan.spans(model)
     assert (plan.skipped, plan.total) == (range(2, 7), 8)
     assert [block for block, _ in span] == [model.double_blocks[2], *model.single_blocks[:4]]
@@ -31,7 +31,7 @@ def test_a_list_may_be_inside_of_another_module():
     decoder = nn.Module()
     decoder.layers = layers(6)
     model = of_class("AceStepConditionGenerationModel", decoder=decoder)
-    settings = RoutingSettings.parse(0.5)
+    settings = RoutingSettings(0.5)
     plan = plan_routing(model, settings)
     assert [block for block, _ in plan.spans(model)[0]] == list(decoder.layers[2:5])
     assert report(settings, plan, False).startswith(
@@ -53,4 +53,4 @@ def test_a_list_may_be_inside_of_another_module():
 )
 def test_other_classes_are_refused_by_name(name, says):
     with pytest.raises(TypeError, match=says):
-        plan_routing(of_class(name), RoutingSettings.parse(0.5))
+        plan_routing(of_class(name), RoutingSettings(0.5))

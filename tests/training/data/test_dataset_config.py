@@ -79,7 +79,7 @@ def root(tmp_path):
 def _read(root, text, **base):
     file = root / "sets" / "dataset_config.toml"
     file.write_text(text, encoding="utf-8")
-    return read_config(file, root, FolderSource(root, FolderSettings(**base), 0.05, 7))
+    return read_config(file, root, FolderSource(root, FolderSettings(caption_dropout=0.05, batch_size=7, **base)))
 
 
 def _one(keys="", general="", dataset=""):
@@ -97,10 +97,15 @@ def test_kohyas_own_example(root):
     ]
     assert [source.settings.resolution for source in sources] == [512, 512, 512, 768]
     assert [source.settings.keep_tags for source in sources] == [2, 3, 1, 1]
-    assert [source.batch_size for source in sources] == [4, 4, 0, 2]  # regularisation has its share of the others'
+    assert [source.settings.batch_size for source in sources] == [
+        4,
+        4,
+        0,
+        2,
+    ]  # regularisation has its share of the others'
     assert [source.settings.repeats for source in sources] == [1, 10, 1, 1]
     assert [source.settings.flip for source in sources] == [0.0, 0.5, 0.0, 0.0]
-    assert [source.caption_dropout for source in sources] == [0.05, 0.1, 0.05, 0.05]  # the node's where it says nothing
+    assert [source.settings.caption_dropout for source in sources] == [0.05, 0.1, 0.05, 0.05]  # the node's as well
     assert [source.is_regularisation for source in sources] == [False, False, True, False]
     assert all(source.settings.shuffle_tags and source.settings.tag_dropout == 0.2 for source in sources)
     assert all(source.settings.filters.caption_prefix == "masterpiece, " for source in sources)

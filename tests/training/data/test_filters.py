@@ -92,10 +92,10 @@ def test_everything_wrong_is_said_at_once():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [1", "filters is not YAML"),
-        ("- a", "filters is YAML of a list"),
-        ("just words", "filters is YAML of a str"),
-        ("x: !!python/object/apply:os.system ['true']", "filters is not YAML"),
+        ("a: [1", "the text is not YAML"),
+        ("- a", "the text is YAML of a list"),
+        ("just words", "the text is YAML of a str"),
+        ("x: !!python/object/apply:os.system ['true']", "the text is not YAML"),
         ("crops: 3", "crops has no effect without crop: random"),
         ("cache: false\ncache_gb: 3", "cache_gb has no effect with cache: false"),
         ("tag_bonus_scores: {a: 1}", "tag_bonus_scores has no effect without min_score"),
@@ -105,9 +105,8 @@ def test_everything_wrong_is_said_at_once():
     ],
 )
 def test_what_cannot_be(text, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+    with pytest.raises(ValueError, match=re.escape(said)):
         Filters.parse(text)
-    assert str(caught.value).startswith("filters")
 
 
 def test_a_bare_off_is_off():

@@ -353,7 +353,7 @@ def test_the_digest_follows_contents_and_settings_and_no_place(tmp_path):
     assert _encode(tmp_path / "b" / "deep")[0].digest == plain
     others = [
         _encode(tmp_path / "a", **s)[0].digest
-        for s in ({"flip": 0.1}, {"repeats": 2}, {"validation": 0.5}, {"resolution": 48})
+        for s in ({"flip": 0.1}, {"repeats": 2}, {"validation": 0.5}, {"resolution": 96})
     ]
     others.append(_encode(tmp_path / "a", "other")[0].digest)
     (tmp_path / "a" / "0.txt").write_text("changed")

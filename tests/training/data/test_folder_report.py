@@ -14,10 +14,10 @@ from .making_pictures import write_picture
 def folders(tmp_path):
     """Two small pictures to train on, and three larger ones for validation."""
     read = []
-    for name, count, side, more in (("low", 2, 64, {"batch_size": 2}), ("high", 3, 96, {"is_validation": True})):
+    for name, count, side, more in (("low", 2, 64, {}), ("high", 3, 96, {"is_validation": True})):
         for number in range(count):
             write_picture(tmp_path / name / f"{number}.png", (side, side), seed=side + number)
-        settings = FolderSettings(resolution=side, bucket_step=32, validation=0.0)
+        settings = FolderSettings(resolution=side, bucket_step=32, validation=0.0, batch_size=2 * (name == "low"))
         read.append(
             (f"all/{name}", FolderSource(tmp_path / name, settings, **more), read_folder(tmp_path / name, settings))
         )

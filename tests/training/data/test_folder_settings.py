@@ -2,7 +2,7 @@
 
 import pytest
 from graft_nodes.training.data.filters import Filters
-from graft_nodes.training.data.folder_settings import FolderSettings, parse_settings, read_settings
+from graft_nodes.training.data.folder_settings import FolderSettings, read_settings
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from graft_nodes.training.data.folder_settings import FolderSettings, parse_sett
         ("keep_tags", "keep first tags", (0,), (-1,)),
         ("flip", "flip probability", (0.0, 1.0), (-0.01, 1.01)),
         ("tag_dropout", "tag dropout", (0.0, 1.0), (-0.01, 1.01)),
-        ("validation", "validation split", (0.0, 0.99), (-0.01, 1.0)),
+        ("validation", "validation split", (0.0, 0.9), (-0.01, 1.0)),
     ],
 )
 def test_bounds(name, label, within, beyond):
@@ -39,7 +39,8 @@ def test_resolutions_fit_the_buckets():
     with pytest.raises(ValueError, match="resolution is 68, expected a multiple of 8"):
         FolderSettings(resolution=68, buckets=False, bucket_step=8)
     assert FolderSettings(resolution=68, bucket_step=8).bucket_choices()
-    for wrong, says in (({"resolution": 63}, "at least bucket step"), ({"bucket_step": 12}, "a multiple of 8 pixels")):
+    large_step = {"resolution": 64, "bucket_step": 72}
+    for wrong, says in ((large_step, "at least bucket step"), ({"bucket_step": 12}, "a multiple of 8 pixels")):
         with pytest.raises(ValueError, match=says):
             FolderSettings(**wrong)
 
@@ -68,11 +69,11 @@ def test_an_unknown_caption_source_is_refused_with_those_there_are():
 
 def test_everything_wrong_is_said_at_once():
     with pytest.raises(ValueError) as caught:
-        parse_settings("crop: middle", ["the first"], repeats=0, flip=2.0)
+        FolderSettings(filters="crop: middle", repeats=0, flip=2.0)
     said = str(caught.value)
-    assert said.startswith("Dataset: the first; filters: crop is 'middle'") and said.endswith("expected from 0 to 1.")
-    assert "repeats is 0" in said and said.count("Dataset") == 1
-    assert parse_settings("crop: top", [], repeats=3) == FolderSettings(repeats=3, filters=Filters(crop="top"))
+    assert said.startswith("Dataset: repeats is 0, expected from 1 to 10000; flip probability is 2.0, expected from 0")
+    assert "; filters (YAML): crop is 'middle'" in said and said.count("Dataset") == 1
+    assert FolderSettings(filters="crop: top", repeats=3) == FolderSettings(repeats=3, filters=Filters(crop="top"))
 
 
 @pytest.mark.parametrize(
@@ -109,15 +110,15 @@ def test_sides_of_buckets_go_for_every_resolution():
 def test_settings_as_the_editor_sends_them():
     sent = {"resolution": 64, "flip": 0, "captions": "txt", "filters": "crop: top", "vae": ["1", 2], "folder": "x"}
     settings = read_settings(sent)
-    assert settings == FolderSettings(resolution=64, flip=0.0, captions="txt", filters=Filters.parse("crop: top"))
+    assert settings == FolderSettings("x", 64, flip=0.0, captions="txt", filters=Filters.parse("crop: top"))
     assert read_settings({}) == FolderSettings()
     with pytest.raises(ValueError) as refused:
         read_settings({"resolution": "64", "buckets": 1, "flip": [0], "captions": None, "filters": "crops: 3"})
     for part in (
         "resolution is '64', expected a whole number",
-        "buckets is 1, expected true or false",
-        "flip is [0], expected a number",
-        "captions is None, expected a text",
+        "aspect ratio buckets is 1, expected true or false",
+        "flip probability is [0], expected a number",
+        "caption source is None, expected text",
         "crops",
     ):
         assert part in str(refused.value)

@@ -5,9 +5,10 @@ import pytest
 import torch
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.dataset import Conditioning
+from graft_nodes.training.data.folder_settings import SampleSettings
 from graft_nodes.training.data.parts import ENTRY, packed, unpacked
 from graft_nodes.training.data.sample_store import SampleStore
-from graft_nodes.training.data.samples import Sample, SampleSettings, make_dataset
+from graft_nodes.training.data.samples import Sample, make_dataset
 from graft_nodes.training.objective.loss import losses
 from graft_nodes.training.objective.noise import noise_like
 from graft_nodes.training.objective.settings import ObjectiveSettings

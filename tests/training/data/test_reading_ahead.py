@@ -14,10 +14,10 @@ from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
-from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.data.folder_settings import FolderSettings, SampleSettings
 from graft_nodes.training.data.reading_ahead import NeedsEncodingError, check_may_encode, reading_ahead
 from graft_nodes.training.data.sample_store import SampleStore
-from graft_nodes.training.data.samples import Sample, SampleSettings, make_dataset
+from graft_nodes.training.data.samples import Sample, make_dataset
 from graft_nodes.training.data.stored_latent import StoredLatent
 from graft_nodes.training.run.batch_loader import BatchLoader, BatchSchedule
 

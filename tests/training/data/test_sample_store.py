@@ -13,8 +13,9 @@ from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.combine import combine
 from graft_nodes.training.data.dataset import Conditioning, StoredConditioning
+from graft_nodes.training.data.folder_settings import SampleSettings
 from graft_nodes.training.data.sample_store import SampleStore
-from graft_nodes.training.data.samples import Sample, SampleSettings, leaves, make_dataset
+from graft_nodes.training.data.samples import Sample, leaves, make_dataset
 from graft_nodes.training.data.stored_extras import StoredExtras
 from graft_nodes.training.data.stored_latent import StoredLatent
 from torch import Tensor

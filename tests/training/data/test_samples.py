@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.training.data.dataset import Conditioning
-from graft_nodes.training.data.samples import Sample, SampleSettings, check_finite, leaves, make_dataset, report
+from graft_nodes.training.data.folder_settings import SampleSettings
+from graft_nodes.training.data.samples import Sample, check_finite, leaves, make_dataset, report
 
 SETTINGS = SampleSettings(validation=0.0)
 

@@ -20,7 +20,7 @@ class Hash:
 
 def settings(**given):
     texts = {"positive": "old", "negative": "young", "target": "person", "neutral": "", "keep": "", **given}
-    return SliderSettings.read("both directions", **texts)
+    return SliderSettings("both directions", **texts)
 
 
 def noise(*keep, **given):

@@ -19,7 +19,7 @@ from graft_nodes.training.objective.slider import (
 
 
 def _read(positive="old", negative="young", target="person", neutral="", keep="", method=BOTH_DIRECTIONS, **settings):
-    return SliderSettings.read(method, positive, negative, target, neutral, keep, **settings)
+    return SliderSettings(method, positive, negative, target, neutral, keep, **settings)
 
 
 def test_lines_are_partners_and_what_is_kept_is_in_front_of_each():
@@ -43,7 +43,7 @@ def test_the_strengths_of_each_method():
     both = (1.0, -1.0)
     wanted = {BOTH_DIRECTIONS: both, CONCEPT_SLIDERS: (1.0,), PICTURE_PAIRS: both, AI_TOOLKIT: both}
     assert {method: _read(method=method).strengths for method in METHODS} == wanted
-    assert _read(method=PICTURE_PAIRS) == SliderSettings(PICTURE_PAIRS), "pairs have no prompts"
+    assert _read(method=PICTURE_PAIRS).identity == SliderSettings(PICTURE_PAIRS).identity, "pairs have no prompts"
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_the_strengths_of_each_method():
         ({"positive": "a\nb\nc", "negative": "d\ne"}, "negative prompt has 2 lines and positive prompt 3"),
         ({"target": "a\nb"}, "target prompt has 2 lines and positive prompt 1"),
         ({"negative": "old"}, r"line 1 of positive and negative prompt is the same \('old'\)"),
-        ({"guidance": 0.0}, "guidance is 0.0, expected above 0"),
-        ({"cfg": 0.5}, "denoising CFG is 0.5, expected 1"),
-        ({"steps": 0}, "denoising steps is 0, expected 1 or more"),
+        ({"guidance": 0.0}, "guidance is 0.0, expected from 0.01 to 100.0"),
+        ({"cfg": 0.5}, "denoising CFG is 0.5, expected from 1.0 to 100.0"),
+        ({"steps": 0}, "denoising steps is 0, expected from 1 to 1000"),
         ({"anchor": "a\nb"}, "anchor prompt has 2 lines and positive prompt 1"),
-        ({"anchor_strength": 0.0}, "anchor strength is 0.0, expected above 0"),
+        ({"anchor_strength": 0.0}, "anchor strength is 0.0, expected from 0.01 to 100.0"),
         (
             {"method": "none"},
             "slider method is 'none', expected one of both directions, concept sliders, picture pairs, ai-toolkit",

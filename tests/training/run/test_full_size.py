@@ -33,7 +33,7 @@ weights = {
 model = comfy.sd.load_diffusion_model_state_dict(weights, model_options={"dtype": torch.bfloat16})
 del weights
 assert model.model.diffusion_model.dtype == torch.bfloat16 and model.model.model_config.__class__.__name__ == "SD15"
-model = host.token_downsampling.apply_todo(model, ToDoSettings.parse(2.0, 1))[0]
+model = host.token_downsampling.apply_todo(model, ToDoSettings(2.0, 1))[0]
 conditionings = {caption: Conditioning(torch.randn(1, 77, 768, generator=draws)) for caption in ("", "a picture")}
 dataset = Dataset.from_latents([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
 start = Start("random", dataset.digest, AdapterSettings(targets="attention+ff"))

@@ -33,7 +33,7 @@ ADAPTER = AdapterSettings(targets="all", rank=2)
 
 def settings(method=BOTH_DIRECTIONS, **given):
     texts = {"positive": "old", "negative": "young", "target": "person", "neutral": "", "keep": "", **given}
-    return SliderSettings.read(method, **texts)
+    return SliderSettings(method, **texts)
 
 
 def noise(**given):

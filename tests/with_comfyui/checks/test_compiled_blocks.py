@@ -47,8 +47,8 @@ def far(state, other):
 SAID = ["compiled blocks", "graph breaks, where blocks call what torch.compile does not look into"]
 WAYS = {
     "alone": lambda patcher: patcher,
-    "todo": lambda patcher: apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0],
-    "tread": lambda patcher: apply_routing(patcher, RoutingSettings.parse(0.5, 0, -1))[0],
+    "todo": lambda patcher: apply_todo(patcher, ToDoSettings(factor=2.0))[0],
+    "tread": lambda patcher: apply_routing(patcher, RoutingSettings(0.5, 0, -1))[0],
 }
 
 

@@ -728,7 +728,7 @@ def attention_by_hand(patcher, case, factor, patch, calls, method="nearest-exact
 
 
 def settings(factor=2.0, **options):
-    return ToDoSettings.parse(factor=factor, **options)
+    return ToDoSettings(factor=factor, **options)
 
 
 def close(a, b):
@@ -987,7 +987,7 @@ def test_a_second_todo_replaces_the_first():
 
 def test_more_than_one_depth_is_refused_with_what_the_model_has():
     with pytest.raises(ValueError, match="this Flux is a transformer: all its 3 blocks"):
-        host.token_downsampling.apply_todo(build(CASES["flux"]), ToDoSettings.parse(depth_factors="4 2"))
+        host.token_downsampling.apply_todo(build(CASES["flux"]), ToDoSettings(depth_factors="4 2"))
 
 
 def test_an_unknown_transformer_is_named():

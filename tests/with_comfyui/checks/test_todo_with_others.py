@@ -22,7 +22,7 @@ def small():
 
 
 def todo(patcher, factors="2 2"):
-    return wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(depth_factors=factors))[0]
+    return wall.token_downsampling.apply_todo(patcher, ToDoSettings(depth_factors=factors))[0]
 
 
 def node(module, name, *arguments):
@@ -169,7 +169,7 @@ def test_sage_attention(small, monkeypatch, caplog, refuses):
     monkeypatch.setattr(attention, "sageattn", sageattn, raising=False)
     monkeypatch.setattr(attention, "SAGE_ATTENTION_SUPPORTS_MASK", True, raising=False)
     monkeypatch.setattr(attention, "optimized_attention", attention.attention_sage)
-    patched, _, notes = wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(depth_factors="2 2"))
+    patched, _, notes = wall.token_downsampling.apply_todo(patcher, ToDoSettings(depth_factors="2 2"))
     found = small.forward(patched)
     assert (found - wanted).abs().max() < 1e-3 < (found - plain).abs().max()
     assert any("SageAttention is on: some of its versions refuse fewer keys" in note for note in notes)

@@ -548,7 +548,7 @@ def test_todo_thins_it_or_says_that_it_cannot(name, record_property):
     patcher = build(name)
     x, (context, extras) = latents(name, 4), conditions(name, 3)
     try:
-        patched = wall.token_downsampling.apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
+        patched = wall.token_downsampling.apply_todo(patcher, ToDoSettings(factor=2.0))[0]
     except TypeError as error:
         network = type(patcher.model.diffusion_model).__name__
         unknown = f"does not know where {network} keeps its image tokens", f"this {network} has no"

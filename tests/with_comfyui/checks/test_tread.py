@@ -145,7 +145,7 @@ def test_equal_to_blocks_that_leave_tokens_alone(name, first, last):
     case = CASES[name]
     patcher = build(case)
     plain = forward(patcher, case)
-    patched, plan, _ = apply_routing(patcher, RoutingSettings.parse(0.5, first, last))
+    patched, plan, _ = apply_routing(patcher, RoutingSettings(0.5, first, last))
     result = forward(patched, case, training(patched))
     every = blocks(patcher)
     assert plan.total == len(every)
@@ -176,24 +176,24 @@ def test_equal_to_blocks_that_leave_tokens_alone(name, first, last):
 def test_todo_leaves_the_blocks_alone_that_tokens_skip(name):
     case = CASES[name]
     patcher = build(case)
-    routed, _, _ = apply_routing(patcher, RoutingSettings.parse(0.5, 0, -1))
+    routed, _, _ = apply_routing(patcher, RoutingSettings(0.5, 0, -1))
     alone = forward(routed, case, training(routed))
-    thinned = host.token_downsampling.apply_todo(patcher, ToDoSettings.parse(factor=2.0))[0]
+    thinned = host.token_downsampling.apply_todo(patcher, ToDoSettings(factor=2.0))[0]
     for both in (
-        host.token_downsampling.apply_todo(routed, ToDoSettings.parse(factor=2.0))[0],
-        apply_routing(thinned, RoutingSettings.parse(0.5, 0, -1))[0],
+        host.token_downsampling.apply_todo(routed, ToDoSettings(factor=2.0))[0],
+        apply_routing(thinned, RoutingSettings(0.5, 0, -1))[0],
     ):
         result = forward(both, case, training(both))
         refiners = name.startswith("lumina")  # tokens do not skip these, so ToDo works there
         assert torch.equal(result, alone) != refiners
-    one, other = (apply_routing(one, RoutingSettings.parse(0.5, 0, 0))[0] for one in (patcher, thinned))
+    one, other = (apply_routing(one, RoutingSettings(0.5, 0, 0))[0] for one in (patcher, thinned))
     assert not torch.equal(forward(one, case, training(one)), forward(other, case, training(other)))
 
 
 @pytest.mark.parametrize("name", ["flux", "chroma", "sd3", "qwen", "z-image", "wan"])
 def test_checkpointing_changes_no_byte_of_the_gradients(name):
     case = CASES[name]
-    patched, _, _ = apply_routing(build(case), RoutingSettings.parse(0.5, 0, -1))
+    patched, _, _ = apply_routing(build(case), RoutingSettings(0.5, 0, -1))
     model = patched.model.diffusion_model
 
     def gradients(context):
@@ -216,7 +216,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
 @pytest.mark.parametrize("name", ["z-image omni"])
 def test_references_at_a_noise_level_of_their_own_are_refused(name):
     case = CASES[name]
-    patched, _, _ = apply_routing(build(case), RoutingSettings.parse(0.5, 0, -1))
+    patched, _, _ = apply_routing(build(case), RoutingSettings(0.5, 0, -1))
     with pytest.raises(RuntimeError, match="treats reference images at a noise level of their own"):
         forward(patched, case, training(patched))
 
@@ -225,4 +225,4 @@ def test_references_at_a_noise_level_of_their_own_are_refused(name):
 def test_other_classes_are_refused_by_name(name):
     patcher = build(CASES[name])
     with pytest.raises(TypeError, match=f"does not know how {type(patcher.model.diffusion_model).__name__} calls"):
-        apply_routing(patcher, RoutingSettings.parse(0.5))
+        apply_routing(patcher, RoutingSettings(0.5))

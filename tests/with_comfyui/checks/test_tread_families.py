@@ -228,7 +228,7 @@ def close(one, other):
 
 
 def with_routing(patcher, first=0, last=-1):
-    return apply_routing(patcher, RoutingSettings.parse(0.5, first, last))
+    return apply_routing(patcher, RoutingSettings(0.5, first, last))
 
 
 def equal_to_skipping_by_hand(patcher, name, spans, first=0, last=-1, **given):

@@ -38,7 +38,7 @@ def _picture(root, path, text=None, suffix=".txt", seed=None):
 
 def _read(root, captions="yaml", filters="", **settings):
     settings = FolderSettings(
-        64, bucket_step=16, captions=captions, validation=0.0, filters=Filters.parse(filters), **settings
+        resolution=64, bucket_step=16, captions=captions, validation=0.0, filters=Filters.parse(filters), **settings
     )
     return read_folder(root, settings)
 

@@ -48,7 +48,8 @@ def _many(root, scores):
 def _read(root, filters="", captions="json", **settings):
     chosen = Filters.parse(filters)
     return read_folder(
-        root, FolderSettings(64, bucket_step=16, captions=captions, validation=0.0, filters=chosen, **settings)
+        root,
+        FolderSettings(resolution=64, bucket_step=16, captions=captions, validation=0.0, filters=chosen, **settings),
     )
 
 
