@@ -189,11 +189,11 @@ def test_the_recipes_note_on_wan_says_what_its_template_does(host):
     from graft_nodes.training.recipes.published import PUBLISHED
 
     graph = graph_of(host, "Train a LoRA for Wan 2.2")
-    (start,), (objective,) = nodes_of(graph, "GraftTrainStart"), nodes_of(graph, "GraftObjective")
-    assert "low_noise_model" in start and start["objective"] == [id_of(graph, "GraftObjective"), 0]
+    (start,), (objective,) = nodes_of(graph, "GraftTrainPairStart"), nodes_of(graph, "GraftObjective")
+    assert "low_noise_model" in start and start["settings"] == [id_of(graph, "GraftObjective"), 0]
     assert (objective["timesteps"], objective["model_shift"]) == ("uniform", False)
     note = PUBLISHED.get("wan").note
-    assert "trains both in one run" in note and "low noise model of Start Training" in note
+    assert "trains both in one run" in note and "Start Training Expert Pair" in note
     assert "timestep sampling uniform and model's own shift off" in note
 
 
@@ -229,7 +229,7 @@ def test_the_template_of_a_pair_trains_both_in_one_run_with_a_file_for_each(host
     assert (first["start_at_step"], first["end_at_step"], second["start_at_step"]) == (0, 10, 10)
     put_in_place(graph, host)
     graph["low"] = {"class_type": "GraftTestOtherDemo", "inputs": {}}
-    (start,) = nodes_of(graph, "GraftTrainStart")
+    (start,) = nodes_of(graph, "GraftTrainPairStart")
     start["low_noise_model"] = ["low", 0]
     step = id_of(graph, "TrainStep")
     result = host.run(graph, capture={"report": [step, 5]})

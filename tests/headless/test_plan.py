@@ -36,7 +36,7 @@ def test_only_what_start_training_needs_runs():
     host = SimpleNamespace(nodes=SimpleNamespace(NODE_CLASS_MAPPINGS=nodes))
     graph = {
         "1": {"class_type": "Loader", "inputs": {}},
-        "2": {"class_type": plan.STARTS, "inputs": {"model": ["1", 0]}},
+        "2": {"class_type": plan.STARTS[0], "inputs": {"model": ["1", 0]}},
         "3": {"class_type": "TrainStep", "inputs": {"state": ["2", 0]}},
         "4": {"class_type": "SaveImage", "inputs": {"images": ["3", 0]}},
     }
@@ -62,7 +62,7 @@ def test_a_size_that_is_none_is_a_wrong_command_line(capsys):
 def test_a_missing_file_is_named_with_what_to_do(tmp_path):
     graph = {
         "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "flux.safetensors", "weight_dtype": "default"}},
-        "2": {"class_type": plan.STARTS, "inputs": {"model": ["1", 0]}},
+        "2": {"class_type": plan.STARTS[0], "inputs": {"model": ["1", 0]}},
     }
     path = tmp_path / "w.json"
     path.write_text(json.dumps(graph), encoding="utf-8")

@@ -345,9 +345,9 @@ def test_the_schedule_is_written(host, tagged):
 
 def test_masks_and_weights_reach_the_loss(host, tagged):
     found = {}
-    for name, number in (("whole", None), ("black", 0), ("left", 255)):
+    for name, number in (("whole", None), ("dark", 80), ("left", 255)):
         if number is not None:
-            mask = np.zeros((256, 256), np.uint8)
+            mask = np.full((256, 256), 40, np.uint8)
             mask[:, :128] = number
             for i in range(4):
                 Image.fromarray(mask).save(os.path.join(host.input, tagged, f"{i}.mask.png"))

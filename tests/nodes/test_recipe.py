@@ -91,7 +91,8 @@ def test_each_memory_trains(host, pictures, pretend, request, memory):
 def test_a_model_that_predicts_noise_trains_with_min_snr(host, monkeypatch, strength):
     families = host.module("patches.models.registry").FAMILIES
     monkeypatch.setattr(host.module("patches.models.recognise"), "recognise_model", lambda model: families.get("sdxl"))
-    adapter, optimizer, objective, ema, report = host.call("GraftRecipe", model=build_unet(), strength=strength)
+    settings, report = host.call("GraftRecipe", model=build_unet(), strength=strength)
+    adapter, optimizer, objective, ema = settings.adapter, settings.optimizer, settings.objective, settings.ema
     assert (objective.weighting, objective.gamma, objective.offset_noise) == ("min-snr", 5.0, 0.0357)
     assert "predicts eps" in report
     assert optimizer.learning_rate == {"light": 5e-5, "normal": 1e-4, "strong": 2e-4}[strength]
@@ -128,7 +129,7 @@ def test_new_settings_from_a_step_on_override_it(host, pictures, pretend, reques
     pretend("flux")
     prompt = workflow(host, pictures, request, {"steps": 2})
     prompt["4"] = {"class_type": "GraftObjective", "inputs": host.defaults("GraftObjective")}
-    prompt["6"]["inputs"]["objective"] = ["4", 0]
+    prompt["6"]["inputs"]["settings"] = ["4", 0]
     assert run(host, prompt).state.settings.objective.timesteps == "uniform"
 
 
