@@ -1026,7 +1026,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     settings_nodes = [dataset, sheet, recipe, why, start]
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (340, 220), "Training adapter", rows=rows)
+        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (340, 280), "Training adapter", rows=rows)
         only = graph.add("GraftTrainingOnlyLoRA", (800, 440 + read), (320, 80))
         graph.link(adapter, 0, only, "lora_stack")
         graph.chain(recipe, only, start)

@@ -44,9 +44,11 @@ class GraftNode(io.ComfyNode):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        execute = cls.__dict__.get("execute")
-        if execute is not None and not hasattr(execute.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
-            cls.execute = classmethod(_checked(execute.__func__))
+        own = cls.__dict__.get("execute")
+        if own is not None and not hasattr(own.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
+            cls.execute = classmethod(_checked(own.__func__, cls.declares))
+        elif own is None and "declares" in cls.__dict__:
+            cls.execute = classmethod(_checked(cls.execute.__func__.__wrapped__, cls.declares))
         if "judged" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
             cls.validate_inputs = classmethod(_judge(cls.judged))
 
@@ -57,7 +59,7 @@ class GraftNode(io.ComfyNode):
         cls.declares(**values)
 
 
-def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(execute: Callable[..., Any], declares: type | None) -> Callable[..., Any]:
     """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
     lists, a setting is the first of its list.
     """
@@ -77,7 +79,19 @@ def _checked(execute: Callable[..., Any]) -> Callable[..., Any]:
             values["chosen"] = cls.declares(**given)
         return execute(cls, **values)
 
+    if declares is not None:
+        run.__signature__ = _with_settings(inspect.signature(execute), declares)  # type: ignore[attr-defined]
     return run
+
+
+def _with_settings(signature: inspect.Signature, declares: type) -> inspect.Signature:
+    """A signature with the settings of a dataclass, by their names, in the place of `chosen`: what a node is called
+    with.
+    """
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [one for name, one in signature.parameters.items() if name != "chosen"]
+    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in declared(declares).items()]
+    return inspect.Signature([*own, *settings])
 
 
 def _judge(groups: tuple[tuple[str, ...], ...]) -> Callable[..., Any]:

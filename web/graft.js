@@ -48,7 +48,7 @@ app.registerExtension({
   getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
   beforeRegisterNodeDef(nodeType, nodeData) {
     // The input stays a text, which a link may give; only what draws it changes.
-    if (nodeData.name === 'GraftDataset') nodeData.input.required.folder[1].widgetType = folder.TYPE
+    if (nodeData.name === 'GraftDataset') nodeData.input.optional.folder[1].widgetType = folder.TYPE
     if (!WITH_ROWS.includes(nodeData.name)) return
     const rows = nodeData.input.required.rows
     nodeData.input.required.rows = [TYPE, rows[1]]

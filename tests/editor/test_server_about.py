@@ -19,7 +19,7 @@ def test_the_nodes(server):
     assert nodes["KSampler"]["output"] == ["LATENT"] and nodes["KSampler"]["output_is_list"] == [False]
     assert nodes["KSampler"]["category"] == "sampling" and nodes["KSampler"]["output_node"] is False
     step = nodes["TrainStep"]
-    assert step["python_module"] == f"custom_nodes.{PACK}" and step["input"]["required"]["steps"][1]["default"] == 100
+    assert step["python_module"] == f"custom_nodes.{PACK}" and step["input"]["optional"]["steps"][1]["default"] == 100
     assert server.ask("/object_info/TrainStep").json == {"TrainStep": step}
     assert server.ask("/object_info/NoSuchNode").json == {}
 

@@ -330,7 +330,7 @@ def test_a_dataset_is_looked_at_before_it_runs(server):
         ({"folder": "look"}, "there is no folder 'look' in ComfyUI's input folder; did you mean looked?"),
         ({"folder": ""}, "image folder is empty"),
         ({"folder": "../input"}, "is outside ComfyUI's input folder"),
-        ({"folder": ["1", 0]}, "expected a name"),
+        ({"folder": ["1", 0]}, "image folder is ['1', 0], expected text"),
         ({"resolution": "x"}, "expected a whole number"),
         ({"filters": "crop: left"}, "crop"),
     ):

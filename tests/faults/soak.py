@@ -55,7 +55,7 @@ GROWTH: dict[str, Callable[[float], float]] = {  # by how much the last third ma
     "memory": lambda before: 0.05 * before + 20e6,
     "disk": lambda before: 0.02 * before + 5e6,
     "files": lambda _: 2,
-    "threads": lambda _: 2,
+    "threads": lambda _: 4,  # two of them draw pictures, and start with the first one
 }
 
 
