@@ -236,7 +236,8 @@ def test_the_template_of_a_pair_trains_both_in_one_run_with_a_file_for_each(host
     assert result["success"], result["errors"]
     report = result["captured"]["report"]
     assert "sigma) from 0.875 up are trained" in report and "sigma) below 0.875 are trained" in report
-    assert len(result["history"][step]["graft_previews"]) == 1, "of the pair"
+    previews = [preview["display_name"] for preview in result["history"][step]["graft_previews"]]
+    assert previews == ["step 2, weights", "step 2, average"], "of the pair, and of the average that the recipe chose"
     for expert in ("high_noise", "low_noise"):
         (file,) = (Path(host.output) / "loras").glob(f"wan2.2_{expert}_*.safetensors")
         assert file.stat().st_size

@@ -610,7 +610,9 @@ def test_every_file_that_cannot_be_read_is_named_once_with_its_rows(host, small,
 @pytest.mark.parametrize("strength", [float("nan"), float("inf")])
 def test_a_strength_that_is_no_number_changes_nothing(host, small, strength):
     model = small.unet()
-    with pytest.raises(ValueError, match="trained LoRA: expected finite strengths, got"):
+    with pytest.raises(
+        ValueError, match=f"trained LoRA strength is {strength}, expected a number from -100.0 to 100.0"
+    ):
         host.call("LoRAStackPatch", model=model, lora_model=small.lora(model), lora_strength=strength)
     assert not model.injections
 
@@ -919,9 +921,10 @@ def test_a_state_is_saved_with_its_metadata(host, small, monkeypatch):
     from safetensors import safe_open
 
     class State:
+        task = "denoising"
         settings = types.SimpleNamespace(objective=ObjectiveSettings())
 
-        def lora_model(self):
+        def lora_model(self, ema):
             return small.lora(small.unet(), 5)
 
     monkeypatch.setattr(host.module("training.lora_metadata"), "lora_metadata", lambda state: {"ss_steps": "250"})

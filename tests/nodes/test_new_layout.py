@@ -39,13 +39,13 @@ def _node(host, node_id, **inputs):
 
 
 def test_it_is_an_option_while_it_is_registered(host, registered):
-    options = host.node("GraftDataset").INPUT_TYPES()["required"]["captions"]
+    options = host.node("GraftDataset").INPUT_TYPES()["optional"]["captions"]
     assert "csv" in (options[0] if isinstance(options[0], list) else options[1]["options"])
     assert "csv: captions.csv with file, caption and repeats." in options[1]["tooltip"]
 
 
 def test_it_is_gone_afterwards(host):
-    options = host.node("GraftDataset").INPUT_TYPES()["required"]["captions"]
+    options = host.node("GraftDataset").INPUT_TYPES()["optional"]["captions"]
     assert "csv" not in (options[0] if isinstance(options[0], list) else options[1]["options"])
 
 

@@ -15,6 +15,7 @@ import torch
 from graft_nodes.storage.digest import sha256_of_tensors
 from graft_nodes.training.lora_metadata import lora_metadata
 from graft_nodes.training.optimizers.settings import OptimizerSettings
+from graft_nodes.training.settings import TrainingSettings
 from graft_nodes.training.store import listing
 from graft_nodes.training.trainable import install
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -325,7 +326,7 @@ def test_settings_from_a_step_on(host, pictures, run):
     prompt = _workflow(host, pictures, run, 2, 2)
     other = _workflow(host, pictures, run, 2, 2)
     other["8"] = _inputs(host, "GraftOptimizer", learning_rate=1e-5, batch_size=1)
-    other["11"]["inputs"]["optimizer"] = ["8", 0]
+    other["11"]["inputs"]["settings"] = ["8", 0]
     one, two = (_run(host, p, lora=["11", 3], state=["11", 0]) for p in (prompt, other))
     assert _bytes(one["lora"]) != _bytes(two["lora"]) and len(two["state"].position) == 2
     assert two["state"].history.loss[:2] == one["state"].history.loss[:2]
@@ -410,12 +411,10 @@ def test_regularisation_is_mixed_in(host, pictures, run):
     dataset, _, report = host.call("GraftDataset", **given, regularisation=regular, regularisation_share=0.5)
     assert "regularization dataset: 6 pictures, 50% of each batch" in report
     optimizer = host.call("GraftOptimizer", batch_size=4)[0]
-    heavy = host.call("GraftObjective", prior="regularisation", prior_weight=3.0)[0]
+    heavy = host.call("GraftObjective", settings=optimizer, prior="regularisation", prior_weight=3.0)[0]
     found = []
-    for data, objective in ((dataset, None), (dataset, heavy), (host.call("GraftDataset", **given)[0], None)):
-        state = host.call(
-            "GraftTrainStart", model=model, dataset=data, optimizer=optimizer, objective=objective, run=run
-        )[0]
+    for data, settings in ((dataset, optimizer), (dataset, heavy), (host.call("GraftDataset", **given)[0], optimizer)):
+        state = host.call("GraftTrainStart", model=model, dataset=data, settings=settings, run=run)[0]
         found.append(_bytes(host.call("TrainStep", state=state, steps=2)[3]))
     assert len(set(found)) == 3
 
@@ -511,7 +510,7 @@ def test_nf4_weights_are_read_from_disk_by_the_next_step_and_only_for_the_same_w
             "GraftTrainStart",
             model=found["model"],
             dataset=found["dataset"],
-            adapter=found["state"].start.adapter,
+            settings=TrainingSettings(adapter=found["state"].start.adapter),
             run=run,
         )[0]
         return host.call("TrainStep", state=begun, steps=1)[5]

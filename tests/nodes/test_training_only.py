@@ -81,20 +81,19 @@ def merged_by_hand(host, layers):
 def begun(host, parts, run, model=None, training_only=None, learning_rate=1e-3, optimizer=None, **settings):
     _, clip, vae, dataset = parts
     given = {"learning_rate": learning_rate, "batch_size": 2, "precision": "float32", **(optimizer or {})}
-    only = None
+    chosen = host.call("GraftAdapter", **{"rank": 2, **settings})[0]
+    chosen = host.call("GraftOptimizer", settings=chosen, **given)[0]
+    chosen = host.call("GraftEMA", settings=chosen, schedule="ramp")[0]
     if training_only is not None:
-        only = host.call("GraftTrainingOnlyLoRA", lora_stack=training_only)[0]
+        chosen = host.call("GraftTrainingOnlyLoRA", settings=chosen, lora_stack=training_only)[0]
     return host.call(
         "GraftTrainStart",
         model=model or parts[0],
         dataset=dataset,
         clip=clip,
         vae=vae,
-        adapter=host.call("GraftAdapter", **{"rank": 2, **settings})[0],
-        optimizer=host.call("GraftOptimizer", **given)[0],
-        ema=host.call("GraftEMA", schedule="ramp")[0],
+        settings=chosen,
         run=run,
-        training_only=only,
     )
 
 

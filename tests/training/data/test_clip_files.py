@@ -20,17 +20,17 @@ from PIL import Image
 from .making_clips import random_frames, write_clip, write_frames, write_gif
 
 SETTINGS = FolderSettings(
-    resolution=32, bucket_step=16, validation=0.0, frames="5", frame_step=4, filters=Filters(size_conditioning=False)
+    resolution=64, bucket_step=16, validation=0.0, frames="5", frame_step=4, filters=Filters(size_conditioning=False)
 )
 
 
-def _still(path, size=(32, 32), seed=100):
+def _still(path, size=(64, 64), seed=100):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(random_frames(1, size, seed)[0]).save(path)
 
 
 def _square(path, count=9, seed=0, **given):
-    return write_clip(path, count, (32, 32), seed=seed, **given)
+    return write_clip(path, count, (64, 64), seed=seed, **given)
 
 
 def _encode_pixels(pixels):
@@ -109,8 +109,8 @@ def test_stills_and_clips_in_one_dataset(tmp_path):
     (tmp_path / "clip.txt").write_text("a cat walks")
     (tmp_path / "still.txt").write_text("a cat")
     written = _square(tmp_path / "clip.mkv")
-    folder = write_frames(tmp_path / "folder.frames", 6, (32, 32), 3)
-    gif = write_gif(tmp_path / "anim.webp", 5, (32, 32), 4)
+    folder = write_frames(tmp_path / "folder.frames", 6, (64, 64), 3)
+    gif = write_gif(tmp_path / "anim.webp", 5, (64, 64), 4)
     images = _by_name(_read(tmp_path))
     assert set(images) == {
         "still.png",
@@ -118,9 +118,9 @@ def test_stills_and_clips_in_one_dataset(tmp_path):
         "folder.frames (5 frames from 1)",
         "anim.webp (5 frames from 1)",
     }
-    assert images["still.png"].latent.shape == (3, 1, 32, 32)
+    assert images["still.png"].latent.shape == (3, 1, 64, 64)
     clip = images["clip.mkv (5 frames from 1)"]
-    assert clip.latent.shape == (3, 5, 32, 32) and clip.caption == "a cat walks"
+    assert clip.latent.shape == (3, 5, 64, 64) and clip.caption == "a cat walks"
     assert np.array_equal(_frames_of(clip), written[:5])
     assert np.array_equal(_frames_of(images["folder.frames (5 frames from 1)"]), folder[:5])
     assert np.array_equal(_frames_of(images["anim.webp (5 frames from 1)"]), gif)
@@ -136,7 +136,7 @@ def test_parts_frame_buckets_and_rate(tmp_path):
     ]
     text = report(listing)
     assert text.startswith("1 clips: 1 to train on") and "parts of clips: 9 (chunk), at 4 frames a second" in text
-    assert "32x32x1 (8), 32x32x5 (1)" in text
+    assert "64x64x1 (8), 64x64x5 (1)" in text
     assert "frames of clips 6 is taken as 5: this VAE takes multiples of 4 and 1 more" in text
     images = list(_read(tmp_path, settings).images)
     assert np.array_equal(_frames_of(images[8]), written[[0, 2, 4, 6, 8]])
@@ -157,17 +157,17 @@ def test_uniform_and_slide_take_their_numbers_from_the_filters(tmp_path):
 
 
 def test_flips_and_crops_are_those_of_pictures(tmp_path):
-    written = write_clip(tmp_path / "clip.mkv", 5, (48, 32))
+    written = write_clip(tmp_path / "clip.mkv", 5, (96, 64))
     settings = dataclasses.replace(SETTINGS, flip=0.5, buckets=False)
     image = _read(tmp_path, settings).images[0]
-    assert np.array_equal(_frames_of(image), written[:, :, 8:40])
+    assert np.array_equal(_frames_of(image), written[:, :, 16:80])
     assert torch.equal(image.flipped_latent, image.latent.flip(-1))
 
 
 def test_a_mask_counts_for_all_frames(tmp_path):
     _square(tmp_path / "clip.mkv")
     Image.new("L", (16, 16), 255).save(tmp_path / "clip.mask.png")
-    assert _read(tmp_path).images[0].mask.shape == (1, 32, 32)
+    assert _read(tmp_path).images[0].mask.shape == (1, 64, 64)
 
 
 def test_batches_never_mix_shapes_and_are_drawn_alike(tmp_path):
@@ -211,7 +211,7 @@ def test_the_cache_knows_clip_part_frames_rate_and_size(tmp_path):
     for changed in (
         {"frames": "9"},
         {"frame_rate": 4.0},
-        {"resolution": 16},
+        {"resolution": 128},
         {"clip_part": "slide", "filters": Filters(size_conditioning=False, frame_stride=11)},
     ):
         other = read(**changed)
@@ -280,7 +280,7 @@ def test_too_many_parts_are_refused(tmp_path):
 def test_without_frames_clips_are_left_out_and_said(tmp_path):
     settings = dataclasses.replace(SETTINGS, frames="0")
     _square(tmp_path / "clip.mkv")
-    write_gif(tmp_path / "anim.gif", 3, (32, 32))
+    write_gif(tmp_path / "anim.gif", 3, (64, 64))
     listing = read_folder(tmp_path, settings)
     assert [(entry.name, entry.frames) for entry in listing.entries] == [("anim.gif", ())]
     assert "1 clips are left out, as frames of clips is 0: clip.mkv; set it, to 17 for example" in report(listing)
