@@ -2,7 +2,8 @@
 saves time or memory.
 
 The inputs are read from the schemas: one without a case here fails. A case flips one input of a small run (`given` are
-the other inputs that it needs to matter) and names what must change: the trained weights unless it says otherwise.
+the other inputs that it needs to matter) and names what must change: the trained weights unless it says otherwise. An
+input of settings has a case for each part that matters there, named `settings (part)`.
 """
 
 import hashlib
@@ -23,13 +24,16 @@ NODES = (
     "GraftOptimizer",
     "GraftObjective",
     "GraftEMA",
+    "GraftTrainingOnlyLoRA",
     "GraftTrainStart",
+    "GraftTrainPairStart",
     "TrainStep",
     "GraftSlider",
     "GraftTrainVAEStart",
     "GraftDemoVAE",
 )
-SETTINGS = {"GraftAdapter": "adapter", "GraftOptimizer": "optimizer", "GraftObjective": "objective", "GraftEMA": "ema"}
+ALWAYS = ("GraftAdapter", "GraftOptimizer", "GraftObjective", "GraftEMA")  # settings nodes of every run
+SETTINGS = (*ALWAYS, "GraftWords", "GraftTrainingOnlyLoRA")
 BASE = {
     "GraftDataset": {"folder": "dead", "resolution": 128, "bucket_step": 32, "validation": 0.25},
     "GraftAdapter": {"rank": 2},
@@ -42,11 +46,13 @@ BASE = {
 @dataclass(frozen=True)
 class Case:
     """What an input is flipped to, and what comes of it: `changes` an aspect of the result, `same` bytes, or `refused`
-    with a reason.
+    with a reason. A node that is None in `given` is left out.
+
+    An input of settings is flipped to inputs by settings node that are different there, or to None, which is nothing.
     """
 
     value: Any
-    given: dict[str, dict[str, Any]] = field(default_factory=dict)
+    given: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     changes: str = "weights"
     same: bool = False
     refused: str = ""
@@ -56,8 +62,9 @@ EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
 REGULAR = {"GraftDataset": {"regularisation": "regular"}}
 PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
 EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
-PAIR_START = {"low_noise_model": 1.05}
-PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainStart": PAIR_START}
+PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainPairStart": {"low_noise_model": 1.05}}
+ZORP = {"GraftTrainingOnlyLoRA": {"lora_stack": [("graft_demo/zorp.safetensors", 1.0, 1.0)]}}
+NO_LORA = {"GraftTrainingOnlyLoRA": {"lora_stack": []}}
 FULL = {"GraftAdapter": {"kind": "full"}}
 WORDS = {"GraftWords": {"words": "two", "initial": "circle"}}
 PROMPTS = {"positive": "a green circle", "negative": "a red circle", "target": "a yellow circle"}
@@ -105,6 +112,7 @@ CASES: dict[str, dict[str, Case]] = {
         "clip_part": Case("chunk", refused="no effect with frames of clips 0"),
     },
     "GraftAdapter": {
+        "settings": Case(None),
         "kind": Case("locon", {"GraftAdapter": {"targets": "all"}}),
         "rank": Case(3),
         "alpha": Case(1.0),
@@ -121,6 +129,7 @@ CASES: dict[str, dict[str, Case]] = {
         "base_weights": Case("int8"),
     },
     "GraftOptimizer": {
+        "settings": Case(None),
         "optimizer": Case("sgd"),
         "learning_rate": Case(2e-3),
         "text_encoder_rate": Case(1e-5, {"GraftAdapter": {"text_encoder": True}}),
@@ -143,6 +152,7 @@ CASES: dict[str, dict[str, Case]] = {
         "compile": Case("blocks", {"GraftAdapter": {"rank_dropout": 0.5}}, refused="set compile to off"),
     },
     "GraftObjective": {
+        "settings": Case(None),
         "loss": Case("huber"),
         "weighting": Case("debiased", EPS),
         "gamma": Case(0.1, {**EPS, "GraftObjective": {"weighting": "min-snr"}}),
@@ -168,6 +178,7 @@ CASES: dict[str, dict[str, Case]] = {
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
     },
     "GraftEMA": {
+        "settings": Case(None),
         "schedule": Case("ramp", changes="average"),
         "decay": Case(0.9, changes="average"),
         "inv_gamma": Case(5.0, {"GraftEMA": {"schedule": "warmup", "decay": 0.99}}, changes="average"),
@@ -180,33 +191,52 @@ CASES: dict[str, dict[str, Case]] = {
         "switch_every": Case(1),
     },
     "GraftWords": {
+        "settings": Case(None, WORDS),
         "words": Case("one", WORDS),
         "initial": Case("triangle", WORDS),
         "count": Case(2, WORDS),
         "learning_rate": Case(0.1, WORDS),
         "stop_after": Case(0.5, {**WORDS, "GraftOptimizer": {"total_steps": 4}, "TrainStep": {"steps": 4}}),
         "max_norm": Case(0.5, WORDS),
-        "alone": Case(True, {**WORDS, "GraftTrainStart": {"adapter": None}}),
+        "alone": Case(True, {**WORDS, "GraftAdapter": None}),
+    },
+    "GraftTrainingOnlyLoRA": {
+        "settings": Case(None, NO_LORA),
+        "lora_stack": Case(ZORP["GraftTrainingOnlyLoRA"]["lora_stack"], NO_LORA),
     },
     "GraftTrainStart": {
         "model": Case("other"),
-        "dataset": Case(None, {"GraftDataset": {"folder": "dead2"}}),
+        "dataset": Case("dead2"),
+        "settings": Case(None),
+        "settings (adapter)": Case({"GraftAdapter": None}),
+        "settings (optimizer)": Case({"GraftOptimizer": None}),
+        "settings (objective)": Case({"GraftObjective": None}, {"GraftObjective": {"loss": "huber"}}),
+        "settings (ema)": Case({"GraftEMA": None}, changes="average"),
+        "settings (words)": Case(WORDS),
+        "settings (training-only)": Case(ZORP),
         "clip": Case(None, changes="clip"),
         "vae": Case("other", PREVIEWS, changes="pictures"),
-        "adapter": Case(None),
-        "optimizer": Case(None),
-        "objective": Case(None, {"GraftObjective": {"loss": "huber"}}),
-        "ema": Case(None, changes="average"),
         "seed": Case(5),
         "run": Case("another run", changes="run"),
-        "training_only": Case([("graft_demo/zorp.safetensors", 1.0, 1.0)]),
+    },
+    "GraftTrainPairStart": {
+        "high_noise_model": Case(1.1, PAIR),
         "low_noise_model": Case(1.1, PAIR),
-        "low_noise_adapter": Case({"rank": 3}, PAIR),
-        "low_noise_training_only": Case(
-            [("graft_demo/zorp.safetensors", 1.0, 1.0)],
-            {**PAIR, "GraftTrainStart": {**PAIR_START, "training_only": []}},
+        "dataset": Case("dead2", PAIR),
+        "settings": Case({"GraftAdapter": {"rank": 3}}, PAIR),
+        "settings (optimizer)": Case({"GraftOptimizer": None}, PAIR),
+        "settings (objective)": Case({"GraftObjective": {"loss": "huber"}}, PAIR),
+        "settings (ema)": Case({"GraftEMA": None}, PAIR, changes="average"),
+        "settings (training-only)": Case(
+            ZORP,
+            {**PAIR, "GraftTrainPairStart": {**PAIR["GraftTrainPairStart"], "low_noise_settings": NO_LORA}},
         ),
-        "words": Case(WORDS["GraftWords"]),
+        "low_noise_settings": Case({"GraftAdapter": {"rank": 3}}, PAIR),
+        "low_noise_settings (training-only)": Case(ZORP, {**PAIR, **NO_LORA}),
+        "clip": Case(None, PAIR, changes="clip"),
+        "vae": Case("other", {**PAIR, **PREVIEWS}, changes="pictures"),
+        "seed": Case(5, PAIR),
+        "run": Case("another run", PAIR, changes="run"),
     },
     "TrainStep": {
         "state": Case("step 1"),
@@ -219,8 +249,8 @@ CASES: dict[str, dict[str, Case]] = {
         "negative": Case(None, PREVIEWS, changes="pictures"),
         "latent": Case(128, PREVIEWS, changes="pictures"),
         "prompts": Case("a blue circle", PREVIEWS, changes="pictures"),
-        "optimizer": Case({"learning_rate": 5e-3}),
-        "objective": Case({"loss": "huber"}),
+        "settings": Case({"GraftOptimizer": {"learning_rate": 5e-3}}),
+        "settings (objective)": Case({"GraftObjective": {"loss": "huber"}}),
         "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),
         "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "tensorboard": Case(True, changes="files"),
@@ -247,8 +277,8 @@ CASES: dict[str, dict[str, Case]] = {
     "GraftTrainVAEStart": {
         "vae": Case(0.5, VAE),
         "dataset": Case("dead2", VAE),
-        "optimizer": Case(None, VAE),
-        "ema": Case(None, VAE, changes="average"),
+        "settings": Case({"GraftOptimizer": None}, VAE),
+        "settings (ema)": Case({"GraftEMA": None}, VAE, changes="average"),
         "part": Case("whole", VAE),
         "crop": Case(32, VAE),
         "l1": Case(0.0, BOTH_ERRORS),
@@ -353,40 +383,74 @@ class Lab:
                 given[name] = self.dataset({**BASE["GraftDataset"], "folder": given[name], "validation": 0.0})
         return self.host.call("GraftDataset", vae=vae, clip=clip, **given)[0]
 
+    def settings(self, given):
+        """What a chain of the settings nodes with inputs here gives; one whose settings are flipped to None is the
+        last, with nothing before it.
+        """
+        settings, last = None, None
+        for node in SETTINGS:
+            values = given.get(node)
+            if values is None:
+                continue
+            if "settings" in values:
+                last = node
+            else:
+                settings = self.host.call(node, settings=settings, **values)[0]
+        if last is not None:
+            settings = self.host.call(last, **given[last])[0]
+        return settings
+
+    def different(self, given, nodes, flipped):
+        """The settings of a run at a node that takes those of `nodes`, with what was flipped there."""
+        if flipped is None:
+            return None
+        known = {node: given[node] for node in nodes if node in ALWAYS or given[node]}
+        for node, values in flipped.items():
+            known[node] = None if values is None else {**(known.get(node) or {}), **values}
+        return self.settings(known)
+
     def run(self, given):
         """What a run with these inputs by node gives: digests by aspect."""
-        host = self.host
-        given = {node: {**BASE.get(node, {}), **given.get(node, {})} for node in (*NODES, "model")}
-        parts: dict[str, Any] = {"dataset": self.dataset(given["GraftDataset"])}
-        if given["GraftAdapter"].get("initial") == "lora":
+        left_out = [node for node, values in given.items() if values is None]
+        given = {node: {**BASE.get(node, {}), **(given.get(node) or {})} for node in (*NODES, "model")}
+        given |= dict.fromkeys(left_out)
+        if (given["GraftAdapter"] or {}).get("initial") == "lora":
             other = self.start({**given, "GraftAdapter": {"rank": 2}, "GraftTrainStart": {"seed": 9}})
             given["GraftAdapter"]["initial"] = other.lora_model()
-        begin = dict(given["GraftTrainStart"])
-        for node, name in SETTINGS.items():
-            if begin.get(name, "") is not None:
-                parts[name] = host.call(node, **given[node])[0]
-        words = begin.pop("words", None) or given["GraftWords"]
-        if words:
-            parts["words"] = host.call("GraftWords", **words)[0]
         if given["GraftTrainVAEStart"]:
-            return self.vae_run(given, parts)
+            return self.vae_run(given)
+        if given["GraftTrainPairStart"]:
+            return self.pair_run(given)
+        begin = self.beginning(given, "GraftTrainStart")
         if given["GraftSlider"]:
-            parts["dataset"] = self.slider(given["GraftSlider"])
-        begin = {k: v for k, v in begin.items() if k not in (*SETTINGS.values(), "dataset")}
-        model = (
-            self.other("model")
-            if begin.pop("model", "") == "other"
-            else self.of_kind(given["model"].get("kind", "flow"))
-        )
-        if "low_noise_model" in begin:
-            begin["low_noise_model"] = self.other("model", begin["low_noise_model"])
-        if "low_noise_adapter" in begin:
-            begin["low_noise_adapter"] = host.call("GraftAdapter", **begin["low_noise_adapter"])[0]
-        clip = begin.pop("clip", self.clip)
-        vae = self.other("vae") if begin.pop("vae", "") == "other" else self.vae
-        run = begin.setdefault("run", "dead " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16])
-        state = host.call("GraftTrainStart", model=model, clip=clip, vae=vae, **parts, **begin)[0]
-        return self.step(state, run, dict(given["TrainStep"]))
+            begin["dataset"] = self.slider(given["GraftSlider"])
+        if begin.get("model") == "other":
+            begin["model"] = self.other("model")
+        else:
+            begin["model"] = self.of_kind(given["model"].get("kind", "flow"))
+        state = self.host.call("GraftTrainStart", **begin)[0]
+        return self.step(state, begin["run"], dict(given["TrainStep"]))
+
+    def beginning(self, given, node, nodes=SETTINGS):
+        """The inputs of a node that begins a run and takes settings of `nodes`; its models are as they were given."""
+        digest = hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16]
+        begin = {"run": f"dead {digest}", "clip": self.clip, "vae": self.vae, "settings": {}, **given[node]}
+        folder = begin.get("dataset", given["GraftDataset"]["folder"])
+        begin["dataset"] = self.dataset({**given["GraftDataset"], "folder": folder})
+        begin["settings"] = self.different(given, nodes, begin["settings"])
+        if begin["vae"] == "other":
+            begin["vae"] = self.other("vae")
+        return begin
+
+    def pair_run(self, given):
+        """What a run of both experts gives; they are the demo's model with its weights scaled."""
+        begin = self.beginning(given, "GraftTrainPairStart")
+        begin["high_noise_model"] = self.other("model", begin.get("high_noise_model", 1.0))
+        begin["low_noise_model"] = self.other("model", begin["low_noise_model"])
+        if "low_noise_settings" in begin:
+            begin["low_noise_settings"] = self.settings(begin["low_noise_settings"])
+        state = self.host.call("GraftTrainPairStart", **begin)[0]
+        return self.step(state, begin["run"], dict(given["TrainStep"]))
 
     def slider(self, given):
         """The dataset of a slider; its pictures, if it has any, are those of a folder."""
@@ -397,18 +461,14 @@ class Lab:
             given["dataset"] = self.dataset({**BASE["GraftDataset"], "folder": given["dataset"]})
         return self.host.call("GraftSlider", **given)[0]
 
-    def vae_run(self, given, parts):
+    def vae_run(self, given):
         """What a run of VAE training gives; its VAE is the demo's with some damage."""
-        given_start = dict(given["GraftTrainVAEStart"])
-        vae = self.host.call("GraftDemoVAE", damage=given_start.pop("vae", given["GraftDemoVAE"]["damage"]))[0]
-        if "dataset" in given_start:
-            given_start["dataset"] = self.dataset({**given["GraftDataset"], "folder": given_start["dataset"]})
-        begin = {name: parts[name] for name in ("dataset", "optimizer", "ema")} | given_start
-        run = begin.setdefault(
-            "run", "dead vae " + hashlib.sha256(repr(sorted(given.items())).encode()).hexdigest()[:16]
-        )
-        state = self.host.call("GraftTrainVAEStart", vae=vae, **begin)[0]
-        result = self.step(state, run, dict(given["TrainStep"]))
+        begin = self.beginning(given, "GraftTrainVAEStart", ("GraftOptimizer", "GraftEMA"))
+        del begin["clip"]
+        damage = given["GraftTrainVAEStart"].get("vae", given["GraftDemoVAE"]["damage"])
+        begin["vae"] = self.host.call("GraftDemoVAE", damage=damage)[0]
+        state = self.host.call("GraftTrainVAEStart", **begin)[0]
+        result = self.step(state, begin["run"], dict(given["TrainStep"]))
         after = self.host.call("TrainStep", state=state, **given["TrainStep"])[0]  # the stored result
         self.host.call("GraftTrainedVAE", state=after)
         return result
@@ -418,7 +478,7 @@ class Lab:
             "GraftTrainStart",
             model=self.model,
             dataset=self.dataset(given["GraftDataset"]),
-            adapter=self.host.call("GraftAdapter", **given["GraftAdapter"])[0],
+            settings=self.settings({"GraftAdapter": given["GraftAdapter"]}),
             **given["GraftTrainStart"],
         )[0]
 
@@ -433,9 +493,10 @@ class Lab:
             given["latent"] = host.call(
                 "EmptyLatentImage", width=given["latent"], height=given["latent"], batch_size=1
             )[0]
-        for node, name in (("GraftOptimizer", "optimizer"), ("GraftObjective", "objective")):
-            if name in given:
-                given[name] = host.call(node, **{**BASE.get(node, {}), **given[name]})[0]
+        if "settings" in given:
+            given["settings"] = self.settings(
+                {node: {**BASE.get(node, {}), **values} for node, values in given["settings"].items()}
+            )
         kept = []
         partial = self.store.Store.save_partial
         self.monkeypatch.setattr(
@@ -493,19 +554,20 @@ def lab(host, folders, monkeypatch, known):
 def test_every_input_has_a_case(host):
     for node in NODES:
         inputs = {entry.id for entry in host.node(node).define_schema().inputs}
-        assert inputs == set(CASES[node]), (
-            f"{node}: {sorted(inputs ^ set(CASES[node]))} are without a case here, or gone"
-        )
+        cases = {_input(name) for name in CASES[node]}
+        assert inputs == cases, f"{node}: {sorted(inputs ^ cases)} are without a case here, or gone"
+
+
+def _input(name):
+    """The input that a case is of."""
+    return name.partition(" (")[0]
 
 
 @pytest.mark.parametrize(("node", "name"), [(node, name) for node in NODES for name in CASES[node]])
 def test_the_setting_is_alive(lab, node, name):
     case = CASES[node][name]
-    flipped = {**case.given, node: {**case.given.get(node, {}), name: case.value}}
-    if node == "GraftTrainStart" and name == "dataset":  # the socket: another dataset
-        before, flipped = lab.unflipped({}), case.given
-    else:
-        before = lab.unflipped(case.given)
+    flipped = {**case.given, node: {**case.given.get(node, {}), _input(name): case.value}}
+    before = lab.unflipped(case.given)
     if case.refused:
         with pytest.raises(ValueError, match=case.refused):
             lab.run(flipped)

@@ -29,7 +29,7 @@ def pictures(host):
     return "words"
 
 
-def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, start=None, adapter=None, **words):
+def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, pair=False, adapter=None, **words):
     def node(node_id, **given):
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
 
@@ -45,7 +45,10 @@ def _workflow(host, pictures, run, *steps, clip=True, optimizer=None, start=None
         ),
         "5": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], settings=["4", 0], run=run),
     }
-    prompt["5"]["inputs"].update(start or {})
+    if pair:
+        prompt["5"]["class_type"] = "GraftTrainPairStart"
+        model = prompt["5"]["inputs"].pop("model")
+        prompt["5"]["inputs"].update(high_noise_model=model, low_noise_model=model)
     if clip:
         prompt["5"]["inputs"]["clip"] = ["1", 1]
     if adapter is not None:
@@ -233,15 +236,18 @@ def test_a_saved_state_goes_on_with_its_words(host, pictures):
 def test_a_run_without_words_is_stored_as_before(host):
     states, settings = host.module("training.state"), host.module("training.trainable.words")
     plain = states.Start("model", "data")
-    assert plain.digest == "98ccaab9ee362606817979e3868fafc365c183675225fa1c7ac840bbccdfb0b6"
+    assert plain.digest == "8a7d735619add62ead9d7f1b2c3402ec072ab1aa3535305c75c3a3f84eafef39"
     word = settings.WordSettings(("zorp",), ("cat",))
     assert states.Start("model", "data", words=word).digest != plain.digest
 
 
 REFUSED = {
-    "no clip": ({"clip": False}, "no CLIP is. Connect the model's CLIP"),
-    "both": ({"alone": True, "adapter": {}}, "words only is on in Train Words, and Adapter Settings is connected"),
-    "pair": ({"start": {"low_noise_model": ["1", 0]}}, "each of the two models would train vectors of its own"),
+    "no clip": ({"clip": False}, "Train Words is in settings, and no CLIP is connected. Connect the model's"),
+    "both": (
+        {"alone": True, "adapter": {}},
+        "words only is on in Train Words, and settings has Adapter Settings. Take it out",
+    ),
+    "pair": ({"pair": True}, "each of the two models would train vectors of its own"),
     "missing": ({"words": "blorp"}, "no caption of the dataset has blorp as a word of its own; the first is 'a"),
     "known": (
         {"words": "left"},
@@ -378,7 +384,7 @@ def test_a_lora_file_with_a_word_of_another_width_is_refused(host, given):
 
 
 def test_a_word_that_the_clip_carries_is_refused(host, alone):
-    words = host.module("training.trainable.words").WordSettings(("zorp",), ("cat",))
+    (words,) = host.call("GraftWords", words="zorp", initial="cat")
     subject = alone["state"].subject
     given = {"model": subject.model, "clip": alone["clip"], "dataset": subject.dataset}
     with pytest.raises(ValueError, match=r"this CLIP has embedding:zorp already, from words alone at step 4"):
