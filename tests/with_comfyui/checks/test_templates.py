@@ -163,7 +163,7 @@ def test_the_template_of_a_pair_trains_both_experts_saves_two_files_and_samples_
     graph = graph_of(host, f"Train a LoRA for {title}")
     stand_in_for_loaders(host, monkeypatch, graph, name)
     ids = {node["class_type"]: node_id for node_id, node in graph.items()}
-    low = graph[ids["GraftTrainStart"]]["inputs"]["low_noise_model"][0]
+    low = graph[ids["GraftTrainPairStart"]]["inputs"]["low_noise_model"][0]
     names = list(graph[low]["inputs"])
     loader = stand_in(names, ("MODEL",), lambda: (low_noise(build(name)),))
     monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "GraftTestLowNoise", loader)
@@ -175,7 +175,7 @@ def test_the_template_of_a_pair_trains_both_experts_saves_two_files_and_samples_
     found = result["captured"]
     assert "expert high noise: only noise levels (sigma) from 0.875 up are trained" in found["report"]
     assert "expert low noise: only noise levels (sigma) below 0.875 are trained" in found["report"]
-    assert len(result["history"][step]["graft_previews"]) == 1
+    assert len(result["history"][step]["graft_previews"]) == 2, "with the weights, and with their average"
     prefix = Path(host.output) / graph[ids["GraftSaveLoRA"]]["inputs"]["prefix"]
     endings = ("high_noise", "low_noise")
     for state, ending, path in zip(found["state"].states, endings, found["path"].splitlines(), strict=True):
