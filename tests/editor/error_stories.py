@@ -100,7 +100,7 @@ def training(editor: Editor, run: str, steps: int, **settings: Any) -> tuple[int
         (demo, 1, data, "clip"),
         (demo, 0, start, "model"),
         (data, 0, start, "dataset"),
-        (optimizer, 0, start, "optimizer"),
+        (optimizer, 0, start, "settings"),
         (start, 0, step, "state"),
     )
     editor.settle()

@@ -168,7 +168,7 @@ def build(editor: Editor) -> tuple[int, int]:
         (model, 1, negative, "clip"),
         (model, 0, start, "model"),
         (model, 2, start, "vae"),
-        (optimizer, 0, start, "optimizer"),
+        (optimizer, 0, start, "settings"),
         (start, 0, step, "state"),
         (prompt, 0, step, "positive"),
         (negative, 0, step, "negative"),

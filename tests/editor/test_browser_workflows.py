@@ -46,9 +46,9 @@ def build(editor, steps, previews, run):
         ("regular", 0, "concept", "regularisation"),
         ("demo", 0, "start", "model"),
         ("concept", 0, "start", "dataset"),
-        ("adapter", 0, "start", "adapter"),
-        ("optimizer", 0, "start", "optimizer"),
-        ("ema", 0, "start", "ema"),
+        ("adapter", 0, "optimizer", "settings"),
+        ("optimizer", 0, "ema", "settings"),
+        ("ema", 0, "start", "settings"),
         ("demo", 1, "start", "clip"),
         ("demo", 2, "start", "vae"),
         ("start", 0, "first", "state"),
@@ -266,7 +266,7 @@ def test_an_error_is_said_on_the_node(editor):
     data = editor.add("GraftDataset", 400, 60, folder="concept", resolution=128)
     step = editor.add("TrainStep", 1300, 60, steps=1)
     links = ((demo, 2, data, "vae"), (demo, 1, data, "clip"), (demo, 0, start, "model"), (data, 0, start, "dataset"))
-    for source, output, target, name in (*links, (adapter, 0, start, "adapter"), (start, 0, step, "state")):
+    for source, output, target, name in (*links, (adapter, 0, start, "settings"), (start, 0, step, "state")):
         editor.link(source, output, target, name)
     editor.do(
         """() => {
