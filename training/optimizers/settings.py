@@ -257,7 +257,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         errors = read_values(self)
         if not errors:
-            errors = [*_unreadable(self), *_exclusions(self)]
+            errors = [*_exclusions(self), *_unreadable(self)]
         if errors:
             raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
 
