@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from browsing import Editor
+from graft_nodes.training.data.images import SUFFIXES
 from serving import PATIENCE, UPLOAD_GB, lora, picture
 from test_browser_dataset import PANEL, choose, drop, fill
 from test_browser_rows import DROP, files_of
@@ -170,7 +171,7 @@ def a_folder_that_cannot_be_trained_on_is_said_with_the_next_step_and_its_name_s
 ) -> None:
     empty = named(editor, "empty")
     (place / "input" / empty).mkdir()
-    endings = ".png, .jpg, .jpeg, .jfif, .webp, .avif, .gif, .bmp"
+    endings = ", ".join(SUFFIXES)
     outside = "is outside ComfyUI's input folder; give a folder inside it"
     for folder, words in (
         ("nowhere", "there is no folder 'nowhere' in ComfyUI's input folder; put it there, or choose another"),
