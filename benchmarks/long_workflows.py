@@ -92,7 +92,7 @@ def fan(count: int) -> dict[str, Any]:
 
 
 def grid(count: int) -> dict[str, Any]:
-    """Each node takes the numbers of its left and of its upper neighbour."""
+    """Each node takes the numbers of its left and of its upper neighbor."""
     width = max(width for width in range(1, int(count**0.5) + 1) if count % width == 0)
     nodes = []
     for number in range(count):

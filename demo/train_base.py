@@ -30,8 +30,8 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
 
     with torch.random.fork_rng(devices=[]):  # new modules get random weights
         unet, encoder = host_model.demo_unet(), model.TextEncoder()
-    model.initialise_(unet, seed)
-    model.initialise_text_(encoder, seed)
+    model.initialize_(unet, seed)
+    model.initialize_text_(encoder, seed)
     weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
     return weights | {TEXT + key: tensor.contiguous() for key, tensor in encoder.state_dict().items()}
 

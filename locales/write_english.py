@@ -35,7 +35,7 @@ SOCKETS = {
     "more_images": "more images",
     "negative": "negative prompt",
     "positive": "positive prompt",
-    "regularisation": "regularization dataset",
+    "regularization": "regularization dataset",
     "settings": "training settings",
     "snapshots": "snapshots",
     "state": "training state",

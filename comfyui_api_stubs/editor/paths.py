@@ -55,7 +55,7 @@ def single(name: str) -> str:
 
 
 def _check(name: str) -> None:
-    """Raise PathRefused if a name is not a plain relative path, also after URL-decoding or Unicode normalisation."""
+    """Raise PathRefused if a name is not a plain relative path, also after URL-decoding or Unicode normalization."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -101,7 +101,7 @@ def _climbs(part: str) -> bool:
 
 def _forms(name: str) -> set[str]:
     """All readings of a name: as it is, URL-decoded once and twice, with Microsoft's %uXXXX decoded, and each of these
-    with normalised Unicode.
+    with normalized Unicode.
     """
     decoded = {name, unquote(name), unquote(unquote(name)), _U_CODES.sub(lambda found: chr(int(found[1], 16)), name)}
     return {

@@ -202,7 +202,7 @@ class _Placement:
                 self._write_into_widget(item, link, value)
 
     def _write_into_widget(self, item: PlacedNode, link: Link, value: Any) -> None:
-        target = self._neighbour(item, link.target)
+        target = self._neighbor(item, link.target)
         if target is None:
             return
         slot = _slot_of(target, link)
@@ -428,7 +428,7 @@ class _Placement:
                 titles.setdefault(title, item)
         return names, titles
 
-    def _neighbour(self, item: PlacedNode, node_id: str) -> PlacedNode | None:
+    def _neighbor(self, item: PlacedNode, node_id: str) -> PlacedNode | None:
         path = item.id.rpartition(":")[0]
         return self.all.get(f"{path}:{node_id}" if path else node_id)
 
@@ -467,7 +467,7 @@ class _Placement:
             return None
         if item.host is not None and link.origin == INPUT_NODE:
             return self._outer(item, item.host, link, walk, slot.name)
-        origin = self._neighbour(item, link.origin)
+        origin = self._neighbor(item, link.origin)
         if origin is None:
             message = f"linked to node {link.origin}, which is not in the file; {_LINK_AGAIN}"
             self.problems.append(_at(item, message, slot.name))
@@ -489,7 +489,7 @@ class _Placement:
     def _is_primitive(self, item: PlacedNode, slot: Slot) -> bool:
         """Whether an input is linked to a PrimitiveNode, which has written its value into the widget by now."""
         link = item.graph.links.get(str(slot.link))
-        origin = self._neighbour(item, link.origin) if link else None
+        origin = self._neighbor(item, link.origin) if link else None
         return origin is not None and origin.type == "PrimitiveNode"
 
     def _output(self, item: PlacedNode, slot: int, wanted: str, walk: _Walk) -> _Onward | _Source:

@@ -469,6 +469,6 @@ def test_the_demo_learns_its_concept_from_vectors_alone(host):
         captions = [caption.replace("zorp", word) for caption in score.CONCEPT]
         seen = [rule.detect(picture) for picture in score.sample(found["base"], found[clip], found["vae"], captions)]
         wanted = [("purple", caption.split()[-1]) for caption in captions]
-        right[word] = sum((one.colour, one.position) == want for one, want in zip(seen, wanted, strict=True))
+        right[word] = sum((one.color, one.position) == want for one, want in zip(seen, wanted, strict=True))
     assert right["zorp"] == right["blue circle"] == 0
     assert right["embedding:zorp"] >= 14, right  # of 16

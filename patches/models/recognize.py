@@ -1,4 +1,4 @@
-"""Recognises which model a LoRA is for, from the names and shapes in its file, and of which family a model is."""
+"""Recognizes which model a LoRA is for, from the names and shapes in its file, and of which family a model is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layers import is_linear
 from .recognition import LoraShapes
 
 
-def recognise_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily | None:
+def recognize_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily | None:
     """The family indicated by the (name, shape) pairs of a LoRA's tensors; None if they do not tell."""
     file = LoraShapes(tensors)
     if file.is_unet:
@@ -78,11 +78,11 @@ def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
     return remaining
 
 
-def recognise_model(model: nn.Module) -> ModelFamily | None:
+def recognize_model(model: nn.Module) -> ModelFamily | None:
     """The family of a diffusion model, from the names and shapes of its linear layers; None if they do not tell."""
     shapes: list[tuple[str, tuple[int, ...]]] = []
     for name, part in model.named_modules():
         if is_linear(part):
             columns = int(part.in_features)
             shapes.append((f"diffusion_model.{name}.lora_down.weight", (1, columns)))
-    return recognise_lora(shapes)
+    return recognize_lora(shapes)

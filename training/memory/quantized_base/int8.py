@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .format import Quantised
+from .format import Quantized
 from .int8_weights import Int8Weights, rounded
 
 LEAST_ROWS = 24  # CUDA's int8 product needs more than 16
@@ -21,7 +21,7 @@ class Int8(Int8Weights):
 
     name = "int8"
 
-    def product(self, x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def product(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `WeightFormat.product`: in int8, and so is the gradient's."""
         return cast(Tensor, _Int8Product.apply(x, *weight, bias, dtype))
 

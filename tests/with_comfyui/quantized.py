@@ -1,4 +1,4 @@
-"""Tiny models of ComfyUI's own classes whose layers are quantised as its versions keep them, beside the same numbers in
+"""Tiny models of ComfyUI's own classes whose layers are quantized as its versions keep them, beside the same numbers in
 float32.
 """
 
@@ -16,8 +16,8 @@ OPTIONS = {"convrot_w4a4": {"convrot_groupsize": 16}, "asym_w4a8_int8": {"convro
 MULTIPLE = {"convrot_w4a4": 64}  # of a layer's sides; 16 elsewhere
 
 
-def with_quantised_layers(family: str, kind: str) -> tuple[Any, Any]:
-    """(a model whose layers are of the host's quantised type, the same numbers in float32)."""
+def with_quantized_layers(family: str, kind: str) -> tuple[Any, Any]:
+    """(a model whose layers are of the host's quantized type, the same numbers in float32)."""
     quant = pytest.importorskip("comfy.quant_ops")
     if kind not in getattr(quant, "QUANT_ALGOS", {}) or not hasattr(quant.QuantizedTensor, "__tensor_flatten__"):
         pytest.skip(f"this ComfyUI has no {kind}")

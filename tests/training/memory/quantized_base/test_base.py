@@ -1,13 +1,13 @@
-"""A quantised base: which layers are, every kind of adapter beside it, and nothing left of it afterwards."""
+"""A quantized base: which layers are, every kind of adapter beside it, and nothing left of it afterwards."""
 
 import copy
 
 import pytest
 import torch
 from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.memory.quantised_base import base
-from graft_nodes.training.memory.quantised_base.base import chosen_layers, quantised, remark, why_not_quantised
-from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
+from graft_nodes.training.memory.quantized_base import base
+from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantized, remark, why_not_quantized
+from graft_nodes.training.memory.quantized_base.registry import FORMATS, names
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.validation import validate
@@ -51,14 +51,14 @@ class Net(nn.Module):
 
 def test_layers_that_cannot_be_are_left_and_counted():
     net = Net()
-    net.quantised = nn.Linear(8, 8)
-    net.quantised.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
+    net.quantized = nn.Linear(8, 8)
+    net.quantized.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
     net.patched = nn.Linear(8, 8)
     net.patched.weight_function = [lambda weight: weight]
     net.replaced = nn.Linear(8, 8)
     net.replaced.forward = net.replaced.forward
     net.attention = nn.MultiheadAttention(8, 1)
-    assert {why_not_quantised(layer) for layer in chosen_layers(net).values()} == {None} and len(
+    assert {why_not_quantized(layer) for layer in chosen_layers(net).values()} == {None} and len(
         chosen_layers(net)
     ) == 6
     assert remark(net, "nf4") == (
@@ -73,7 +73,7 @@ def test_the_module_is_as_before_afterwards(weight_format):
     before = {name: (part, dict(vars(part))) for name, part in net.named_modules()}
     slots = {name: dict(part._parameters) for name, part in net.named_modules()}
     numbers = copy.deepcopy(net.state_dict())
-    with pytest.raises(KeyError), quantised(net, weight_format, CPU):
+    with pytest.raises(KeyError), quantized(net, weight_format, CPU):
         assert "forward" in vars(net.blocks[0].ff) and net.state_dict().keys() == numbers.keys()
         raise KeyError
     for name, part in net.named_modules():
@@ -86,18 +86,18 @@ def test_the_module_is_as_before_afterwards(weight_format):
 @EVERY
 def test_a_weight_in_parts_is_the_weight_in_one(monkeypatch, weight_format):
     layer = nn.Linear(24, 40).requires_grad_(False)
-    whole = weight_format(CPU).quantised(layer.weight)
+    whole = weight_format(CPU).quantized(layer.weight)
     monkeypatch.setattr(base, "IN_CACHE", 24 * 17)
-    with quantised(layer, weight_format, CPU):
-        assert torch.equal(layer.quantised_numbers, whole.numbers)
-        assert torch.equal(layer.quantised_scales, whole.scales)
+    with quantized(layer, weight_format, CPU):
+        assert torch.equal(layer.quantized_numbers, whole.numbers)
+        assert torch.equal(layer.quantized_scales, whole.scales)
 
 
 @EVERY
 def test_switched_off_it_computes_with_its_own_weights(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4)
     plain = net(x, 0.0)
-    with quantised(net, weight_format, CPU) as weights:
+    with quantized(net, weight_format, CPU) as weights:
         inside = net(x, 0.0)
         with weights.off():
             assert torch.equal(net(x, 0.0), plain)
@@ -108,7 +108,7 @@ def test_switched_off_it_computes_with_its_own_weights(weight_format):
 def test_a_block_that_runs_again_gives_the_same_gradient(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4, requires_grad=True)
     gradients = []
-    with quantised(net, weight_format, CPU):
+    with quantized(net, weight_format, CPU):
         for _ in range(2):
             gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
         with checkpointed(net):

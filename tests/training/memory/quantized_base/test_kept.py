@@ -1,14 +1,14 @@
-"""Quantised weights on disk: those of the same model are read with the same bytes, all others are made again."""
+"""Quantized weights on disk: those of the same model are read with the same bytes, all others are made again."""
 
 import os
 
 import pytest
 import torch
-from graft_nodes.training.memory.quantised_base import kept
-from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.int8_weights import Int8Weights
-from graft_nodes.training.memory.quantised_base.kept import KeptWeights
-from graft_nodes.training.memory.quantised_base.nf4 import NF4
+from graft_nodes.training.memory.quantized_base import kept
+from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.int8_weights import Int8Weights
+from graft_nodes.training.memory.quantized_base.kept import KeptWeights
+from graft_nodes.training.memory.quantized_base.nf4 import NF4
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -22,18 +22,18 @@ def model(dtype=torch.float32, seed=1):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How many parts of weights were quantised so far."""
+    """How many parts of weights were quantized so far."""
     found = []
     for kind in (NF4, Int8Weights):
-        own = kind.quantised
-        monkeypatch.setattr(kind, "quantised", lambda self, weight, own=own: found.append(weight) or own(self, weight))
+        own = kind.quantized
+        monkeypatch.setattr(kind, "quantized", lambda self, weight, own=own: found.append(weight) or own(self, weight))
     return found
 
 
 def weights(network, folder, kind=NF4):
-    """The quantised weights of a network, and the notes for the report."""
+    """The quantized weights of a network, and the notes for the report."""
     on_disk = folder and KeptWeights(folder)
-    with quantised(network, kind, CPU, False, on_disk):
+    with quantized(network, kind, CPU, False, on_disk):
         return {name: buffer.clone() for name, buffer in network.named_buffers()}, on_disk and list(on_disk.notes)
 
 
@@ -76,7 +76,7 @@ def test_weights_that_changed_in_place_are_not_read(tmp_path):
     assert same(weights(network, tmp_path)[0], weights(network, None)[0])
 
 
-def test_where_reading_takes_as_long_as_quantising_nothing_is_kept(tmp_path, counted):
+def test_where_reading_takes_as_long_as_quantizing_nothing_is_kept(tmp_path, counted):
     for _ in range(2):
         count = len(counted)
         weights(model(), tmp_path, kind=Int8Weights)

@@ -1,4 +1,4 @@
-"""LoRA stacks on quantised models: real NF4 and int8 modules of bitsandbytes, and modules that behave like
+"""LoRA stacks on quantized models: real NF4 and int8 modules of bitsandbytes, and modules that behave like
 ComfyUI-GGUF's.
 """
 
@@ -53,8 +53,8 @@ def int8(of):
 WAYS = {"nf4": (nf4, "Params4bit"), "int8": (int8, "Int8Params"), "gguf": (GGUFLinear, "GGUFTensor")}
 
 
-def quantised(small, way):
-    """(small.unet() with quantised attention and feed-forward, the same model with the numbers that those stand for,
+def quantized(small, way):
+    """(small.unet() with quantized attention and feed-forward, the same model with the numbers that those stand for,
     how many).
     """
     models, made = [], {}
@@ -104,11 +104,11 @@ def dora(patcher):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stack_on_a_quantised_model(host, small, way):
+def test_a_stack_on_a_quantized_model(host, small, way):
     """LoRA, then DoRA, through the nodes in mode auto: what a merge into the numbers gives; the report says why;
     nothing stays behind.
     """
-    model, plain, count = quantised(small, way)
+    model, plain, count = quantized(small, way)
     before, base = stored(model.model), small.forward(model)
     assert (base - small.forward(plain)).abs().max() < 2e-2  # int8 rounds what goes in, too
     save_file(small.lora(plain), os.path.join(host.models, "loras", "q.safetensors"))
@@ -129,9 +129,9 @@ def test_a_stack_on_a_quantised_model(host, small, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_changed_strength_on_a_quantised_model(host, small, way):
+def test_a_changed_strength_on_a_quantized_model(host, small, way):
     """The model stays loaded, the adapters change; two nodes in a row are one."""
-    model, _, _ = quantised(small, way)
+    model, _, _ = quantized(small, way)
     before, state = stored(model.model), small.lora(small.unet(channels=32, mult=(1,), depth=(1,)))
 
     def patched(patcher, strength):

@@ -1,4 +1,4 @@
-"""LoRA stacks of every kind on a UNet whose convolutions are quantised (fp8, int8, NF4, as ComfyUI-GGUF's) against a
+"""LoRA stacks of every kind on a UNet whose convolutions are quantized (fp8, int8, NF4, as ComfyUI-GGUF's) against a
 merge in float64.
 """
 
@@ -80,14 +80,14 @@ def fp8(of):
 
 WAYS = {
     "fp8": (fp8, "its type is torch.float8_e4m3fn"),
-    "int8": (Int8, "it is quantised (weight_scale)"),
+    "int8": (Int8, "it is quantized (weight_scale)"),
     "nf4": (NF4, "it is a Params4bit"),
     "gguf": (GGUF, "it is a GGUFTensor"),
 }
 
 
-def quantised(small, way):
-    """(a UNet with quantised convolutions, the same with the numbers that those stand for, {weight: those numbers})."""
+def quantized(small, way):
+    """(a UNet with quantized convolutions, the same with the numbers that those stand for, {weight: those numbers})."""
     model, plain, held = small.unet(mult=(1, 1), depth=(0, 1)), small.unet(mult=(1, 1), depth=(0, 1)), {}
     for name, module in list(model.model.named_modules()):
         if isinstance(module, nn.Conv2d):
@@ -154,11 +154,11 @@ def file_of_every_kind(weights):
 
 
 @pytest.mark.parametrize(("way", "mode"), [*((way, "auto") for way in WAYS), ("fp8", "bypass")])
-def test_every_kind_on_quantised_convolutions(small, way, mode):
+def test_every_kind_on_quantized_convolutions(small, way, mode):
     """What a merge in float64 into the numbers gives; the report says why it is at the activations; nothing of the
     model changes.
     """
-    model, plain, held = quantised(small, way)
+    model, plain, held = quantized(small, way)
     first, second, merged = file_of_every_kind(held)
     before = {
         name: (id(p), p.data.as_subclass(torch.Tensor).cpu().clone().view(torch.uint8))

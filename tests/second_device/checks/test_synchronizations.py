@@ -34,7 +34,7 @@ def steps(host, pictures, monkeypatch, request):
     def counted(work):
         meter.clear()
         result = advance(work)
-        waits.append(list(meter.synchronisations))
+        waits.append(list(meter.synchronizations))
         uploads.append(list(meter.blocking_uploads))
         return result
 

@@ -1,12 +1,12 @@
-"""A quantised base on a device: its own weights wait in host memory, and everything else comes over for the block."""
+"""A quantized base on a device: its own weights wait in host memory, and everything else comes over for the block."""
 
 import copy
 
 import pytest
 import torch
 from graft_nodes.tests.second_device.device import DEVICE
-from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.registry import FORMATS, names
+from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.registry import FORMATS, names
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -36,13 +36,13 @@ def test_weights_wait_on_the_host_and_the_rest_comes_over(weight_format):
     part, x = Part().requires_grad_(False), torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(0))
     here = copy.deepcopy(part)
     weight, bias = part.wide.weight, part.wide.bias
-    with quantised(here, weight_format, CPU):
+    with quantized(here, weight_format, CPU):
         expected = _with_gradient(here, x)
-    with quantised(part, weight_format, DEVICE) as base:
+    with quantized(part, weight_format, DEVICE) as base:
         assert part.wide.weight is weight and weight.device == CPU
         others = [
-            part.wide.quantised_numbers,
-            part.wide.quantised_scales,
+            part.wide.quantized_numbers,
+            part.wide.quantized_scales,
             part.wide.bias,
             part.narrow.weight,
             part.norm.weight,

@@ -1,7 +1,7 @@
 """Four LoRAs of rank 16 on an int8, an fp8 and a GGUF base in Flux' layout: at the activations, merged into a
-requantised copy, and ComfyUI's own loaders.
+requantized copy, and ComfyUI's own loaders.
 
-COMFYUI_PATH=… python benchmarks/quantised.py [--bases int8,fp8,gguf] [--width 1024] [--depth 2] [--single 4]
+COMFYUI_PATH=… python benchmarks/quantized.py [--bases int8,fp8,gguf] [--width 1024] [--depth 2] [--single 4]
     [--side 64] [--text 256] [--loras 4] [--rank 16] [--change 0.01] [--rounds 3] [--threads 2] [--clock wall|cpu]
     [--json FILE]
 
@@ -66,7 +66,7 @@ class Blocks8(nn.Linear):
 
 
 def build(arguments: argparse.Namespace, base: str) -> Any:
-    """A ModelPatcher of a Flux with random weights, the blocks' linear layers quantised."""
+    """A ModelPatcher of a Flux with random weights, the blocks' linear layers quantized."""
     import comfy.latent_formats
     import comfy.model_base
     import comfy.model_patcher
@@ -103,13 +103,13 @@ def build(arguments: argparse.Namespace, base: str) -> Any:
 
 
 def weights(flux: nn.Module, base: str) -> dict[str, Tensor]:
-    """Random weights by name, those of the blocks' layers as ComfyUI's quantised files hold them."""
-    quantised, state = set(layers(flux)), dict[str, Tensor]()
+    """Random weights by name, those of the blocks' layers as ComfyUI's quantized files hold them."""
+    quantized, state = set(layers(flux)), dict[str, Tensor]()
     for path, module in flux.named_modules():
         sides = (getattr(module, "out_features", None), getattr(module, "in_features", None))
         if isinstance(sides[0], int) and isinstance(sides[1], int):
             weight = torch.randn(sides) * sides[1] ** -0.5
-            state |= as_stored(path, weight, base if path in quantised else "")
+            state |= as_stored(path, weight, base if path in quantized else "")
             if getattr(module, "bias", None) is not None:
                 state[f"{path}.bias"] = torch.zeros(sides[0])
         elif hasattr(module, "scale") and isinstance(module.scale, Tensor):
@@ -120,7 +120,7 @@ def weights(flux: nn.Module, base: str) -> dict[str, Tensor]:
 
 
 def as_stored(path: str, weight: Tensor, base: str) -> dict[str, Tensor]:
-    """One layer's weight by name, in a quantised format of ComfyUI's or as it is."""
+    """One layer's weight by name, in a quantized format of ComfyUI's or as it is."""
     if base not in FORMATS:
         return {f"{path}.weight": weight}
     from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
@@ -153,7 +153,7 @@ def lora_file(shapes: dict[str, tuple[int, int]], rank: int, seed: int, change: 
 
 
 class Bench:
-    """One quantised model and the LoRAs for it."""
+    """One quantized model and the LoRAs for it."""
 
     def __init__(self, arguments: argparse.Namespace, base: str, timer: Timer) -> None:
         self.base, self.timer, self.kind = build(arguments, base), timer, base
@@ -302,7 +302,7 @@ def measure(arguments: argparse.Namespace, base: str, timer: Timer) -> list[dict
     checked = bench.check(strengths)
     bench.forward()
     rounds = [bench.round(strengths) for _ in range(arguments.rounds)]
-    quantised = sum(out * columns for out, columns in bench.shapes.values())
+    quantized = sum(out * columns for out, columns in bench.shapes.values())
     rows = []
     for way, (error, beside) in checked.items():
         medians = {
@@ -320,13 +320,13 @@ def measure(arguments: argparse.Namespace, base: str, timer: Timer) -> list[dict
             {"name": f"{name} strength", "value": medians["strength"], "unit": "s"},
             {"name": f"{name} forward", "value": medians["over"], "unit": "share"},
             {"name": f"{name} image of {STEPS} steps", "value": image, "unit": "s"},
-            {"name": f"{name} memory", "value": beside / 2**20, "unit": "MB", "ratio": beside / quantised},
+            {"name": f"{name} memory", "value": beside / 2**20, "unit": "MB", "ratio": beside / quantized},
             {"name": f"{name} error of the change", "value": error, "unit": "share"},
         ]
         print(
             f"{name}: applied in {medians['apply']:.2f} s, strength in {medians['strength']:.2f} s, forward"
             f" {100 * medians['over']:+.1f} % of {medians['bare']:.2f} s, an image of {STEPS} steps {image:+.1f} s,"
-            f" {beside / 2**20:.0f} MB beside {quantised / 2**20:.0f}, error of the change {100 * error:.2g} %",
+            f" {beside / 2**20:.0f} MB beside {quantized / 2**20:.0f}, error of the change {100 * error:.2g} %",
             flush=True,
         )
     return rows
@@ -346,7 +346,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if not os.environ.get("COMFYUI_PATH"):
-        parser.error("set COMFYUI_PATH to a ComfyUI from 0.33: its layers hold the quantised weights")
+        parser.error("set COMFYUI_PATH to a ComfyUI from 0.33: its layers hold the quantized weights")
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     host = open_host("pytorch", cpu=True)

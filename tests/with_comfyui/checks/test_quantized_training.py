@@ -1,4 +1,4 @@
-"""LoRAs on quantised bases (fp8 weights that are cast, fp8 and int8 weights of the host's own type) and on bases in
+"""LoRAs on quantized bases (fp8 weights that are cast, fp8 and int8 weights of the host's own type) and on bases in
 host memory.
 """
 
@@ -11,13 +11,13 @@ from graft_nodes import host
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory import layer_ring, offload
-from graft_nodes.training.memory.quantised_base.base import chosen_layers, remark
+from graft_nodes.training.memory.quantized_base.base import chosen_layers, remark
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
-from quantised import parts, with_quantised_layers, with_scaled_layers
+from quantized import parts, with_quantized_layers, with_scaled_layers
 from tiny_families import EVERY
 
 
@@ -42,16 +42,16 @@ def _ups(state):
 @pytest.mark.parametrize("family", ["sd1", "flux"])
 def test_a_base_in_fp8_trains_as_the_numbers_it_holds(family):
     with torch.inference_mode():
-        quantised, plain = families.build(family, torch.float8_e4m3fn, torch.float32), families.build(family)
-        numbers = quantised.model.diffusion_model.state_dict()
+        quantized, plain = families.build(family, torch.float8_e4m3fn, torch.float32), families.build(family)
+        numbers = quantized.model.diffusion_model.state_dict()
         for name, tensor in plain.model.diffusion_model.state_dict().items():
             tensor.copy_(numbers[name].float())
-    before = {name: p.view(torch.uint8).clone() for name, p in quantised.model.diffusion_model.named_parameters()}
-    found, expected = _trained(quantised, family), _trained(plain, family)
+    before = {name: p.view(torch.uint8).clone() for name, p in quantized.model.diffusion_model.named_parameters()}
+    found, expected = _trained(quantized, family), _trained(plain, family)
     assert _same(found, expected) and found.history == expected.history
-    assert {p.dtype for p in quantised.model.diffusion_model.parameters()} == {torch.float8_e4m3fn}
+    assert {p.dtype for p in quantized.model.diffusion_model.parameters()} == {torch.float8_e4m3fn}
     assert all(
-        torch.equal(before[name], p.view(torch.uint8)) for name, p in quantised.model.diffusion_model.named_parameters()
+        torch.equal(before[name], p.view(torch.uint8)) for name, p in quantized.model.diffusion_model.named_parameters()
     )
 
 
@@ -110,16 +110,16 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
         ("convrot_w4a4", "z-image", 0.8),  # what goes in has 4 bits, too
     ],
 )
-def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, family, close):
-    quantised, plain = with_quantised_layers(family, kind)
-    assert sum(hasattr(p, "__tensor_flatten__") for p in quantised.model.diffusion_model.parameters()) > 8
+def test_quantized_layers_of_the_host_train_as_the_numbers_they_hold(kind, family, close):
+    quantized, plain = with_quantized_layers(family, kind)
+    assert sum(hasattr(p, "__tensor_flatten__") for p in quantized.model.diffusion_model.parameters()) > 8
     before = {
-        name: [part.clone() for part in parts(p)] for name, p in quantised.model.diffusion_model.named_parameters()
+        name: [part.clone() for part in parts(p)] for name, p in quantized.model.diffusion_model.named_parameters()
     }
-    found, expected = _trained(quantised, family), _trained(plain, family)
+    found, expected = _trained(quantized, family), _trained(plain, family)
     assert found.history.loss == pytest.approx(expected.history.loss, rel=2e-2)  # int8 layers round what goes in, too
     assert torch.cosine_similarity(_ups(found), _ups(expected), dim=0) > close
-    for name, p in quantised.model.diffusion_model.named_parameters():
+    for name, p in quantized.model.diffusion_model.named_parameters():
         assert all(torch.equal(old, new) for old, new in zip(before[name], parts(p), strict=True)), name
 
 
@@ -135,29 +135,29 @@ def test_quantised_layers_of_the_host_train_as_the_numbers_they_hold(kind, famil
         ("nf4", "lumina2", torch.float32),
     ],
 )
-def test_a_quantised_base_trains_nearly_as_the_weights_as_loaded(base_weights, family, dtype):
+def test_a_quantized_base_trains_nearly_as_the_weights_as_loaded(base_weights, family, dtype):
     near, close = (0.2, 0.5) if base_weights == "nf4" else (0.03, 0.9)
     with torch.inference_mode():
         patcher = families.build(family, dtype, torch.float32)
     module = patcher.model.diffusion_model
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    quantised = len(chosen_layers(module))
-    assert quantised > 8, remark(module, base_weights)
+    quantized = len(chosen_layers(module))
+    assert quantized > 8, remark(module, base_weights)
     plain = _trained(patcher, family)
     settings = AdapterSettings(rank=4, base_weights=base_weights)
     found = _trained(patcher, family, adapter=settings, layers=True)
     assert not _same(found, plain) and found.history.loss == pytest.approx(plain.history.loss, rel=near)
     assert torch.cosine_similarity(_ups(found), _ups(plain), dim=0) > close
     assert _same(found, _trained(patcher, family, adapter=settings, layers=True, checkpointing=True))
-    assert len(chosen_layers(module)) == quantised
+    assert len(chosen_layers(module)) == quantized
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert _same(plain, _trained(patcher, family))
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "nvfp4", "int8_tensorwise"])
 @pytest.mark.parametrize("way", ["optimizer", "activations", "layers"])
-def test_offload_beside_quantised_layers_of_the_host_trains_to_the_same_bytes(kind, way):
-    patcher, _ = with_quantised_layers("flux", kind)
+def test_offload_beside_quantized_layers_of_the_host_trains_to_the_same_bytes(kind, way):
+    patcher, _ = with_quantized_layers("flux", kind)
     plain = _trained(patcher, "flux", checkpointing=True)
     assert _same(plain, _trained(patcher, "flux", layers=way == "layers", offload=way, checkpointing=True))
 

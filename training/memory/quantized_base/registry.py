@@ -1,4 +1,4 @@
-"""The formats that a frozen base can be quantised to."""
+"""The formats that a frozen base can be quantized to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A frozen base that is quantised while adapters train: which layers are, and their forwards meanwhile.
+"""A frozen base that is quantized while adapters train: which layers are, and their forwards meanwhile.
 
 Adapters stay in full precision, as they go around the layer.
 """
@@ -18,16 +18,16 @@ from ....patches.core.ledger import putting
 from ....patches.core.slots import slot_key
 from ....patches.models.layers import is_changed_by_host, why_not_plain
 from ..offload import SMALL, on_device, weights_on
-from .format import Quantised, WeightFormat, linear
+from .format import Quantized, WeightFormat, linear
 from .kept import KeptWeights
 
 MULTIPLE = 8  # of both sizes of a weight: CUDA's int8 product needs it, and blocks of 64 numbers fit
-IN_CACHE = 1 << 18  # numbers that a CPU quantises at once
-_BUFFERS = ("quantised_numbers", "quantised_scales")  # of a layer that is quantised
+IN_CACHE = 1 << 18  # numbers that a CPU quantizes at once
+_BUFFERS = ("quantized_numbers", "quantized_scales")  # of a layer that is quantized
 
 
-class QuantisedBase:
-    """A model's quantised weights, which can be switched off.
+class QuantizedBase:
+    """A model's quantized weights, which can be switched off.
 
     `waiting`: the slots of the tensors that `layers` do not compute with now.
     """
@@ -35,7 +35,7 @@ class QuantisedBase:
     def __init__(self, weight_format: WeightFormat, layers: Collection[nn.Linear]) -> None:
         self.weight_format, self.is_off = weight_format, False
         self.waiting = {slot_key(layer, "weight") for layer in layers}
-        self._quantised = {slot_key(layer, name) for layer in layers for name in _BUFFERS}
+        self._quantized = {slot_key(layer, name) for layer in layers for name in _BUFFERS}
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -43,27 +43,27 @@ class QuantisedBase:
         memory comes over layer by layer.
         """
         before = self.is_off, self.waiting
-        self.is_off, self.waiting = True, self._quantised
+        self.is_off, self.waiting = True, self._quantized
         try:
             yield
         finally:
             self.is_off, self.waiting = before
 
 
-class QuantisedLayer:
-    """The forward of a linear layer while its weight is quantised."""
+class QuantizedLayer:
+    """The forward of a linear layer while its weight is quantized."""
 
-    def __init__(self, layer: nn.Linear, weight: Quantised, device: torch.device, base: QuantisedBase) -> None:
+    def __init__(self, layer: nn.Linear, weight: Quantized, device: torch.device, base: QuantizedBase) -> None:
         self._layer, self._device, self._base = layer, device, base
         for name, tensor in zip(_BUFFERS, weight, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
-        layer.quantised_layer = self  # type: ignore[assignment]
+        layer.quantized_layer = self  # type: ignore[assignment]
         self._handle = around(layer, "replacement", self._call)
 
     @property
-    def weight(self) -> Quantised:
-        """The quantised weight."""
-        return Quantised(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
+    def weight(self) -> Quantized:
+        """The quantized weight."""
+        return Quantized(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
 
     def _call(self, _: nn.Module, inner: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The layer's output for x."""
@@ -81,7 +81,7 @@ class QuantisedLayer:
     def remove(self) -> None:
         """The layer is as before."""
         self._handle.leave()
-        del self._layer.quantised_layer
+        del self._layer.quantized_layer
         for name in _BUFFERS:
             delattr(self._layer, name)
 
@@ -93,32 +93,32 @@ def _weights(
     device: torch.device,
     on_host: bool,
     kept: KeptWeights | None,
-) -> dict[str, Quantised]:
-    """The quantised weights of layers by path, from disk if they are kept there."""
+) -> dict[str, Quantized]:
+    """The quantized weights of layers by path, from disk if they are kept there."""
     if kept is None or device.type != "cpu" or not weight_format.is_kept:
-        return {path: _quantised_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
+        return {path: _quantized_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
     key = kept.key(weight_format, layers)
     weights = kept.read(key, layers)
     if weights is None:
-        weights = {path: _quantised(weight_format, layer.weight.detach()) for path, layer in layers.items()}
+        weights = {path: _quantized(weight_format, layer.weight.detach()) for path, layer in layers.items()}
         kept.write(key, weights)
     return weights
 
 
-def _quantised_on(device: torch.device, layer: nn.Linear, weight_format: WeightFormat, on_host: bool) -> Quantised:
-    weight = _quantised(weight_format, layer.weight.detach().to(device))
+def _quantized_on(device: torch.device, layer: nn.Linear, weight_format: WeightFormat, on_host: bool) -> Quantized:
+    weight = _quantized(weight_format, layer.weight.detach().to(device))
     if on_host:
-        return Quantised(*map(_on_host, weight))
+        return Quantized(*map(_on_host, weight))
     return weight
 
 
-def _quantised(weight_format: WeightFormat, weight: Tensor) -> Quantised:
-    """A quantised weight; on a CPU it is quantised in parts that fit into its cache, which is four times as fast."""
+def _quantized(weight_format: WeightFormat, weight: Tensor) -> Quantized:
+    """A quantized weight; on a CPU it is quantized in parts that fit into its cache, which is four times as fast."""
     if on_device(weight):
-        return weight_format.quantised(weight)
+        return weight_format.quantized(weight)
     rows = max(MULTIPLE, IN_CACHE // weight.shape[1] // MULTIPLE * MULTIPLE)
-    parts = map(weight_format.quantised, weight.split(rows))
-    return Quantised(*map(torch.cat, zip(*parts, strict=True)))
+    parts = map(weight_format.quantized, weight.split(rows))
+    return Quantized(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ def _on_host(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
 
-def why_not_quantised(layer: nn.Linear) -> str | None:
-    """Why a linear layer keeps its weight while the base is quantised; None if it does not."""
+def why_not_quantized(layer: nn.Linear) -> str | None:
+    """Why a linear layer keeps its weight while the base is quantized; None if it does not."""
     if why_not_plain(layer, "weight") is not None:
         return "quantized already"
     if "forward" in vars(layer) or is_changed_by_host(layer, "weight") or is_changed_by_host(layer, "bias"):
@@ -146,14 +146,14 @@ def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
 
 
 def chosen_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """The layers of a model whose weights can be quantised, by path."""
-    return {path: layer for path, layer in _linear_layers(module).items() if why_not_quantised(layer) is None}
+    """The layers of a model whose weights can be quantized, by path."""
+    return {path: layer for path, layer in _linear_layers(module).items() if why_not_quantized(layer) is None}
 
 
 def remark(module: nn.Module, name: str) -> str:
     """How many layers of a model are of a format and how many stay, as a sentence for a report."""
     layers = _linear_layers(module).values()
-    reasons = Counter(reason for layer in layers if (reason := why_not_quantised(layer)) is not None)
+    reasons = Counter(reason for layer in layers if (reason := why_not_quantized(layer)) is not None)
     text = f"base weights: {name} in {len(layers) - reasons.total()} of {len(layers)} linear layers"
     if reasons:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
@@ -162,33 +162,33 @@ def remark(module: nn.Module, name: str) -> str:
 
 
 @contextmanager
-def quantised(
+def quantized(
     module: nn.Module,
     format_type: type[WeightFormat],
     device: torch.device,
     on_host: bool = False,
     kept: KeptWeights | None = None,
-) -> Iterator[QuantisedBase]:
+) -> Iterator[QuantizedBase]:
     """A context in which the frozen linear layers of `module` compute on `device` with weights of a format.
 
     Their own weights stay where they are: in host memory, if `device` is another one. All other tensors come over for
-    the block. With `on_host` they stay too, and quantised weights wait in host memory: `layer_ring` brings both over.
-    What a CPU would take long to quantise is read from `kept`, or written there. Afterwards the module is as before.
+    the block. With `on_host` they stay too, and quantized weights wait in host memory: `layer_ring` brings both over.
+    What a CPU would take long to quantize is read from `kept`, or written there. Afterwards the module is as before.
     """
     layers = chosen_layers(module)
-    base = QuantisedBase(format_type(device), layers.values())
-    with putting(module, "quantised base") as stack:
+    base = QuantizedBase(format_type(device), layers.values())
+    with putting(module, "quantized base") as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
         weights = _weights(layers, base.weight_format, device, on_host, kept)
         for path, layer in layers.items():
-            stack.callback(QuantisedLayer(layer, weights[path], device, base).remove)
+            stack.callback(QuantizedLayer(layer, weights[path], device, base).remove)
         yield base
 
 
-def quantised_values(module: nn.Module) -> Tensor | None:
-    """The weight that a layer computes with while its base is quantised, in float32; None for any other layer."""
-    layer: Any = getattr(module, "quantised_layer", None)
+def quantized_values(module: nn.Module) -> Tensor | None:
+    """The weight that a layer computes with while its base is quantized, in float32; None for any other layer."""
+    layer: Any = getattr(module, "quantized_layer", None)
     if layer is None:
         return None
     return cast(Tensor, layer.values())

@@ -1,4 +1,4 @@
-"""Stacks merged into quantised weights: what comes out is float64's sum within a step of the quantisation, without a
+"""Stacks merged into quantized weights: what comes out is float64's sum within a step of the quantization, without a
 bias, and the base comes back byte for byte.
 """
 
@@ -68,7 +68,7 @@ def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
         merged = model[0].weight
         step = merged._params.scale.double()
         error = (dequantized(merged).double() - wanted) / step
-        assert float(error.abs().max()) <= 1.001  # one of both neighbours
+        assert float(error.abs().max()) <= 1.001  # one of both neighbors
         assert abs(float(error.mean())) < 0.05  # as often up as down
         assert (id(merged) == before[0]) == device
         assert torch.equal(ledger.bases(model)["0.weight"].dequantize(), exact_base(before, model))
@@ -84,8 +84,8 @@ def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
 
 def exact_base(before, model):
     """The numbers of a copy that was taken before."""
-    quantised, scale = before[1]
-    return quantised.float() * scale
+    quantized, scale = before[1]
+    return quantized.float() * scale
 
 
 def test_a_layer_that_depends_on_the_weight_is_merged_too():
@@ -125,7 +125,7 @@ def test_auto_leaves_them_at_the_activations_and_says_why():
     assert plan_weights(model, stack.patches, "auto")[:2] == ([], ["0.weight"])
     assert plan_weights(model, stack.patches, "merge")[:2] == (["0.weight"], [])
     report = plan_stack(PatchTarget("model", model), stack.patches, "auto").report
-    assert any("1 quantised weights are not merged: rounding them again" in line for line in report)
+    assert any("1 quantized weights are not merged: rounding them again" in line for line in report)
     report = plan_stack(PatchTarget("model", model), stack.patches, "bypass").report
     assert not any("not merged" in line for line in report)
     model[0].pre_quant_scale = torch.ones(WIDTH)
