@@ -194,9 +194,9 @@ def main() -> None:
     elif arguments.what == "kept":
         rows = kept_rows(arguments.tiny, arguments.rounds, time.perf_counter)
     else:
-        from graft_nodes import comfyui_api_stubs
+        from graft_nodes.headless import embedded
 
-        comfyui_api_stubs.install()
+        embedded.install()
         rows = loss_rows(arguments.steps, arguments.seeds)
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")

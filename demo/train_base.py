@@ -126,9 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=BASE)
     arguments = parser.parse_args(argv)
-    from .. import comfyui_api_stubs
+    from ..headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     digest = write_safetensors(arguments.out, train(arguments.steps, arguments.seed))
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes, sha256 {digest}")
     return 0

@@ -81,9 +81,9 @@ def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes.nodes import NODES
 
     text = json.dumps(node_texts(NODES), indent=2, ensure_ascii=False) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import itertools
 import mimetypes
@@ -14,12 +15,11 @@ from typing import Any, BinaryIO, TypeVar
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from ...storage.atomic import move_to_free_name, whole_draft, write_whole
-from ...storage.digest import sha256_of_file, sha256_of_open_file
-from ...storage.pictures import DRAWING, open_picture, picture_errors
-from ..hosts import Host
+from ..host import Host
+from . import disk
 from .answers import answer, parsed, problem
 from .paths import PathRefused, inside, single
+from .pictures import DAMAGED, DRAWING, open_picture
 
 KINDS = ("input", "output", "temp")
 Drawn = TypeVar("Drawn")
@@ -111,7 +111,7 @@ class Files:
                 kind, body = await _drawn(preview, path, query["preview"], channel)
             else:
                 kind, body = "png", await _drawn(_channel, path, channel)
-        except picture_errors() as error:
+        except DAMAGED as error:
             return problem(f"{query['filename']!r} cannot be shown as an image: {error}")
         return web.Response(body=body, content_type=f"image/{kind}")
 
@@ -139,7 +139,7 @@ class Files:
                 return problem(f"there is no image {reference['filename']!r}", 404)
             try:
                 masked = await _drawn(_masked, original, file)
-            except picture_errors() as error:
+            except DAMAGED as error:
                 return problem(f"not an image: {error}")
             return await self._stored(form, name, masked)
 
@@ -218,9 +218,9 @@ def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
     """
     os.makedirs(folder, exist_ok=True)
     if overwrite:
-        write_whole(os.path.join(folder, name), _chunks(file), shared=True)
+        disk.replace(os.path.join(folder, name), _chunks(file))
         return name
-    size, digest = file.seek(0, os.SEEK_END), sha256_of_open_file(file)
+    size, digest = file.seek(0, os.SEEK_END), _sha256(file)
     names = _numbered(name)
     for name in names:
         path = os.path.join(folder, name)
@@ -228,11 +228,11 @@ def _store(folder: str, name: str, file: BinaryIO, overwrite: bool) -> str:
             return name
         if not os.path.lexists(path):
             break
-    with whole_draft(path, _chunks(file)) as draft:
+    with disk.draft(path, _chunks(file)) as draft:
         while True:
             path = os.path.join(folder, name)
             try:
-                move_to_free_name(draft, path)
+                disk.rename_to_free(draft, path)
             except FileExistsError:  # another upload was faster
                 if _holds(path, size, digest):
                     return name
@@ -252,9 +252,19 @@ def _numbered(name: str) -> Iterator[str]:
 def _holds(path: str, size: int, digest: str) -> bool:
     """Whether the file at a path has this content."""
     try:
-        return os.path.isfile(path) and os.path.getsize(path) == size and sha256_of_file(path) == digest
+        if not os.path.isfile(path) or os.path.getsize(path) != size:
+            return False
+        with open(path, "rb") as file:
+            return _sha256(file) == digest
     except FileNotFoundError:  # just removed
         return False
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    for chunk in _chunks(file):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from ...storage.atomic import move_file, move_to_free_name, write_new, write_whole
-from ...storage.bounded_read import MB, read_bounded
-from ...storage.printable import logger
-from ..hosts import Host
+from ..host import Host
+from . import disk
 from .answers import answer, asked, body_of, problem
 from .files import download
 from .paths import PathRefused, inside
 
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
 SETTINGS = "comfy.settings.json"
-MOST_SETTINGS = 100 * MB
+MOST_SETTINGS = 100 * disk.MB
 # The front end requests these files when it opens, so they always exist. The first settings turn off the check for new
 # ComfyUI releases.
 FOLDERS, FILES = ("workflows", "subgraphs"), {"comfy.templates.json": b"[]", "user.css": b""}
@@ -44,7 +43,7 @@ class UserData:
         for name, content in default_files.items():
             path = os.path.join(self.root, name)
             if not os.path.exists(path):
-                write_whole(path, [content], shared=True)
+                disk.replace(path, [content])
 
     def add(self, routes: web.RouteTableDef) -> None:
         """Register every route."""
@@ -93,12 +92,12 @@ class UserData:
         """The saved settings; empty if there is no file, or if it is broken (which is logged, and the file renamed)."""
         path = os.path.join(self.root, SETTINGS)
         try:
-            settings = json.loads(read_bounded(path, MOST_SETTINGS).decode("utf-8"))
+            settings = json.loads(disk.read(path, MOST_SETTINGS).decode("utf-8"))
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:
             with contextlib.suppress(OSError):
-                move_file(path, f"{path}.broken")
+                os.replace(path, f"{path}.broken")
             log.error(
                 "%s is not JSON (%s); it was renamed to %s.broken, and settings start from their defaults",
                 path,
@@ -114,7 +113,7 @@ class UserData:
         async with self.changing:
             os.makedirs(self.root, exist_ok=True)
             text = json.dumps({**self._settings(), **changes}, indent=4)
-            write_whole(os.path.join(self.root, SETTINGS), [text.encode()], shared=True)
+            disk.replace(os.path.join(self.root, SETTINGS), [text.encode()])
         return web.Response()
 
     async def settings(self, request: web.Request) -> web.Response:
@@ -193,9 +192,9 @@ class UserData:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             if is_new:
-                await asyncio.to_thread(write_new, path, [body])
+                await asyncio.to_thread(disk.create, path, [body])
             else:
-                await asyncio.to_thread(write_whole, path, [body], shared=True)
+                await asyncio.to_thread(disk.replace, path, [body])
         except FileExistsError:  # another page saved it meanwhile
             return problem("File already exists", 409)
         return self._named(request, path)
@@ -218,11 +217,11 @@ class UserData:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if request.query.get("overwrite") == "false":
             try:
-                move_to_free_name(source, target)
+                disk.rename_to_free(source, target)
             except FileExistsError:
                 return problem("File already exists", 409)
         else:
-            move_file(source, target)
+            os.replace(source, target)
         return self._named(request, target)
 
     def _named(self, request: web.Request, path: str) -> web.Response:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from ..caching import new_executor
-from ..hosts import Host
+from ..host import Host
 from .clients import UNENCODED_PREVIEW_IMAGE
 
 IDLE = 1000.0  # seconds to sleep when the queue is empty; a flag wakes the thread

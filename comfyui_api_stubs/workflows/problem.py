@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..storage.problem_list import problem_lines
+SHOWN = 50  # of the problems in one error
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,7 @@ class WorkflowError(Exception):
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = list(problems)
-        super().__init__(problem_lines([str(problem) for problem in self.problems], ""))
-
-
-class CommandError(WorkflowError):
-    """An option of the command, or a file that it names, is not valid."""
-
-
-class HostError(Exception):
-    """The requested host cannot be opened; the message says what is missing and what to do."""
+        lines = [str(problem) for problem in self.problems[:SHOWN]]
+        if len(self.problems) > SHOWN:
+            lines.append(f"and {len(self.problems) - SHOWN:,} more")
+        super().__init__("\n".join(lines))

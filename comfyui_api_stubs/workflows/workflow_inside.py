@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from ..storage.bounded_read import MB
-
+MB = 1 << 20
 MOST_BYTES = 100 * MB  # of the texts in a file
 NAMES = ("prompt", "workflow")
 _CDATA = re.compile(rb"<metadata>\s*<!\[CDATA\[(.*?)\]\]>", re.DOTALL)

@@ -11,9 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ...storage.file_list import names_in
-from ...storage.regular_file import open_regular
-from ..hosts import Host
+from ..host import Host
 from .answers import answer, problem
 from .paths import inside
 
@@ -177,8 +175,8 @@ class About:
                 "python_version": sys.version,
                 "pytorch_version": torch.__version__,
                 "embedded_python": False,
-                "deploy_environment": "graft",
-                "argv": ["graft_nodes", "editor"],
+                "deploy_environment": "comfyui_api_stubs",
+                "argv": ["comfyui_api_stubs", "editor"],
             },
             "devices": [
                 {
@@ -226,7 +224,7 @@ class About:
         if folder is None:
             return problem("Invalid directory type")
         files = []
-        for name in names_in(folder):
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                 if os.path.isfile(path) and not name.startswith("."):
@@ -236,7 +234,7 @@ class About:
 
 def _metadata(path: str) -> dict[str, Any] | None:
     """The "__metadata__" of a safetensors file; None if it has none or is not a safetensors file."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= HEADER_LIMIT:
             return None

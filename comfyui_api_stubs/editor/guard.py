@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,16 +18,19 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ...host import other_site
-from ...storage.disk_errors import with_next_step
-from ...storage.printable import logger
-from ...storage.regular_file import NotAFile
 from .answers import NotJson
 from .paths import PathRefused, identifier
 
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+NEXT_STEPS = {
+    errno.ENOSPC: "free some space there, then do the same again",
+    errno.EDQUOT: "your quota is used up: free some space there, then do the same again",
+    errno.EROFS: "make the drive writable, or start the server with another folder",
+    errno.EACCES: "this user may not write there: grant the right to, or start the server with another folder",
+}
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "SAMEORIGIN",
@@ -90,7 +94,10 @@ def refused(headers: Mapping[str, str], everywhere: bool, listen: str) -> str:
         is_loopback(name) or (everywhere and (name == listen.lower() or _is_address(name) or name in _own_names()))
     ):
         return f"Host {host!r} is not this server; use the address that it printed"
-    return other_site.origin_refusal(headers)
+    origin = headers.get("Origin")
+    if origin is not None and not _is_own(origin, host):
+        return f"Origin {origin!r} is not this server ({host})"
+    return ""
 
 
 def _from_another_site(request: web.Request) -> str:
@@ -98,7 +105,17 @@ def _from_another_site(request: web.Request) -> str:
     the start page is allowed.
     """
     opens = request.method == "GET" and request.path == "/" and request.headers.get("Sec-Fetch-Dest") == "document"
-    return "" if opens else other_site.refusal(request.headers)
+    site = request.headers.get("Sec-Fetch-Site", "none")
+    return "" if opens or site in ("none", "same-origin") else f"a {site} request"
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page of this origin has the address in a Host header. The origin of a page without one, such as a file,
+    is "null".
+    """
+    scheme, _, address = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    return port is not None and address.removesuffix(port) == host.removesuffix(port)
 
 
 def _name(host: str) -> str:
@@ -140,7 +157,7 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         return web.json_response({"error": str(error)}, status=400)
     except (ConnectionError, web.RequestPayloadError) as error:  # the body is incomplete, or its compression is broken
         return web.json_response({"error": f"the request ended early: {error}"}, status=400)
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError, NotAFile) as error:
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         return web.json_response({"error": f"cannot use that path: {error.strerror}"}, status=409)
     except OSError as error:  # a full or broken disk, or a read-only folder
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
@@ -151,8 +168,7 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
             status = 507
         else:
             status = 500
-        if request.method == "GET":
-            reported_error = error
-        else:
-            reported_error = with_next_step(error, name)
-        return web.json_response({"error": f"{name}: {reported_error.strerror or error}"}, status=status)
+        message = error.strerror or str(error)
+        if request.method != "GET" and error.errno in NEXT_STEPS:
+            message = f"{message} ({NEXT_STEPS[error.errno]})"
+        return web.json_response({"error": f"{name}: {message}"}, status=status)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import struct
 import uuid
 from collections.abc import AsyncIterator, Hashable
@@ -13,11 +14,10 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from ...storage.printable import logger
 from .answers import text_of
 from .page import Page, PageLimits
 
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
 PREVIEW_IMAGE, UNENCODED_PREVIEW_IMAGE, TEXT, PREVIEW_IMAGE_WITH_METADATA = 1, 2, 3, 4
 LARGEST_MESSAGE = 4 * 1024 * 1024  # bytes; a client sends its features and little else

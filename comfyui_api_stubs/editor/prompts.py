@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..hosts import Host
+from ..host import Host
 from . import jobs
 from .answers import answer, asked, number
 

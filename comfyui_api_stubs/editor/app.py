@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..hosts import Host
+from ..host import Host
 from .about import About
 from .bodies import bodies
 from .clients import Clients

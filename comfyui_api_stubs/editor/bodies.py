@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import StreamReader, web
 
-from ...storage.printable import logger
-
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
 STALLED = 30.0  # seconds without a byte of a body that is not complete
 

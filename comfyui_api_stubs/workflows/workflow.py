@@ -1,5 +1,5 @@
-"""Reads a workflow file in either JSON format as an API graph ({id: {class_type, inputs, _meta}}), applies --set, and
-checks the graph before anything runs.
+"""Reads a workflow in either JSON format as an API graph ({id: {class_type, inputs, _meta}}), gives its inputs other
+values, and checks the graph before anything runs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..storage.bounded_read import MB, read_bounded
-from ..storage.regular_file import open_regular
 from . import browser_nodes, editor_json, widgets
 from .problem import Problem, WorkflowError
 from .schema import COMBO, DYNAMIC_COMBO, NUMBERS, Input, Schema
-from .workflow_inside import workflow_inside
 
-MOST_BYTES = 100 * MB  # of a workflow file
 WRAPPERS = ("prompt", "workflow", "input")
 Graph = dict[str, dict[str, Any]]
 Catalogue = Callable[[str], Schema | None]
@@ -50,7 +46,7 @@ class Document:
 
     def graph(self, look_up: Catalogue) -> Graph:
         """The API graph. Raises WorkflowError that lists everything that cannot be translated."""
-        with _no_garbage():
+        with no_garbage():
             if self.is_editor:
                 self._refuse_malformed()
                 return editor_json.to_api(self.data, look_up)
@@ -66,7 +62,7 @@ class Document:
 
 
 @contextlib.contextmanager
-def _no_garbage() -> Iterator[None]:
+def no_garbage() -> Iterator[None]:
     """Do not look for garbage in the block, and later not in what it made: it makes many objects that stay to the end
     of the run, and going through them takes longer than making them.
     """
@@ -84,44 +80,6 @@ def forget() -> None:
     """Look for garbage again in everything that was read: a run that is not the last one of its process is over."""
     gc.unfreeze()
     gc.collect()
-
-
-def read(path: str) -> Document:
-    """Read a workflow file of either format, or the workflow inside of a picture or another file that ComfyUI saved.
-    Raises WorkflowError if it is missing, not JSON, or not a workflow.
-    """
-    try:
-        with _no_garbage():
-            data = _inside(path)
-            if data is None:
-                data = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8-sig"))
-    except OSError as error:
-        raise WorkflowError([Problem(f"{path}: cannot be read ({error.strerror or error})")]) from error
-    except UnicodeDecodeError as error:
-        raise WorkflowError(
-            [
-                Problem(
-                    f"{path}: not a text file in UTF-8; expected a workflow saved as JSON, or a file that ComfyUI saved"
-                    f" with the workflow inside ({error.reason})"
-                )
-            ]
-        ) from error
-    except json.JSONDecodeError as error:
-        raise WorkflowError(
-            [Problem(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})")]
-        ) from error
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or lists nested too deep
-        raise WorkflowError([Problem(f"{path}: JSON that cannot be read ({error})")]) from error
-    return parse(data, path)
-
-
-def _inside(path: str) -> Any:
-    """The workflow inside of a picture, a clip or a model; None for another file. Raises WorkflowError."""
-    with open_regular(path) as file:
-        try:
-            return workflow_inside(file)
-        except ValueError as error:
-            raise WorkflowError([Problem(f"{path}: {error}")]) from error
 
 
 def _unwrapped(data: Any) -> Any:
@@ -195,7 +153,7 @@ def malformed_assignments(assignments: Iterable[str]) -> list[Problem]:
 
 def set_values(graph: Graph, assignments: Iterable[str], look_up: Catalogue) -> tuple[Graph, list[Problem]]:
     """A copy of the graph with every NODE.INPUT=VALUE applied, and the problems with those that could not be."""
-    with _no_garbage():
+    with no_garbage():
         result = {node_id: {**node, "inputs": dict(node["inputs"])} for node_id, node in graph.items()}
     problems = []
     for assignment in assignments:

@@ -7,12 +7,17 @@ from typing import Any
 
 from aiohttp import web
 
-from ...host import browser_json
-
 
 def text_of(value: Any) -> str:
-    """JSON that every browser can read; a value that JSON cannot hold becomes its str()."""
-    return browser_json.text_of(value, default=str)
+    """JSON that every browser can read: NaN and infinities become null, a value that JSON cannot hold its str()."""
+    try:
+        return json.dumps(value, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=_null))
+
+
+def _null(name: str) -> None:
+    """For NaN, Infinity and -Infinity, which are Python's and no JSON."""
 
 
 def answer(value: Any, status: int = 200) -> web.Response:

@@ -5,7 +5,9 @@ subgraph blueprints.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -14,17 +16,15 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from ...storage.bounded_read import MB, read_bounded
-from ...storage.digest import sha256
-from ...storage.printable import logger
-from ..hosts import Host
+from ..host import Host
+from . import disk
 from .answers import answer, problem
 from .files import served
 from .paths import inside, single
 
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
-MOST_BYTES = 100 * MB  # of a workflow or of texts
+MOST_BYTES = 100 * disk.MB  # of a workflow or of texts
 EXAMPLES = ("example_workflows", "example", "examples", "workflow", "workflows")
 # What front ends of 1.49 open with: the essential templates of this title.
 MODULE = {"category": "Examples", "title": "Getting Started", "type": "image", "isEssential": True}
@@ -168,13 +168,13 @@ class Packs:
         if blueprint is None:
             return problem("there is no such subgraph", 404)
         entry, path = blueprint
-        return answer({**entry, "data": read_bounded(path, MOST_BYTES).decode("utf-8")})
+        return answer({**entry, "data": disk.read(path, MOST_BYTES).decode("utf-8")})
 
     def _blueprints(self) -> dict[str, tuple[dict[str, Any], Path]]:
         blueprints = {}
         for pack, folder in self.nodes.LOADED_MODULE_DIRS.items():
             for path in sorted(Path(folder, "subgraphs").glob("*.json")):
-                key = sha256(f"{pack}/{path.name}".encode()).hexdigest()
+                key = hashlib.sha256(f"{pack}/{path.name}".encode()).hexdigest()
                 blueprints[key] = (
                     {"source": "custom_node", "name": path.stem, "info": {"node_pack": f"custom_nodes.{pack}"}},
                     path,
@@ -204,7 +204,7 @@ def _template(pack: str, path: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if there is no file, or if it is broken (which is logged)."""
     try:
-        content = json.loads(read_bounded(path, MOST_BYTES).decode("utf-8"))
+        content = json.loads(disk.read(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from ...storage.printable import logger
-
-log = logger(__name__)
+log = logging.getLogger(__name__)
 
 TRY_AGAIN = 1013  # WebSocket close code: the server cannot serve this page now
 TOO_SLOW = "this page did not read the server's events in time; reload it"

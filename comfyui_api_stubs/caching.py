@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .problem import HostError
+from .host_error import HostError
 
 GB = 1024**3
 # What a ComfyUI of 0.3.64 calls a way that newer ones have another name for.
