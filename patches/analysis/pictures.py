@@ -74,7 +74,7 @@ def draw_cells(table: CellTable) -> Tensor:
         pen.text((_LEFT - 8, y + height / 2), name, fill=_INK, anchor="rm")
         for place, value in enumerate(values):
             box = [_LEFT + place * step, y, _LEFT + (place + 1) * step - 1, y + height - 2]
-            pen.rectangle(box, fill=_cell_colour(value))
+            pen.rectangle(box, fill=_cell_color(value))
             if value is not None and step >= 34:
                 pen.text((box[0] + step / 2, y + height / 2), f"{value:+.2f}", fill=_cell_ink(value), anchor="mm")
     for place, name in enumerate(table.columns):
@@ -82,7 +82,7 @@ def draw_cells(table: CellTable) -> Tensor:
     return as_image(image)
 
 
-def _cell_colour(value: float | None) -> tuple[int, int, int]:
+def _cell_color(value: float | None) -> tuple[int, int, int]:
     if value is None:
         return _GRID
     end = _STRONG
@@ -121,15 +121,15 @@ def _draw_chart(image: object, pen: ImageDraw.ImageDraw, chart: BarChart, above:
     step = (_RIGHT - _LEFT) / max(8, len(chart.bars))
     for place, bar in enumerate(chart.bars):
         left = _LEFT + place * step
-        colour = _STRONG if bar.strong else _PALE
-        pen.rectangle([left + 0.1 * step, low - _BARS * bar.value / top, left + 0.9 * step, low], fill=colour)
+        color = _STRONG if bar.strong else _PALE
+        pen.rectangle([left + 0.1 * step, low - _BARS * bar.value / top, left + 0.9 * step, low], fill=color)
         draw_upright(image, bar.name, left + step / 2, low + 5)
     pen.line([(_LEFT, low), (_RIGHT, low)], fill=_INK)
     pen.line([(_LEFT, low), (_LEFT, high)], fill=_INK)
 
 
 def draw_upright(image: object, text: str, middle: float, top: float) -> None:
-    """A text turned by 90 degrees, which ends at `top`, centred across."""
+    """A text turned by 90 degrees, which ends at `top`, centered across."""
     from PIL import Image, ImageDraw
 
     assert isinstance(image, Image.Image)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...storage.regular_file import open_regular
 from ...storage.safetensors import TensorInfo
-from ..models.recognise import recognise_lora
 from ..models.recognition import text_width
+from ..models.recognize import recognize_lora
 from . import open_file, parse
 from .key_formats import registry as key_formats
 from .peft_config import peft_configs
@@ -57,7 +57,7 @@ def contents(state: Mapping[str, Tensor]) -> str:
     """A LoRA's contents in one line, from names and shapes: kinds of layers with their counts, ranks, model family."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summary(shapes)
-    family = recognise_lora(shapes.items())
+    family = recognize_lora(shapes.items())
     if kinds:
         parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))]
     else:
@@ -117,7 +117,7 @@ def describe(path: str) -> dict[str, Any]:
     tensors, metadata = open_file.header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
     kinds, ranks = parse.summary(shapes)
-    family = recognise_lora(shapes.items())
+    family = recognize_lora(shapes.items())
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
     tags = _tags(metadata.get("ss_tag_frequency", ""))
@@ -198,7 +198,7 @@ def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if base_model:
         return f"{_short(base_model)} (its metadata)"
-    family = recognise_lora(shapes.items())
+    family = recognize_lora(shapes.items())
     if family is not None:
         return f"{family.title} {parse.BY_SHAPES}"
     width = text_width(shapes.items())

@@ -17,7 +17,7 @@ from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedL
 from ..adapters.layer import AdditiveLayer, Layer, WeightLayer
 from ..adapters.registry import tensor_names
 from ..adapters.row_parts import rows_of
-from ..models.recognise import recognise_lora
+from ..models.recognize import recognize_lora
 from ..patching.fuse import Slice
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
@@ -521,7 +521,7 @@ def _unusable(
     if not layers and text and not unmatched:
         return [f"it is for a text encoder only ({_some(text)}); connect CLIP"]
     if not layers:
-        family = recognise_lora((name, tensor.shape) for name, tensor in state.items())
+        family = recognize_lora((name, tensor.shape) for name, tensor in state.items())
         if family is not None and family.title == model_family():
             return [
                 f"it is for {family.title}, as this model is, but all of its names are unknown"

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...storage.printable import logger
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
-from ..models.recognise import recognise_lora
 from ..models.recognition import factors_of
+from ..models.recognize import recognize_lora
 from ..patching.fuse import MERGEABLE_DTYPES, Patch, additive
 from ..patching.plan import CHANGING
 from . import block_weights, layer_names, metadata, parse
@@ -153,7 +153,7 @@ def read_stack_to_merge(
         for weight, on_weight in by_weight.items():
             dtype = base_weights[space][weight].dtype
             if dtype not in MERGEABLE_DTYPES and not additive(on_weight):
-                reading.problems.append(f"{weight}: it is quantised ({dtype})")
+                reading.problems.append(f"{weight}: it is quantized ({dtype})")
     reading.raise_problems()
     return LoraStackPatches(patches, [], report)
 
@@ -214,7 +214,7 @@ def _family_title(weights: ModelWeights) -> str:
     for (space, name), shape in weights.shapes.items():
         if space == "model" and name.endswith(".weight") and len(shape) == 2:
             layers[name.removesuffix(".weight")] = shape
-    family = recognise_lora(factors_of(layers).items())
+    family = recognize_lora(factors_of(layers).items())
     if family is None:
         return ""
     return family.title

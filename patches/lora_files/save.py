@@ -12,7 +12,7 @@ from ...storage.problem_list import problem_lines
 from ...storage.safetensors import safetensors_bytes
 from ..adapters.tlora import SCHEDULE
 from ..models.family import Kohya, ModelFamily, ModelSpec
-from ..models.recognise import recognise_lora
+from ..models.recognize import recognize_lora
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .key_formats.kohya import is_inner_parameter
@@ -78,7 +78,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
-    return recognise_lora((name, tuple(tensor.shape)) for name, tensor in lora.items())
+    return recognize_lora((name, tuple(tensor.shape)) for name, tensor in lora.items())
 
 
 def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have
+# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantize and have
 # none either.
 INFERENCE_ONLY = {
     "attention_sage": "SageAttention (--use-sage-attention)",
@@ -23,7 +23,7 @@ INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; must not mat
 }
 
 # Exact like PyTorch's own, but their backward keeps (or recomputes) the whole matrix of scores.
-MATERIALISING = {"attention_basic", "attention_split", "attention_sub_quad"}
+MATERIALIZING = {"attention_basic", "attention_split", "attention_sub_quad"}
 
 FEWER_KEYS = {
     "attention_sage": (
@@ -81,7 +81,7 @@ class TrainingKernel:
     ) -> Tensor:
         refuse_inference_only(kernel if self.previous is None else self.previous)
         q, k, v = _of_one_type(q, k, v)
-        if kernel_name(kernel) in MATERIALISING:
+        if kernel_name(kernel) in MATERIALIZING:
             kernel = self.sdpa
         if self.previous is None:
             return kernel(q, k, v, *args, **kwargs)

@@ -307,7 +307,7 @@ def _computed(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | Non
 
 
 def _requantized(base: nn.Parameter, patches: Sequence[Patch], seed: int | None) -> Tensor:
-    """A quantised weight with its patches, quantised again."""
+    """A quantized weight with its patches, quantized again."""
     values = dequantized(base)
     return requantized(base, patched(values, patches, out=values), seed or 0)
 

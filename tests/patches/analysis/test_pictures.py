@@ -1,4 +1,4 @@
-"""What the pictures of LoRA Effect and LoRA Conflicts show: lengths, colours and places, read from their pixels."""
+"""What the pictures of LoRA Effect and LoRA Conflicts show: lengths, colors and places, read from their pixels."""
 
 import pytest
 import torch

@@ -23,8 +23,8 @@ from graft_nodes.training.memory import layer_ring, offload
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.inference_tensors import as_normal_tensors
 from graft_nodes.training.memory.layer_ring import layers_on_host
-from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.registry import format_named
+from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.registry import format_named
 from graft_nodes.training.memory.saved_tensors import CopiesWhereNeeded
 from graft_nodes.training.run.compiled_blocks import BlockCompiler
 from graft_nodes.training.trainable.install import attached, init_trainable
@@ -110,7 +110,7 @@ def stack(seed, names, bypass):
 SETTINGS = AdapterSettings(targets="all", pattern="blocks.*", rank=2)
 # These lie over weights: what stacks do beneath shows when they have left, and where they share no tied weight at the
 # next change of stacks.
-ALIASES = {"adapters", "normal", "quantised"}
+ALIASES = {"adapters", "normal", "quantized"}
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +219,8 @@ class Sequence:
         if "ring" not in self.on:
             self.enter("units", units(self.of))
 
-    def quantised_comes(self):
-        self.enter("quantised", quantised(self.of, format_named("int8"), CPU))
+    def quantized_comes(self):
+        self.enter("quantized", quantized(self.of, format_named("int8"), CPU))
 
     def normal_comes(self):
         self.enter("normal", as_normal_tensors(self.of))
@@ -277,7 +277,7 @@ class Sequence:
 
     def compare(self, found):
         assert torch.isfinite(found).all()
-        if {"routing", "quantised", "values"} & self.on.keys() or not self.is_exact:
+        if {"routing", "quantized", "values"} & self.on.keys() or not self.is_exact:
             return
         weights = dict(self.base)
         for change in self.changes.values():

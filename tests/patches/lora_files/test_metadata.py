@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import torch
 from graft_nodes.patches.lora_files import metadata
-from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognize import recognize_lora
 from safetensors.torch import save_file
 
 SDXL = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
@@ -159,7 +159,7 @@ def test_describe_reads_no_tensor(tmp_path):
     ],
 )
 def test_families(name, columns, family):
-    found = recognise_lora([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
+    found = recognize_lora([(f"{name}.lora_down.weight", (4, columns)), (f"{name}.lora_up.weight", (9, 4))])
     assert (found.name if found else None) == family
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
 from graft_nodes.patches.lora_files.save import hashes, left_out_by_comfyui, saved_metadata, to_key_format
-from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognize import recognize_lora
 from safetensors.torch import save
 
 BASE = "diffusion_model.input_blocks.1.1.proj_in"
@@ -369,9 +369,9 @@ def test_families_that_share_names(layers, family):
         for layer, (rows, columns) in layers.items()
         for side, shape in (("up", (rows, 2)), ("down", (2, columns)))
     }
-    found = recognise_lora(shapes.items())
+    found = recognize_lora(shapes.items())
     assert (found and found.name) == family
-    recognise_lora([(name, ()) for name in shapes])  # a file may hold anything under these names
+    recognize_lora([(name, ()) for name in shapes])  # a file may hold anything under these names
 
 
 def test_families_without_a_table_keep_their_names():

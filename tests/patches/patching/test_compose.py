@@ -305,7 +305,7 @@ def test_within_the_rounding_of_bfloat16(kind):
     assert (found.double() - exact).abs().mean() <= 1.5 * (merged.double() - exact).abs().mean()
 
 
-class Quantised(nn.Module):
+class Quantized(nn.Module):
     """A host's linear module whose weight is bytes in another shape, multiplied out in its forward."""
 
     def __init__(self, rows, columns):
@@ -319,15 +319,15 @@ class Quantised(nn.Module):
         return nn.functional.linear(x, weight, self.bias.to(x.dtype))
 
 
-def test_a_quantised_weight_is_read_through_its_forward():
-    module = Quantised(24, 16)
+def test_a_quantized_weight_is_read_through_its_forward():
+    module = Quantized(24, 16)
     assert torch.allclose(weight_of(module, *CPU), (module.weight.float() * 0.003).view(24, 16), atol=1e-6)
     assert torch.equal(bias_of(module, *CPU), module.bias)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_on_a_quantised_module(kind):
-    generator, module, x = torch.Generator().manual_seed(1), Quantised(24, 16), torch.randn(3, 16)
+def test_every_kind_on_a_quantized_module(kind):
+    generator, module, x = torch.Generator().manual_seed(1), Quantized(24, 16), torch.randn(3, 16)
     patches = [Patch(layer("lora", (24, 16), generator), 0.5), Patch(layer(kind, (24, 16), generator), 0.7)]
     wanted = nn.functional.linear(x, in_order(weight_of(module, *CPU), patches), module.bias)
     assert torch.allclose(at_activations(module, patches, x)[0], wanted, rtol=0, atol=2e-5)

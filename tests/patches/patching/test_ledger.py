@@ -504,7 +504,7 @@ class Packed(nn.Parameter):
 
 
 class Int8Linear(nn.Module):
-    """As packs of quantised models have it: no nn.Linear, but with its features."""
+    """As packs of quantized models have it: no nn.Linear, but with its features."""
 
     def __init__(self, of):
         super().__init__()
@@ -517,7 +517,7 @@ class Int8Linear(nn.Module):
         return nn.functional.linear(x, self.weight * self.weight_scale, self.bias)
 
 
-def test_quantised_weights_are_patched_at_the_activations():
+def test_quantized_weights_are_patched_at_the_activations():
     of, x = model(), torch.randn(3, 6)
     one = stack(of, NAMES, bypass=True)
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
@@ -526,7 +526,7 @@ def test_quantised_weights_are_patched_at_the_activations():
     merge, bypass, _, reasons = plan_weights(of, one.patches, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {
-        "at the activations because it is quantised (weight_scale)": 1,
+        "at the activations because it is quantized (weight_scale)": 1,
         "at the activations because it is a Packed": 1,
     }
     del of[3], of[2]

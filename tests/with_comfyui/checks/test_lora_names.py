@@ -23,8 +23,8 @@ from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.open_file import load_once
 from graft_nodes.patches.models import registry
-from graft_nodes.patches.models.recognise import recognise_lora
 from graft_nodes.patches.models.recognition import factors_of
+from graft_nodes.patches.models.recognize import recognize_lora
 from safetensors.torch import save_file
 from tiny_families import EVERY
 
@@ -1177,16 +1177,16 @@ def whole(name):
         return config.get_model(dict(family.weights), "", place)
 
 
-@pytest.mark.column("recognised")
+@pytest.mark.column("recognized")
 @pytest.mark.parametrize("name", EVERY)
-def test_a_lora_on_the_whole_model_is_recognised(name, record_property):
+def test_a_lora_on_the_whole_model_is_recognized(name, record_property):
     state = whole(name).diffusion_model.state_dict()
     layers = {path.removesuffix(".weight"): tensor.shape for path, tensor in state.items() if path.endswith(".weight")}
     layers = {path: shape[:2] for path, shape in layers.items() if len(shape) == 2}
     dotted = factors_of({f"diffusion_model.{path}": shape for path, shape in layers.items()})
     kohyas = factors_of({f"lora_unet_{path.replace('.', '_')}": shape for path, shape in layers.items()})
     for shapes in (dotted, kohyas):
-        found = recognise_lora(shapes.items())
+        found = recognize_lora(shapes.items())
         assert getattr(found, "name", None) == WHOLE[name][1]
     if WHOLE[name][1] is None:
         record_property("says", "no")
