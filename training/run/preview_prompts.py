@@ -132,8 +132,8 @@ def notes(prompts: Sequence[PromptLine], trigger: str) -> list[str]:
         numbers_by_flags.setdefault(prompt.unused, []).append(number)
     numbers_by_flags.pop((), None)
     lines = [
-        f"{_named(numbers)}: {', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not used; latent gives the size and"
-        " the frames, and previews are sampled with Euler"
+        f"{_named(numbers)}: {', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not used; latent gives the size"
+        " and the frames, and previews are sampled with Euler"
         for flags, numbers in numbers_by_flags.items()
     ]
     with_word = [
