@@ -115,13 +115,13 @@ def recipe_of(model: Any, data: Any, steps: int, strength: str) -> Any:
     """What Training Recipe chooses on this machine."""
     from graft_nodes import host
     from graft_nodes.host.device_memory import training_device
-    from graft_nodes.patches.models.recognise import recognise_model
+    from graft_nodes.patches.models.recognise import recognize_model
     from graft_nodes.training.recipes.choose import Wish, recipe
     from graft_nodes.training.recipes.facts import facts_of, pictures_of
 
     module = model.model.diffusion_model
     prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
-    facts = facts_of(module, recognise_model(module), prediction)
+    facts = facts_of(module, recognize_model(module), prediction)
     return recipe(facts, Wish(GOAL, strength=strength, steps=steps), training_device(model), pictures_of(data))
 
 

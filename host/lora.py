@@ -196,7 +196,7 @@ def _targets(
             targets[key] = Target(space, weight)
         else:
             targets[key] = Target(space, *weight)
-    shapes = {**ledger.shapes(patcher.model), **_shapes_before_enlarging(patcher)}
+    shapes = {**ledger.weight_shapes(patcher.model), **_shapes_before_enlarging(patcher)}
     return targets, {(space, name): shape for name, shape in shapes.items()}
 
 

@@ -13,7 +13,7 @@ import torch
 from ..patches.core.clones import put_call, put_callback
 from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
-from ..patches.patching.fuse import Stack, additive
+from ..patches.patching.fuse import Stack, are_additive
 from ..patches.patching.rounding import rounds_stochastically
 from ..storage.printable import logger
 
@@ -174,7 +174,7 @@ def _bases_in_backup(patcher: Any) -> Iterator[None]:
     for name in [name for name, saved in patcher.backup.items() if hasattr(saved, "graft_stack")]:
         del patcher.backup[name]
     yield
-    for name, base in ledger.bases(patcher.model).items():
+    for name, base in ledger.base_weights(patcher.model).items():
         patcher.backup.setdefault(name, _BackedUpBase(base, False))
 
 
@@ -203,7 +203,7 @@ def _after_host_patches(model: Any, stack: Stack) -> Stack:
 
 
 def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:
-    if weight in stack.bypass or additive(stack.patches[weight]):
+    if weight in stack.bypass or are_additive(stack.patches[weight]):
         return False
     return _patched_in_use(model, weight)
 

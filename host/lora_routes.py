@@ -18,7 +18,7 @@ from ..patches.lora_files import beside, incoming, metadata, row_check
 from ..patches.lora_files.near_names import file_name
 from ..storage.atomic import Draft, move_to_free_name, shared_draft, sweep_drafts
 from ..storage.digest import sha256_of_file
-from ..storage.disk_errors import disk_errors_at
+from ..storage.disk_errors import explain_disk_errors
 from ..storage.printable import logger
 from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
@@ -76,7 +76,7 @@ def _preview(request: Any) -> Answer:
     """{"picture": a data URL or "", "problem": why one that is there cannot be shown}."""
     name = _listed(request)
     try:
-        return 200, {"picture": beside.preview(folders.lora_path(name)), "problem": ""}
+        return 200, {"picture": beside.preview_url(folders.lora_path(name)), "problem": ""}
     except beside.NoPicture as error:
         return 200, {"picture": "", "problem": str(error)}
     except ValueError as error:
@@ -88,7 +88,7 @@ def _row(request: Any) -> Answer:
     name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
     if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
         raise ValueError(f"block weights and schedules have at most {_LONGEST} characters")
-    problems = row_check.checked(blocks, schedule)
+    problems = row_check.check_texts(blocks, schedule)
     names: list[str] = []
     if folders.listed(name):
         try:
@@ -188,7 +188,7 @@ async def _take_in(request: Any, name: str) -> Answer:
     size: int = request.content_length
     await asyncio.to_thread(check, name, size)
     target = os.path.join(folders.loras_folder(), name)
-    with disk_errors_at(target):
+    with explain_disk_errors(target):
         draft = await asyncio.to_thread(Draft, shared_draft(target))
         try:
             await _receive(request.content, size, draft)

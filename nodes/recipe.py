@@ -85,7 +85,7 @@ class GraftRecipe(GraftNode):
         cls, model, goal="subject", memory="auto", strength="normal", steps=2000, dataset=None
     ) -> io.NodeOutput:
         from ..host.device_memory import training_device
-        from ..patches.models.recognise import recognise_model
+        from ..patches.models.recognise import recognize_model
         from ..training.recipes.choose import Wish, recipe
         from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report
@@ -95,7 +95,7 @@ class GraftRecipe(GraftNode):
         diffusion_model = model.model.diffusion_model
         prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
         with host.whole_models.typed(model):
-            facts = facts_of(diffusion_model, recognise_model(diffusion_model), prediction)
+            facts = facts_of(diffusion_model, recognize_model(diffusion_model), prediction)
         device = training_device(model)
         pictures = pictures_of(dataset) if dataset is not None else ()
         chosen = recipe(facts, wish, device, pictures)

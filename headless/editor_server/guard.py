@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ...host import other_site
-from ...storage.disk_errors import with_next_step
+from ...storage.disk_errors import add_next_step
 from ...storage.printable import logger
 from ...storage.regular_file import NotAFile
 from .answers import NotJson
@@ -154,5 +154,5 @@ async def explained(request: web.Request, handler: Handler) -> web.StreamRespons
         if request.method == "GET":
             reported_error = error
         else:
-            reported_error = with_next_step(error, name)
+            reported_error = add_next_step(error, name)
         return web.json_response({"error": f"{name}: {reported_error.strerror or error}"}, status=status)

@@ -23,7 +23,7 @@ INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; must not mat
 }
 
 # Exact like PyTorch's own, but their backward keeps (or recomputes) the whole matrix of scores.
-MATERIALISING = {"attention_basic", "attention_split", "attention_sub_quad"}
+MATERIALIZING = {"attention_basic", "attention_split", "attention_sub_quad"}
 
 FEWER_KEYS = {
     "attention_sage": (
@@ -80,15 +80,15 @@ class TrainingKernel:
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         refuse_inference_only(kernel if self.previous is None else self.previous)
-        q, k, v = _of_one_type(q, k, v)
-        if kernel_name(kernel) in MATERIALISING:
+        q, k, v = _to_narrowest_type(q, k, v)
+        if kernel_name(kernel) in MATERIALIZING:
             kernel = self.sdpa
         if self.previous is None:
             return kernel(q, k, v, *args, **kwargs)
         return self.previous(kernel, q, k, v, *args, **kwargs)
 
 
-def _of_one_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _to_narrowest_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three in the narrowest type that one of them has: that of the products, which nothing has widened."""
     dtype = min((v.dtype, q.dtype, k.dtype), key=lambda dtype: dtype.itemsize)
     return q.to(dtype), k.to(dtype), v.to(dtype)

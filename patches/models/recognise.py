@@ -12,18 +12,18 @@ from .layers import is_linear
 from .recognition import LoraShapes
 
 
-def recognise_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily | None:
+def recognize_lora(tensors: Iterable[tuple[str, Sequence[int]]]) -> ModelFamily | None:
     """The family indicated by the (name, shape) pairs of a LoRA's tensors; None if they do not tell."""
     file = LoraShapes(tensors)
     if file.is_unet:
-        return _by_text_width(file) or _by_unet_names(file)
+        return _find_by_text_width(file) or _find_by_unet_names(file)
     for family in registry.FAMILIES:
         if family.recognition.fits(file):
             return family
-    return _by_shared_names(file)
+    return _find_by_shared_names(file)
 
 
-def _by_text_width(file: LoraShapes) -> ModelFamily | None:
+def _find_by_text_width(file: LoraShapes) -> ModelFamily | None:
     """The UNet whose cross-attention reads text of this width; None if layers contradict each other."""
     matches = [_family_of_text(width) for width in file.text_widths()]
     if len(set(matches)) == 1:
@@ -38,7 +38,7 @@ def _family_of_text(width: int) -> ModelFamily | None:
     return None
 
 
-def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
+def _find_by_unet_names(file: LoraShapes) -> ModelFamily | None:
     """The only UNet with such layers, for a file whose cross-attention does not tell."""
     if file.text_widths() and all(_family_of_text(width) is None for width in file.text_widths()):
         return None  # a text of a width that no family knows
@@ -49,7 +49,7 @@ def _by_unet_names(file: LoraShapes) -> ModelFamily | None:
     return None
 
 
-def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
+def _find_by_shared_names(file: LoraShapes) -> ModelFamily | None:
     """The family whose columns match, among those with the same names; tries other names if several match."""
     claims: dict[str, list[ModelFamily]] = {}
     for family in registry.FAMILIES:
@@ -57,13 +57,13 @@ def _by_shared_names(file: LoraShapes) -> ModelFamily | None:
         if shared is not None and shared.fits(file):
             claims.setdefault(shared.pattern, []).append(family)
     for families in claims.values():
-        deciding = _without_overruled(families)
+        deciding = _drop_overruled(families)
         if len(deciding) == 1:
             return deciding[0]
     return None
 
 
-def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
+def _drop_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
     """The families, minus those with columns that a family with a further sign (`also`) has too."""
     overruled: set[int] = set()
     for family in families:
@@ -78,11 +78,11 @@ def _without_overruled(families: Sequence[ModelFamily]) -> list[ModelFamily]:
     return remaining
 
 
-def recognise_model(model: nn.Module) -> ModelFamily | None:
+def recognize_model(model: nn.Module) -> ModelFamily | None:
     """The family of a diffusion model, from the names and shapes of its linear layers; None if they do not tell."""
     shapes: list[tuple[str, tuple[int, ...]]] = []
     for name, part in model.named_modules():
         if is_linear(part):
             columns = int(part.in_features)
             shapes.append((f"diffusion_model.{name}.lora_down.weight", (1, columns)))
-    return recognise_lora(shapes)
+    return recognize_lora(shapes)

@@ -106,7 +106,7 @@ class Loras(Target):
         super().__init__(place)
         self.path = place / "lora.safetensors"
         self.model = model()
-        self.shapes = {("model", name): shape for name, shape in ledger.shapes(self.model).items()}
+        self.shapes = {("model", name): shape for name, shape in ledger.weight_shapes(self.model).items()}
         self.base, self.targets = hash_of(self.model), key_map()
 
     def cases(self) -> st.SearchStrategy[Any]:
@@ -125,10 +125,10 @@ class Loras(Target):
             assert str(self.path) in str(error), f"the error does not name the file: {error}"
             refused = error
         state, said = open_file.load(str(self.path))
-        metadata.about(said)
-        metadata.contents(state)
-        names = {**self.targets, **layer_names.find_targets(parse.names(state), self.targets, self.shapes)}
-        hint, configs = metadata.made_for(state, said), peft_configs(said)
+        metadata.summarize(said)
+        metadata.summarize_contents(state)
+        names = {**self.targets, **layer_names.find_targets(parse.layer_names(state), self.targets, self.shapes)}
+        hint, configs = metadata.guess_model(state, said), peft_configs(said)
         keys, trainer = key_formats.generic_keys(state), oft_trainer(state, said)
         parsed = parse.read(keys, names, self.shapes, "lora", True, hint, configs, trainer)
         patches: dict[str, list[Patch]] = {}
@@ -140,7 +140,7 @@ class Loras(Target):
             run(self.model)
         finally:
             ledger.detach(self.model, "fuzz")
-        save.saved_metadata(state, "lora", said)
+        save.build_metadata(state, "lora", said)
         if refused is not None:
             raise refused
 

@@ -134,9 +134,9 @@ def model(title: str, dtype: str) -> Any:
 
 def _facts(title: str, dtype: str) -> ModelFacts:
     from graft_nodes.host.model_sampling import prediction_type
-    from graft_nodes.patches.models.recognise import recognise_model
+    from graft_nodes.patches.models.recognise import recognize_model
     from graft_nodes.training.recipes.facts import facts_of
 
     built = model(title, dtype)
     network = built.diffusion_model
-    return facts_of(network, recognise_model(network), prediction_type(built.model_sampling))
+    return facts_of(network, recognize_model(network), prediction_type(built.model_sampling))

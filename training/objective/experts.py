@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...patches.models.recognise import recognise_model
+from ...patches.models.recognise import recognize_model
 from .settings import ObjectiveSettings
 from .timesteps import BOTH_EXPERTS, HIGH_NOISE, LOW_NOISE, NO_EXPERT
 
@@ -33,7 +33,7 @@ def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> Objectiv
         )
     if settings.expert == NO_EXPERT or settings.boundary:
         return settings
-    family = recognise_model(model)
+    family = recognize_model(model)
     boundary = None
     if family is not None and family.expert_boundary is not None:
         boundary = family.expert_boundary(model)

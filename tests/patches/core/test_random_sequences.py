@@ -12,12 +12,12 @@ import torch
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.core.calls import around, has_other_forward
 from graft_nodes.patches.core.ledger import ATTRIBUTE, owners
-from graft_nodes.patches.core.slots import held_values, swap
+from graft_nodes.patches.core.slots import hold_values, swap
 from graft_nodes.patches.models.routed_blocks import RoutedBlocks
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.switched_stack import SwitchedStack
-from graft_nodes.patches.token_routing.route import Routed
+from graft_nodes.patches.token_routing.route import RoutedPass
 from graft_nodes.training.distributed import fsdp
 from graft_nodes.training.memory import layer_ring, offload
 from graft_nodes.training.memory.checkpointing import checkpointed
@@ -187,7 +187,7 @@ class Sequence:
         one = stack(self.random.randrange(10**6), self.random.sample(LINEARS, 2), True)
         switched = SwitchedStack(self.of, one.patches, (torch.float32, CPU))
         self.changes["switched"], self.on["switched"] = changes_of(one), switched.remove
-        with switched.off():
+        with switched.switch_off():
             self.of(INPUT)
 
     def adapters_come(self):
@@ -213,7 +213,7 @@ class Sequence:
 
     def routing_comes(self):
         called = RoutedBlocks(blocks="blocks", image="x")
-        self.enter("routing", Routed([[(block, called) for block in self.of.blocks]], None, 0.5, 1).entered())
+        self.enter("routing", RoutedPass([[(block, called) for block in self.of.blocks]], None, 0.5, 1).enter())
 
     def units_come(self):
         if "ring" not in self.on:
@@ -229,7 +229,7 @@ class Sequence:
         self.enter("swap", swap(self.of, "shift", torch.zeros(WIDTH)))
 
     def values_come(self):
-        self.enter("values", held_values(self.of.first.bias))
+        self.enter("values", hold_values(self.of.first.bias))
         self.of.first.bias.add_(1.0)
 
     def probe_comes(self):

@@ -9,7 +9,7 @@ from graft_nodes.patches.models import registry
 from graft_nodes.patches.models.block_names import BlockNames
 from graft_nodes.patches.models.family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
 from graft_nodes.patches.models.layer_names import LayerNames
-from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognise import recognize_lora
 from graft_nodes.patches.models.recognition import Recognition, factors_of
 from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
@@ -83,7 +83,7 @@ def test_recipes_are_of_families():
 
 @pytest.mark.parametrize(("family", "layers"), EXAMPLES)
 def test_a_family_recognises_its_own_files(family, layers):
-    recognised = recognise_lora(factors_of(layers).items())
+    recognised = recognize_lora(factors_of(layers).items())
     assert recognised is not None and recognised.name == family.name
 
 

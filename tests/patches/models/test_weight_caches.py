@@ -47,7 +47,9 @@ def alike(model, strength):
     """What the network gives is what its layer gives with a stack at this strength, computed by hand."""
     (patch,) = stack(1.0).patches["network.layer.weight"]
     network = model["network"]
-    bare = network.layer.weight if not ledger.bases(model) else ledger.bases(model)["network.layer.weight"]
+    bare = (
+        network.layer.weight if not ledger.base_weights(model) else ledger.base_weights(model)["network.layer.weight"]
+    )
     expected = nn.functional.linear(X, bare + strength * patch.layer.delta((4, 3)), network.layer.bias)
     return torch.allclose(network(X), expected, atol=1e-5)
 

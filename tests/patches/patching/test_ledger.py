@@ -15,8 +15,8 @@ from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.patching import ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.huge_pages import empty
-from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
+from graft_nodes.patches.patching.huge_pages import allocate
+from graft_nodes.patches.patching.ledger import Version, attach, attached_stacks, detach
 from graft_nodes.patches.patching.plan import plan_weights
 from graft_nodes.training.memory.inference_tensors import as_normal_tensors
 from hypothesis import settings
@@ -74,7 +74,7 @@ def expected(base, stacks, x):
     for name, parameter in by_hand.named_parameters():
         parameter.copy_(base[name])
         for patch in [patch for of in stacks for patch in of.patches.get(name, ())]:
-            if not patch.layer.additive:
+            if not patch.layer.is_additive:
                 parameter += patch.strength * (patch.layer.apply(parameter.float()) - parameter)
                 continue
             change = (
@@ -104,7 +104,7 @@ def test_detach_in_any_order_restores_the_base(order):
     for name in "abc":
         attach(of, name, [stacks[name]])
     for name in order:
-        assert torch.allclose(of(x).double(), expected(before.bytes, attached(of), x), atol=1e-4)
+        assert torch.allclose(of(x).double(), expected(before.bytes, attached_stacks(of), x), atol=1e-4)
         detach(of, name)
     before.check(of)
 
@@ -116,9 +116,9 @@ def test_twice_by_one_owner_and_once_by_two():
     live = of.get_parameter("0.weight")
     attach(of, "a", [one])
     attach(of, "b", [one])
-    assert attached(of) == [one] and of.get_parameter("0.weight") is live
+    assert attached_stacks(of) == [one] and of.get_parameter("0.weight") is live
     detach(of, "a")
-    assert attached(of) == [one]
+    assert attached_stacks(of) == [one]
     detach(of, "b")
     detach(of, "b")
     before.check(of)
@@ -171,7 +171,7 @@ def test_nothing_is_imported_when_a_stack_goes(monkeypatch):
     for bypass in (False, True):
         attach(of, 1, [stack(of, NAMES, bypass=bypass)])
         with monkeypatch.context() as patched:
-            patched.delitem(sys.modules, empty.__module__)
+            patched.delitem(sys.modules, allocate.__module__)
             patched.setattr(sys, "meta_path", None)
             detach(of, 1)
         before.check(of)
@@ -478,7 +478,7 @@ class Sequences(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         held = [each for stacks in self.owners.values() for each in stacks]
-        assert attached(self.model) == held
+        assert attached_stacks(self.model) == held
         x = torch.linspace(-1, 1, 12).view(2, 6)
         wanted = expected(self.before.bytes, held, x)
         assert torch.allclose(self.model(x).double(), wanted, rtol=1e-3, atol=1e-3)
@@ -522,7 +522,7 @@ def test_quantised_weights_are_patched_at_the_activations():
     one = stack(of, NAMES, bypass=True)
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
     of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
-    assert ledger.shapes(of)["0.weight"] == (8, 6) and ledger.shapes(of)["2.weight"] == (5, 8)
+    assert ledger.weight_shapes(of)["0.weight"] == (8, 6) and ledger.weight_shapes(of)["2.weight"] == (5, 8)
     merge, bypass, _, reasons = plan_weights(of, one.patches, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {
@@ -567,7 +567,7 @@ def test_every_name_of_a_tied_weight_is_one_weight(monkeypatch, on_device, names
     for _ in range(2):
         attach(of, "a", [one])
         attach(of, "b", [two])
-        assert of[0].weight is of[4].weight and set(names) <= set(ledger.bases(of))
+        assert of[0].weight is of[4].weight and set(names) <= set(ledger.base_weights(of))
         patches = [
             patch for each in (one, two) for name in ("0.weight", "4.weight") for patch in each.patches.get(name, ())
         ]

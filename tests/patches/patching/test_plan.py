@@ -16,7 +16,7 @@ from torch import nn
 
 from .test_ledger import NAMES, layer, model, stack
 
-LATE = Schedule.between(0.5, 1.0)
+LATE = Schedule.from_range(0.5, 1.0)
 
 
 def test_weights_by_mode():

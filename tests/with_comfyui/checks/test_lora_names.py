@@ -23,7 +23,7 @@ from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.open_file import load_once
 from graft_nodes.patches.models import registry
-from graft_nodes.patches.models.recognise import recognise_lora
+from graft_nodes.patches.models.recognise import recognize_lora
 from graft_nodes.patches.models.recognition import factors_of
 from safetensors.torch import save_file
 from tiny_families import EVERY
@@ -1186,7 +1186,7 @@ def test_a_lora_on_the_whole_model_is_recognised(name, record_property):
     dotted = factors_of({f"diffusion_model.{path}": shape for path, shape in layers.items()})
     kohyas = factors_of({f"lora_unet_{path.replace('.', '_')}": shape for path, shape in layers.items()})
     for shapes in (dotted, kohyas):
-        found = recognise_lora(shapes.items())
+        found = recognize_lora(shapes.items())
         assert getattr(found, "name", None) == WHOLE[name][1]
     if WHOLE[name][1] is None:
         record_property("says", "no")
@@ -1228,7 +1228,7 @@ def test_saved_names_lead_back_to_their_weights(family):
         state[f"{base}.lora_down.weight"] = torch.zeros(1, columns, *kernel)
     for names in ("kohya", "peft"):
         saved = save.to_key_format(state, names, torch.bfloat16)
-        bases = parse.names(saved)
+        bases = parse.layer_names(saved)
         targets = {**known, **layer_names.find_targets(bases, known, shapes)}
         assert [
             base for base in bases if base not in (known if names == "kohya" else targets)
