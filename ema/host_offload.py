@@ -125,7 +125,7 @@ class Offload:
         self._pending: Future[None] | None = None
 
     def take(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-        """Begin to move `average` towards the current weights."""
+        """Begin to move `average` toward the current weights."""
         check_pairs(average, weights)
         self.finish()  # the staging is free, and the averages move in order
         self.lane.fetch(weights)

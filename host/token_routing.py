@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..patches.core.clones import find_call, put_call
-from ..patches.token_routing.plan import Routing, plan_routing
 from ..patches.token_routing.route import RoutingCall
+from ..patches.token_routing.routing_plan import Routing, plan_routing
 from ..patches.token_routing.settings import RoutingSettings
 
 ROUTING_KEY = "graft_tread"  # of the wrapper

@@ -584,7 +584,7 @@ class GraftLoRAEffect(GraftNode):
     @classmethod
     def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
         from ..host.lora_effect import predictor
-        from ..patches.analysis import effect, pictures
+        from ..patches.analysis import charts, effect
         from ..patches.analysis.rows import read_rows
 
         listed = read_stack_rows(lora_stack or [])
@@ -605,7 +605,7 @@ class GraftLoRAEffect(GraftNode):
         return io.NodeOutput(
             kept,
             effect.report(effects, predict.sigmas, keep),
-            pictures.draw_bars(effect.charts(effects)),
+            charts.draw_bars(effect.charts(effects)),
             ui={"graft_effect": [shown]},
         )
 
@@ -653,7 +653,7 @@ class GraftLoRAConflicts(GraftNode):
 
     @classmethod
     def execute(cls, model, lora_stack, threshold=0.1) -> io.NodeOutput:
-        from ..patches.analysis import conflicts, pictures
+        from ..patches.analysis import charts, conflicts
         from ..patches.analysis.rows import read_rows
 
         listed = read_stack_rows(lora_stack or [])
@@ -674,7 +674,7 @@ class GraftLoRAConflicts(GraftNode):
         return io.NodeOutput(
             _with_blocks(listed, conflicts.suggest_weights(compared, found)),
             conflicts.report(compared, found, threshold),
-            pictures.draw_cells(conflicts.table(compared)),
+            charts.draw_cells(conflicts.table(compared)),
             ui={"graft_conflicts": [shown]},
         )
 

@@ -135,7 +135,7 @@ def shrink(picture: Image.Image, side: int) -> Image.Image:
 
 
 def to_eight_bit(image: Image.Image) -> Image.Image:
-    """16 bit grey as 8 bit, some rows at a time: Pillow's own conversion clips instead of scaling."""
+    """16 bit gray as 8 bit, some rows at a time: Pillow's own conversion clips instead of scaling."""
     import numpy as np
     from PIL import Image
 

@@ -77,7 +77,7 @@ def _dtype(path: str, name: str, info: TensorInfo) -> torch.dtype:
 
 
 def load_shapes(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """As `load_safetensors`, and only small tensors are read: they may say how others are quantised. The others are on
+    """As `load_safetensors`, and only small tensors are read: they may say how others are quantized. The others are on
     the meta device. It maps nothing, so the file may be larger than memory.
     """
     header, metadata = read_header(path)

@@ -22,7 +22,7 @@ from ..lora_files.low_rank import svd_of_product
 from ..lora_files.merge import file_changes
 from ..lora_files.merge_methods import FileChange
 from ..patching.fuse import Patch
-from .pictures import CellTable
+from .charts import CellTable
 from .rows import RowPatches
 
 Pair = tuple[int, int]  # places of two rows

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..lora_files.read_stack import ModelWeights
 from ..models.block_names import REST
 from ..patching.fuse import Patch
-from .pictures import Bar, BarChart
+from .charts import Bar, BarChart
 from .rows import RowPatches, blocks_of
 
 WeightPatches = Mapping[str, Sequence[Patch]]

@@ -274,7 +274,7 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
     Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantized.
     """
     names = [name for name in {**weights, **base} if name.startswith(prefix)]
-    missing, other_shape, quantised = [], [], []
+    missing, other_shape, quantized = [], [], []
     for name in names:
         if name not in weights or name not in base:
             missing.append(f"{name}: only {'model' if name in weights else 'base model'} has it")
@@ -284,8 +284,8 @@ def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], 
             other_shape.append(f"{name}: model has {shape}, base model {base_shape}")
         dtypes = {weights[name].dtype, base[name].dtype} - set(MERGEABLE_DTYPES)
         if dtypes:
-            quantised.append(f"{name}: it is quantised ({', '.join(map(str, dtypes))})")
-    problems = [*missing, *other_shape, *quantised]
+            quantized.append(f"{name}: it is quantized ({', '.join(map(str, dtypes))})")
+    problems = [*missing, *other_shape, *quantized]
     if problems:
         raise ValueError("these models have no difference that a LoRA can hold:\n" + problem_lines(problems))
     return names

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...storage.regular_file import open_regular
 from ...storage.safetensors import TensorInfo
-from ..models.recognise import recognize_lora
 from ..models.recognition import text_width
+from ..models.registry import recognize_lora
 from . import open_file, parse
 from .key_formats import registry as key_formats
 from .peft_config import peft_configs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from .key_formats.diffusers import strip_attn_processor
-from .layer_names import canonical_name
+from .layer_matching import canonical_name
 
 _GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 T = TypeVar("T")

@@ -17,12 +17,12 @@ from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedL
 from ..adapters.layer import AdditiveLayer, Layer, WeightLayer
 from ..adapters.registry import tensor_names
 from ..adapters.row_parts import slice_rows
-from ..models.recognise import recognize_lora
+from ..models.registry import recognize_lora
 from ..patching.fuse import Slice
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
-from .repeated import Claim, drop_repeated
+from .repeated_changes import Claim, drop_repeated
 from .target import Target
 
 _LISTED = 12

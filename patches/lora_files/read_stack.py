@@ -14,11 +14,11 @@ from torch import Tensor
 from ...storage.printable import logger
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
-from ..models.recognise import recognize_lora
 from ..models.recognition import factors_of
+from ..models.registry import recognize_lora
 from ..patching.fuse import MERGEABLE_DTYPES, Patch, are_additive
 from ..patching.plan import CHANGING
-from . import block_weights, layer_names, metadata, parse
+from . import block_weights, layer_matching, metadata, parse
 from .entry import LoraEntry, StateDict
 from .peft_config import peft_configs
 from .trained_scale import restore_trained_scales
@@ -153,7 +153,7 @@ def read_stack_to_merge(
         for weight, on_weight in by_weight.items():
             dtype = base_weights[space][weight].dtype
             if dtype not in MERGEABLE_DTYPES and not are_additive(on_weight):
-                reading.problems.append(f"{weight}: it is quantised ({dtype})")
+                reading.problems.append(f"{weight}: it is quantized ({dtype})")
     reading.raise_problems()
     return LoraStackPatches(patches, [], report)
 
@@ -181,7 +181,10 @@ def _read_file(
         block_weights.parse_for_model(entry.blocks, model_weights)
     trained = restore_trained_scales(entry.state_dict, entry.metadata)
     state, enlarging = _split_enlarging(convert(trained))
-    key_map = {**weights.key_map, **layer_names.find_targets(parse.layer_names(state), weights.key_map, weights.shapes)}
+    key_map = {
+        **weights.key_map,
+        **layer_matching.find_targets(parse.layer_names(state), weights.key_map, weights.shapes),
+    }
     if enlarging:
         reading.enlarging.append(_read_enlarging(entry, enlarging, key_map, weights.can_enlarge))
         if not state:

@@ -12,7 +12,7 @@ from ...storage.problem_list import problem_lines
 from ...storage.safetensors import safetensors_bytes
 from ..adapters.tlora import SCHEDULE
 from ..models.family import Kohya, ModelFamily, ModelSpec
-from ..models.recognise import recognize_lora
+from ..models.registry import recognize_lora
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .key_formats.kohya import is_inner_parameter

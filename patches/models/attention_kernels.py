@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantise and have
+# ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantize and have
 # none either.
 INFERENCE_ONLY = {
     "attention_sage": "SageAttention (--use-sage-attention)",

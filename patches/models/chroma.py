@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily
-from .layer_names import LayerNames, rename_by_table
 from .recognition import Recognition
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import TokenLayout, TransformerClass, patch_size

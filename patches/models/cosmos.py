@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, rename_by_table
 from .recognition import LoraShapes, Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, frame_count, text_length, token_grid

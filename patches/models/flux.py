@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import REST, TEXT, BlockNames, DiffusersBlocks, numbered
+from .diffusers_names import JoinedLayer, LayerNames, SwappedHalves, WeightPart, rename_by_table, square_qkv
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import JoinedLayer, LayerNames, SwappedHalves, WeightPart, rename_by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (

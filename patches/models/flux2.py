@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily
-from .layer_names import LayerNames, rename_by_table
 from .recognition import LoraShapes, Recognition, SharedNames
 
 _RENAMES = (

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table, square_qkv
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, rename_by_table, square_qkv
 from .recognition import LoraShapes, Recognition, SharedNames
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import Layout, Place, frame_count, text_length, token_count, token_grid

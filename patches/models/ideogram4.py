@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import lumina
+from .diffusers_names import LayerNames, rename_by_table, square_qkv
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, rename_by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, text_length, token_grid

@@ -1,5 +1,5 @@
-"""What a module's weight represents: whether it is plain, its shape, its values if the host keeps it quantised, and how
-new values are quantised as it is.
+"""What a module's weight represents: whether it is plain, its shape, its values if the host keeps it quantized, and how
+new values are quantized as it is.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..core.slots import swap
 
 MERGED = (torch.float32, torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts keep beside a quantised weight
+_SCALES = ("scale_weight", "weight_scale", "quant_state", "scales")  # what hosts keep beside a quantized weight
 _FUNCTIONS = ("_function", "_lowvram_function")  # of a partly loaded weight, and of a paged one
 _INPUT_SCALE = (
     "pre_quant_scale"  # of a host's layer: what it multiplies its input with, so its weight is not what counts
 )
-PROBE_NUMBERS = 2**22  # that go through a quantised module at once while its weight is read
-PROBE_SCALE = 256.0  # of a probe of a convolution: what a quantised bias beside it is rounded to does not show
+PROBE_NUMBERS = 2**22  # that go through a quantized module at once while its weight is read
+PROBE_SCALE = 256.0  # of a probe of a convolution: what a quantized bias beside it is rounded to does not show
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Linear, or a host's quantised stand-in for it."""
+    """Linear, or a host's quantized stand-in for it."""
     return isinstance(module, nn.Linear) or (hasattr(module, "in_features") and hasattr(module, "out_features"))
 
 
 def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> str | None:
-    """Why a weight is not a plain floating-point tensor (missing, quantised, another type), or None if it is. `coarse`:
+    """Why a weight is not a plain floating-point tensor (missing, quantized, another type), or None if it is. `coarse`:
     fp8 counts as plain.
     """
     weight = module._parameters.get(attribute)
@@ -42,7 +42,7 @@ def why_not_plain(module: nn.Module, attribute: str, coarse: bool = False) -> st
             return f"it is a {kind.__name__}"
     for scale in _SCALES:
         if attribute == "weight" and getattr(module, scale, None) is not None:
-            return f"it is quantised ({scale})"
+            return f"it is quantized ({scale})"
     if weight.dtype in MERGED or (coarse and weight.dtype in COARSE):
         return None
     return f"its type is {weight.dtype}"
@@ -64,7 +64,7 @@ def is_conv(module: nn.Module) -> bool:
 
 
 def shape_of(module: Any) -> tuple[int, ...]:
-    """The shape that a module's weight represents; a quantised one may be packed into another shape."""
+    """The shape that a module's weight represents; a quantized one may be packed into another shape."""
     if is_linear(module):
         return module.out_features, module.in_features
     if is_conv(module) and why_not_plain(module, "weight", coarse=True) is not None:
@@ -76,7 +76,7 @@ def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Te
     """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on
     this device.
 
-    A plain weight is read directly, fp8 too. A quantised one is measured from the forward's output for unit vectors or
+    A plain weight is read directly, fp8 too. A quantized one is measured from the forward's output for unit vectors or
     single pixels, however it is stored. Raises ValueError if a convolution's forward does not match its stride, padding
     and dilation.
     """
@@ -178,16 +178,16 @@ def _forward(module: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-# --- weights that can be quantised again: ComfyUI's int8 and fp8 ------------------------------------------------------
+# --- weights that can be quantized again: ComfyUI's int8 and fp8 ------------------------------------------------------
 
 
 def requantizes(weight: Any) -> bool:
-    """Whether a weight is a tensor that is made of others and quantises new numbers in its own way."""
+    """Whether a weight is a tensor that is made of others and quantizes new numbers in its own way."""
     return hasattr(weight, "requantize_from_float") and hasattr(weight, "__tensor_flatten__")
 
 
 def why_not_merged(module: nn.Module, attribute: str, coarse: bool) -> str | None:
-    """Why a weight cannot be merged, or None. With `coarse`, fp8 and quantised weights that requantize can be."""
+    """Why a weight cannot be merged, or None. With `coarse`, fp8 and quantized weights that requantize can be."""
     if coarse and requantizes(module._parameters.get(attribute)):
         if getattr(module, _INPUT_SCALE, None) is None:
             return None
@@ -196,17 +196,17 @@ def why_not_merged(module: nn.Module, attribute: str, coarse: bool) -> str | Non
 
 
 def dequantize(weight: Any) -> Tensor:
-    """The numbers that a quantised weight stands for, in float32."""
+    """The numbers that a quantized weight stands for, in float32."""
     return weight.detach().to(torch.float32).dequantize()
 
 
 def requantize(weight: Any, values: Tensor, seed: int) -> Tensor:
-    """float32 `values` quantised as `weight` is, with scales of their own, rounded up or down at random.
+    """float32 `values` quantized as `weight` is, with scales of their own, rounded up or down at random.
 
     Rounding to the nearest would lose nearly all of a LoRA: the weight lies on the grid already, and the change is
     smaller than a step. `values` may be overwritten.
     """
-    quantised: Any = weight.requantize_from_float(
+    quantized: Any = weight.requantize_from_float(
         values, scale="recalculate", stochastic_rounding=max(1, seed), inplace_ops=True
     )
-    return quantised.to(weight.dtype)
+    return quantized.to(weight.dtype)

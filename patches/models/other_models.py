@@ -4,7 +4,7 @@ HunyuanDiT.
 
 from __future__ import annotations
 
-from .layer_names import LayerNames, SwappedHalves, equal_kv, equal_qkv, rename_by_table
+from .diffusers_names import LayerNames, SwappedHalves, equal_kv, equal_qkv, rename_by_table
 
 _COGVIDEOX = (
     (r"^blocks\.(\d+)\.([qkv])$", r"transformer_blocks.\1.attn1.to_\2"),

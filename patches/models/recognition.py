@@ -102,7 +102,7 @@ class SharedNames:
 
 @dataclass(frozen=True)
 class Recognition:
-    """How to recognise the family of a LoRA file.
+    """How to recognize the family of a LoRA file.
 
     A UNet: by `text_widths`, the columns of its cross-attention, or, if a file has no cross-attention, by `unet_names`.
     Any other: by `names` (one match is enough) or `shapes`; if all of those fail, by `shared_names`.

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, SwappedHalves, equal_qkv, rename_by_table
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, SwappedHalves, equal_qkv, rename_by_table
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (

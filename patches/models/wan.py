@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, equal_kv, rename_by_table
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, equal_kv, rename_by_table
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import lumina
+from .diffusers_names import LayerNames, grouped_qkv, rename_by_table
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, grouped_qkv, rename_by_table
 from .recognition import Recognition, SharedNames
 
 _RENAMES = (

@@ -2,9 +2,9 @@
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias
 
-The result is the same as with the weight that `fuse.apply_in_order` computes, for any order of patches. A Kronecker product
-(LoKr) keeps its two small factors, as in the file. What does not fit this form becomes a difference of the whole
-weight: rotations of a convolution's pixels, and maps on both sides of a part.
+The result is the same as with the weight that `fuse.apply_in_order` computes, for any order of patches. A Kronecker
+product (LoKr) keeps its two small factors, as in the file. What does not fit this form becomes a difference of the
+whole weight: rotations of a convolution's pixels, and maps on both sides of a part.
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
 
 
 def _unmerged_lines(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
-    """A line on the quantised weights that could be merged and are not: the measured cost is in docs/lora_stacks.md."""
+    """A line on the quantized weights that could be merged and are not: the measured cost is in docs/lora_stacks.md."""
     found = [find_slot(target.module, name) for name in bypass]
     count = sum(why_not_merged(slot.module, slot.name, coarse=True) is None for slot in found)
     if not count:
         return []
     return [
-        f"{target.label}: {count} quantised weights are not merged: rounding them again would add an error as large as"
+        f"{target.label}: {count} quantized weights are not merged: rounding them again would add an error as large as"
         " the LoRAs' own change, and at the activations there is none (patch mode merge merges them)"
     ]
 
@@ -111,7 +111,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     """Decide for each weight of a stack: merge, bypass, or ComfyUI's own patches.
 
     - "auto" merges plain floating weights and bypasses the others (quantized ones).
-    - "merge" also merges plain fp8 and quantised weights that can be quantised again, with stochastic rounding, because
+    - "merge" also merges plain fp8 and quantized weights that can be quantized again, with stochastic rounding, because
       most changes are smaller than their steps. "auto" does not: that rounding is as large as the LoRAs' own change.
     - With `why_not_merge` nothing is merged. Weights without a bypass (norms, embeddings) go to the host if their
       patches only add, except in "merge".

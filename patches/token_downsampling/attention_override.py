@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...storage.printable import logger
 from ..models.attention_kernels import InferenceOnly, TrainingKernel
-from ..models.compiled import is_compiled, separate_code, unwrap
 from ..models.token_layout import Grid, Layout, Place, text_length
+from ..models.torch_compile import is_compiled, separate_code, unwrap
 from .tokens import Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import TransformerToDo, plan_transformer
 from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, is_active, plan_unet

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.calls import Call, around
-from ..models.compiled import is_compiled, unwrap
 from ..models.routed_blocks import REFERENCES, RoutedBlocks
 from ..models.token_layout import Layout, Place
+from ..models.torch_compile import is_compiled, unwrap
 from ..token_downsampling.unet import TRAINING
-from .plan import Routing, Span, TransformerRouting
+from .routing_plan import Routing, Span, TransformerRouting
 from .settings import RoutingSettings
-from .tokens import choose_kept, kept_count, put_back, sequence_indices, take
+from .token_choice import choose_kept, kept_count, put_back, sequence_indices, take
 
 Windows = dict[Any, Tensor]  # {module: what is in place of its `sliding_window`}
 ROUTING = "routing"  # in what TRAINING holds: the seed of the draws of a training batch, absent where all tokens stay

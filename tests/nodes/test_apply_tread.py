@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.host.token_routing import apply_routing, routing_of
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose_kept, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
 
 from .test_training import _bytes, _clear, _inputs, _run, _workflow, lora_metadata, pictures, run  # noqa: F401

@@ -80,7 +80,7 @@ def fp8(of):
 
 WAYS = {
     "fp8": (fp8, "its type is torch.float8_e4m3fn"),
-    "int8": (Int8, "it is quantised (weight_scale)"),
+    "int8": (Int8, "it is quantized (weight_scale)"),
     "nf4": (NF4, "it is a Params4bit"),
     "gguf": (GGUF, "it is a GGUFTensor"),
 }

@@ -14,8 +14,8 @@ from .key_format import GENERIC_PREFIX, Group, Groups, KeyFormat
 from .kohya import GENERIC_ENCODER
 
 if TYPE_CHECKING:
+    from ...models.diffusers_names import LayerNames
     from ...models.family import ModelFamily
-    from ...models.layer_names import LayerNames
 
 _HELD = {"up", "down", "alpha"}
 _UNDERSCORED = ("lora_", "lycoris_", "oft_unet_", "Hunyuan_video_I2V_lora_")  # names with underscores for dots
@@ -50,7 +50,7 @@ class PeftWriter:
 
 
 def _factors(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
-    from ...models.layer_names import swap_halves
+    from ...models.diffusers_names import swap_halves
 
     alpha = None
     if "alpha" in group:

@@ -10,7 +10,7 @@ from graft_nodes.patches.adapters.loha import LoHa
 from graft_nodes.patches.adapters.lokr import LoKr
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.analysis import conflicts
-from graft_nodes.patches.analysis.pictures import draw_cells
+from graft_nodes.patches.analysis.charts import draw_cells
 from graft_nodes.patches.analysis.rows import RowPatches
 from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.entry import LoraEntry

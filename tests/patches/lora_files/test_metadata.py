@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import torch
 from graft_nodes.patches.lora_files import metadata
-from graft_nodes.patches.models.recognise import recognize_lora
+from graft_nodes.patches.models.registry import recognize_lora
 from safetensors.torch import save_file
 
 SDXL = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"

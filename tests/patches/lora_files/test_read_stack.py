@@ -124,11 +124,11 @@ def test_what_one_lora_cannot_hold_is_not_merged():
     assert list(merged(LoraEntry("x", both, 1.0, 0.0), **without).patches) == ["model"]
 
 
-def test_only_sums_are_merged_over_quantised_weights():
+def test_only_sums_are_merged_over_quantized_weights():
     assert merged(LoraEntry("x", factors(f"{D}a")), torch.float8_e4m3fn).patches
     dora = {**factors(f"{D}a"), f"{D}a.dora_scale": torch.ones(4, 1)}
     assert merged(LoraEntry("x", dora), torch.bfloat16).patches
-    with pytest.raises(ValueError, match=re.escape(f"{D}a.weight: it is quantised (torch.float8_e4m3fn)")):
+    with pytest.raises(ValueError, match=re.escape(f"{D}a.weight: it is quantized (torch.float8_e4m3fn)")):
         merged(LoraEntry("x", dora), torch.float8_e4m3fn)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
 from graft_nodes.patches.lora_files.save import build_metadata, kohya_hashes, names_comfyui_ignores, to_key_format
-from graft_nodes.patches.models.recognise import recognize_lora
+from graft_nodes.patches.models.registry import recognize_lora
 from safetensors.torch import save
 
 BASE = "diffusion_model.input_blocks.1.1.proj_in"

@@ -7,10 +7,10 @@ import pytest
 from graft_nodes.patches import models
 from graft_nodes.patches.models import registry
 from graft_nodes.patches.models.block_names import BlockNames
+from graft_nodes.patches.models.diffusers_names import LayerNames
 from graft_nodes.patches.models.family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from graft_nodes.patches.models.layer_names import LayerNames
-from graft_nodes.patches.models.recognise import recognize_lora
 from graft_nodes.patches.models.recognition import Recognition, factors_of
+from graft_nodes.patches.models.registry import recognize_lora
 from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
 from graft_nodes.training.recipes.published import PUBLISHED
@@ -82,9 +82,9 @@ def test_recipes_are_of_families():
 
 
 @pytest.mark.parametrize(("family", "layers"), EXAMPLES)
-def test_a_family_recognises_its_own_files(family, layers):
-    recognised = recognize_lora(factors_of(layers).items())
-    assert recognised is not None and recognised.name == family.name
+def test_a_family_recognizes_its_own_files(family, layers):
+    recognized = recognize_lora(factors_of(layers).items())
+    assert recognized is not None and recognized.name == family.name
 
 
 def test_families_with_the_same_class_have_the_same_tokens():

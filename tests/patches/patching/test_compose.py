@@ -17,7 +17,7 @@ from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import lora_stacks
 from graft_nodes.patches.patching.bypass import Bypass, put_bypass
 from graft_nodes.patches.patching.fuse import Patch, Stack, apply_in_order
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
@@ -305,7 +305,7 @@ def test_within_the_rounding_of_bfloat16(kind):
     assert (found.double() - exact).abs().mean() <= 1.5 * (merged.double() - exact).abs().mean()
 
 
-class Quantised(nn.Module):
+class Quantized(nn.Module):
     """A host's linear module whose weight is bytes in another shape, multiplied out in its forward."""
 
     def __init__(self, rows, columns):
@@ -319,15 +319,15 @@ class Quantised(nn.Module):
         return nn.functional.linear(x, weight, self.bias.to(x.dtype))
 
 
-def test_a_quantised_weight_is_read_through_its_forward():
-    module = Quantised(24, 16)
+def test_a_quantized_weight_is_read_through_its_forward():
+    module = Quantized(24, 16)
     assert torch.allclose(weight_of(module, *CPU), (module.weight.float() * 0.003).view(24, 16), atol=1e-6)
     assert torch.equal(bias_of(module, *CPU), module.bias)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_on_a_quantised_module(kind):
-    generator, module, x = torch.Generator().manual_seed(1), Quantised(24, 16), torch.randn(3, 16)
+def test_every_kind_on_a_quantized_module(kind):
+    generator, module, x = torch.Generator().manual_seed(1), Quantized(24, 16), torch.randn(3, 16)
     patches = [Patch(layer("lora", (24, 16), generator), 0.5), Patch(layer(kind, (24, 16), generator), 0.7)]
     wanted = nn.functional.linear(x, apply_in_order(weight_of(module, *CPU), patches), module.bias)
     assert torch.allclose(at_activations(module, patches, x)[0], wanted, rtol=0, atol=2e-5)
@@ -345,12 +345,12 @@ def test_order_is_kept_between_stacks_of_any_mode(first, second, modes):
     ]
     before = model[0].weight
     for load in range(3):
-        version = ledger.Version(load)
+        version = lora_stacks.Version(load)
         wanted = patched(model[0], patches, x)
         for number, one in enumerate(held):
-            ledger.attach(model, number, [one], version)
+            lora_stacks.attach(model, number, [one], version)
         assert torch.allclose(model(x), wanted, rtol=0, atol=1e-5)
         for number in (1, 0):
-            ledger.detach(model, number, version)
+            lora_stacks.detach(model, number, version)
         assert model[0].weight is before and "forward" not in model[0].__dict__
         before.data.copy_(torch.randn(24, 16, generator=generator))  # as a host's load does

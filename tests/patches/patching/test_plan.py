@@ -14,7 +14,7 @@ from graft_nodes.patches.patching.plan import (
 from graft_nodes.patches.patching.strength_schedule import Schedule
 from torch import nn
 
-from .test_ledger import NAMES, layer, model, stack
+from .test_lora_stacks import NAMES, layer, model, stack
 
 LATE = Schedule.from_range(0.5, 1.0)
 
@@ -48,7 +48,7 @@ def test_weights_by_mode():
     assert plan_weights(of, patches, "merge") == (list(NAMES), [], [], {})  # fp8 is merged where that is asked for
     of[0].scale_weight = torch.ones(1)
     with pytest.raises(
-        ValueError, match=r"0\.weight: cannot be merged, it is quantised \(scale_weight\); set patch mode to auto"
+        ValueError, match=r"0\.weight: cannot be merged, it is quantized \(scale_weight\); set patch mode to auto"
     ):
         plan_weights(of, patches, "merge")
 

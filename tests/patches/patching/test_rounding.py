@@ -1,4 +1,4 @@
-"""Stochastic rounding against the neighbours that the type itself has."""
+"""Stochastic rounding against the neighbors that the type itself has."""
 
 import math
 
@@ -28,7 +28,7 @@ def test_what_the_type_has_stays(dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 100.0])
-def test_a_neighbour_and_the_mean(dtype, scale):
+def test_a_neighbor_and_the_mean(dtype, scale):
     values = torch.randn(200, generator=generator()) * scale
     values = values[values.abs() < torch.finfo(dtype).max]
     rounded = torch.stack([round_stochastically(values, dtype, generator(seed)).float() for seed in range(400)])
@@ -36,7 +36,7 @@ def test_a_neighbour_and_the_mean(dtype, scale):
     low, high = rounded.amin(0), rounded.amax(0)
     assert ((low == nearest) | (high == nearest)).all()
     assert all(len(column.unique()) <= 2 for column in rounded.T)
-    two = low < high  # elsewhere the value is so near a neighbour that 400 draws all go there
+    two = low < high  # elsewhere the value is so near a neighbor that 400 draws all go there
     assert (low <= values)[two].all() and (high >= values)[two].all() and two.float().mean() > 0.9
     assert ((rounded.mean(0) - values).abs() <= 0.13 * (high - low))[
         two
@@ -96,7 +96,7 @@ def _rounded(value, seed=0):
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("low", [1.0, -1.0, 3e-38, 255.0])
-def test_the_mean_is_the_value_and_only_neighbours_come_out(low, share):
+def test_the_mean_is_the_value_and_only_neighbors_come_out(low, share):
     low = torch.tensor(low).bfloat16()
     above = torch.tensor([low.view(torch.int16).item() + 1], dtype=torch.int16).view(torch.bfloat16).float()
     value = low.float() + share * (above - low.float())

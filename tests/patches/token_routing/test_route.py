@@ -5,7 +5,7 @@ import torch
 from graft_nodes.patches.models.routed_blocks import RoutedBlocks
 from graft_nodes.patches.models.token_layout import Layout, Place
 from graft_nodes.patches.token_routing.route import RoutedPass
-from graft_nodes.patches.token_routing.tokens import choose_kept, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from torch import nn
 
 TEXT, GRID, ROWS, WIDTH, RATIO, SEED = 3, (2, 5), 2, 4, 0.4, 7

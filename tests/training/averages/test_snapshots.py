@@ -113,7 +113,7 @@ def test_an_average_on_a_thread_trains_the_same_bytes(lab, monkeypatch, tmp_path
         lanes.append(host_offload.PlainLane(weights, device))
         return lanes[-1]
 
-    monkeypatch.setattr(shadow, "lane_for", lane)
+    monkeypatch.setattr(shadow, "open_lane", lane)
     threaded = go(begun(lab, denoiser, dataset, settings), 14, denoiser, dataset, Store(tmp_path / "b", "run"))
     assert len(lanes) == 3 and equal(plain, threaded)
     assert files(Store(tmp_path / "a", "run")) == files(Store(tmp_path / "b", "run"))
@@ -176,7 +176,7 @@ def test_averages_are_waited_for_and_weights_change_only_when_nothing_reads_them
         changes.append(("step", [lane.reads for lane in lanes]))
         step(self)
 
-    monkeypatch.setattr(shadow, "lane_for", lane)
+    monkeypatch.setattr(shadow, "open_lane", lane)
     monkeypatch.setattr(host_offload.Offload, "finish", finish_)
     monkeypatch.setattr(shadow.Shadow, "switch_", switch_)
     monkeypatch.setattr(OptimizerStepper, "step_", step_)

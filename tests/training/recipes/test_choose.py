@@ -8,7 +8,7 @@ import re
 import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.nodes.training_settings import NODES as SETTINGS_NODES
-from graft_nodes.patches.models.recognise import recognize_model
+from graft_nodes.patches.models.registry import recognize_model
 from graft_nodes.settings.declaration import settings_of
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.checks import remarks

@@ -13,7 +13,7 @@ from graft_nodes.host.denoiser import denoiser
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose_kept, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
 
 from .test_todo_transformers import CASES, Case, build, close, forward, inputs

@@ -15,7 +15,7 @@ from families import build, conditioning, conditions, latents, parts_of
 from graft_nodes import host as wall
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose_kept, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
 from tiny_families import CLIPS, EVERY
 

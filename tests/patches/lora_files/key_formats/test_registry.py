@@ -5,11 +5,11 @@ from dataclasses import fields
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import layer_names, parse, save
+from graft_nodes.patches.lora_files import layer_matching, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry
 from graft_nodes.patches.lora_files.key_formats.key_format import KeyFormat, KeySpelling
 
-RECOGNISED_BY = ("prefixes", "text_encoder", "text_encoder_prefixes", "spellings", "embeddings")
+RECOGNIZED_BY = ("prefixes", "text_encoder", "text_encoder_prefixes", "spellings", "embeddings")
 
 
 def read(key, weight):
@@ -20,7 +20,7 @@ def read(key, weight):
         state = {key: torch.ones(2, 8), key.replace(*other): torch.ones(8, 2)}
     shapes = {("model", weight): (8, 8)}
     state = registry.generic_keys(state)
-    targets = layer_names.find_targets(parse.layer_names(state), {}, shapes)
+    targets = layer_matching.find_targets(parse.layer_names(state), {}, shapes)
     return [(target.model, target.weight) for target in parse.read(state, targets, shapes, "x").layers]
 
 
@@ -34,8 +34,8 @@ _OTHER_FACTOR = {
 @pytest.mark.parametrize("key_format", list(registry.FORMATS), ids=lambda key_format: key_format.name)
 def test_every_field_says_something(key_format):
     assert re.fullmatch(r"[a-z-]+", key_format.name) and key_format.title and key_format.examples
-    assert key_format.name == "ai-toolkit" or any(getattr(key_format, name) for name in RECOGNISED_BY)
-    assert {field.name for field in fields(key_format)} >= {*RECOGNISED_BY, "writer", "holds_every_kind"}
+    assert key_format.name == "ai-toolkit" or any(getattr(key_format, name) for name in RECOGNIZED_BY)
+    assert {field.name for field in fields(key_format)} >= {*RECOGNIZED_BY, "writer", "holds_every_kind"}
     for key, weight in key_format.examples.items():
         assert read(key, weight) == [("model", weight)]
 

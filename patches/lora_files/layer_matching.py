@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..models import registry
-from ..models.layer_names import LayerNames, swap_halves
+from ..models.diffusers_names import LayerNames, swap_halves
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .target import Target

@@ -121,15 +121,15 @@ def _draw_chart(image: object, pen: ImageDraw.ImageDraw, chart: BarChart, above:
     step = (_RIGHT - _LEFT) / max(8, len(chart.bars))
     for place, bar in enumerate(chart.bars):
         left = _LEFT + place * step
-        colour = _STRONG if bar.strong else _PALE
-        pen.rectangle([left + 0.1 * step, low - _BARS * bar.value / top, left + 0.9 * step, low], fill=colour)
+        color = _STRONG if bar.strong else _PALE
+        pen.rectangle([left + 0.1 * step, low - _BARS * bar.value / top, left + 0.9 * step, low], fill=color)
         draw_upright(image, bar.name, left + step / 2, low + 5)
     pen.line([(_LEFT, low), (_RIGHT, low)], fill=_INK)
     pen.line([(_LEFT, low), (_LEFT, high)], fill=_INK)
 
 
 def draw_upright(image: object, text: str, middle: float, top: float) -> None:
-    """A text turned by 90 degrees, which ends at `top`, centred across."""
+    """A text turned by 90 degrees, which ends at `top`, centered across."""
     from PIL import Image, ImageDraw
 
     assert isinstance(image, Image.Image)

@@ -309,7 +309,7 @@ def _compute(base: nn.Parameter, patches: Sequence[Patch], memory: Tensor | None
 
 
 def _requantize(base: nn.Parameter, patches: Sequence[Patch], seed: int | None) -> Tensor:
-    """A quantised weight with its patches, quantised again."""
+    """A quantized weight with its patches, quantized again."""
     values = dequantize(base)
     return requantize(base, apply_patches(values, patches, out=values), seed or 0)
 

@@ -5,9 +5,9 @@ tests/with_comfyui/checks/test_lora_names.py.
 import pytest
 import torch
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
-from graft_nodes.patches.lora_files.layer_names import find_targets, join_targets
+from graft_nodes.patches.lora_files.layer_matching import find_targets, join_targets
 from graft_nodes.patches.lora_files.parse import Target
-from graft_nodes.patches.models.layer_names import swap_halves
+from graft_nodes.patches.models.diffusers_names import swap_halves
 
 D = "diffusion_model."
 WAN = {

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from ..models import registry
-from ..models.compiled import unwrap
 from ..models.routed_blocks import RoutedBlocks, RoutedClass
+from ..models.torch_compile import unwrap
 from ..token_downsampling.unet import attention_blocks
 from .settings import RoutingSettings
 

@@ -1,4 +1,4 @@
-"""Stacks merged into quantised weights: what comes out is float64's sum within a step of the quantisation, without a
+"""Stacks merged into quantized weights: what comes out is float64's sum within a step of the quantization, without a
 bias, and the base comes back byte for byte.
 """
 
@@ -10,9 +10,9 @@ from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.core.slots import stored_tensors
 from graft_nodes.patches.models.layers import dequantize, requantize, requantizes
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import lora_stacks
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.ledger import attach, detach
+from graft_nodes.patches.patching.lora_stacks import attach, detach
 from graft_nodes.patches.patching.plan import PatchTarget, plan_stack, plan_weights
 from torch import nn
 
@@ -60,7 +60,7 @@ def same(one, other):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("device", [False, True], ids=["in another parameter", "in place"])
 def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
-    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: device)
+    monkeypatch.setattr(lora_stacks, "is_patched_in_place", lambda base: device)
     model, stack = int8_model(**settings), four_loras()
     before, wanted = contents(model), exact(dequantize(model[0].weight), stack)
     for _ in range(2):
@@ -68,24 +68,24 @@ def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
         merged = model[0].weight
         step = merged._params.scale.double()
         error = (dequantize(merged).double() - wanted) / step
-        assert float(error.abs().max()) <= 1.001  # one of both neighbours
+        assert float(error.abs().max()) <= 1.001  # one of both neighbors
         assert abs(float(error.mean())) < 0.05  # as often up as down
         assert (id(merged) == before[0]) == device
-        assert torch.equal(ledger.base_weights(model)["0.weight"].dequantize(), exact_base(before, model))
+        assert torch.equal(lora_stacks.base_weights(model)["0.weight"].dequantize(), exact_base(before, model))
         detach(model, "a")
         assert same(contents(model), before)
     attach(model, "a", [stack])
     again = contents(model)
     detach(model, "a")
-    ledger.forget(model)
+    lora_stacks.forget(model)
     attach(model, "a", [stack])
     assert same((0, contents(model)[1]), (0, again[1]))  # drawn with the weight's own seed
 
 
 def exact_base(before, model):
     """The numbers of a copy that was taken before."""
-    quantised, scale = before[1]
-    return quantised.float() * scale
+    quantized, scale = before[1]
+    return quantized.float() * scale
 
 
 def test_a_layer_that_depends_on_the_weight_is_merged_too():
@@ -105,7 +105,7 @@ def test_the_global_generator_is_left_alone():
 
 
 def test_a_failure_leaves_the_base(monkeypatch):
-    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: True)
+    monkeypatch.setattr(lora_stacks, "is_patched_in_place", lambda base: True)
     model = int8_model()
     before = contents(model)
 
@@ -113,7 +113,7 @@ def test_a_failure_leaves_the_base(monkeypatch):
         requantize(*arguments)
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(ledger, "requantized", failing)
+    monkeypatch.setattr(lora_stacks, "requantize", failing)
     with pytest.raises(MemoryError):
         attach(model, "a", [four_loras()])
     assert same(contents(model), before)
@@ -125,7 +125,7 @@ def test_auto_leaves_them_at_the_activations_and_says_why():
     assert plan_weights(model, stack.patches, "auto")[:2] == ([], ["0.weight"])
     assert plan_weights(model, stack.patches, "merge")[:2] == (["0.weight"], [])
     report = plan_stack(PatchTarget("model", model), stack.patches, "auto").report
-    assert any("1 quantised weights are not merged: rounding them again" in line for line in report)
+    assert any("1 quantized weights are not merged: rounding them again" in line for line in report)
     report = plan_stack(PatchTarget("model", model), stack.patches, "bypass").report
     assert not any("not merged" in line for line in report)
     model[0].pre_quant_scale = torch.ones(WIDTH)

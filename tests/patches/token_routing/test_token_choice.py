@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from graft_nodes.patches.token_routing.tokens import choose_kept, kept_count, put_back, sequence_indices, take
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count, put_back, sequence_indices, take
 
 CPU = torch.device("cpu")
 

@@ -1,8 +1,8 @@
-"""What the pictures of LoRA Effect and LoRA Conflicts show: lengths, colours and places, read from their pixels."""
+"""What the pictures of LoRA Effect and LoRA Conflicts show: lengths, colors and places, read from their pixels."""
 
 import pytest
 import torch
-from graft_nodes.patches.analysis.pictures import Bar, BarChart, CellTable, draw_bars, draw_cells, to_latin_1
+from graft_nodes.patches.analysis.charts import Bar, BarChart, CellTable, draw_bars, draw_cells, to_latin_1
 
 WORDS = "名 naïve"
 

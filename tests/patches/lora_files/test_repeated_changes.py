@@ -5,7 +5,7 @@ import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.lora_files.repeated import Claim, drop_repeated
+from graft_nodes.patches.lora_files.repeated_changes import Claim, drop_repeated
 from graft_nodes.patches.lora_files.target import Target
 
 SHAPES = {("model", "qkv.weight"): (6, 4), ("model", "out.weight"): (4, 4)}
