@@ -230,7 +230,7 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
         of = model()
         before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES[:2], 9), torch.randn(3, 6)
     copies = []
-    real = lora_stacks.copied_to_host
+    real = lora_stacks.copy_to_host
     monkeypatch.setattr(lora_stacks, "copy_to_host", lambda base: copies.append(base) or real(base))
     with torch.inference_mode(inference):
         for _ in range(2):
@@ -253,7 +253,7 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
 def test_a_failure_on_a_device_writes_every_base_back(monkeypatch):
     in_place(monkeypatch)
     of = model()
-    before, real, calls = Snapshot(of), lora_stacks.patched, itertools.count(1)
+    before, real, calls = Snapshot(of), lora_stacks.apply_patches, itertools.count(1)
 
     def failing(*arguments, **keywords):
         result = real(*arguments, **keywords)
@@ -364,7 +364,7 @@ def test_a_failure_while_computing_takes_everything_off(monkeypatch, call):
     of, one, two = model(), stack(model(), NAMES), stack(model(), NAMES, 10)
     before = Snapshot(of)
     attach(of, "a", [one])
-    real, calls = lora_stacks.patched, itertools.count(1)
+    real, calls = lora_stacks.apply_patches, itertools.count(1)
 
     def failing(*arguments, **keywords):
         result = real(*arguments, **keywords)
