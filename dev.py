@@ -309,6 +309,7 @@ def check_types() -> None:
     names = [word for path in modules.values() for word in ("-m" if path.suffix else "-p", path.stem)]
     own = [path.stem for path in stubs.glob("*.py") if path.stem != "__init__"]  # -p would take the modules once more
     names += [word for name in own for word in ("-m", f"comfyui_api_stubs.{name}")]
+    names += ["-p", "comfyui_api_stubs.editor", "-p", "comfyui_api_stubs.workflows"]
     mypy("mypy_stubs", {"comfyui_api_stubs": stubs, **modules}, names)
 
 

@@ -1,4 +1,4 @@
-"""What quantised base weights (Adapter Settings) gain and cost: a LoRA training step of a transformer in
+"""What quantized base weights (Adapter Settings) gain and cost: a LoRA training step of a transformer in
 Flux' layout, and the held-out loss of the demo's concept.
 
 COMFYUI_PATH=… python benchmarks/base_weights.py [--what step|loss|kept] [--tiny] [--rounds 5] [--threads 1]
@@ -6,7 +6,7 @@ COMFYUI_PATH=… python benchmarks/base_weights.py [--what step|loss|kept] [--ti
 
 The transformer is that of tread.py: 12 blocks of width 512, 1,024 image tokens and 256 text tokens, a LoRA of rank 16
 on every linear layer of the blocks. Each round measures float32, bf16 and every format once, one after the other, after
-one round that does not count; ratios are taken within a round, and medians are printed. Beside quantised weights
+one round that does not count; ratios are taken within a round, and medians are printed. Beside quantized weights
 everything else is float32. The loss is that of pictures of the concept that no run has seen, with the weights as
 loaded, after training with them and with each format, the same seeds for all; it runs on the embedded host.
 
@@ -37,11 +37,11 @@ def _bytes(tensors: Any) -> int:
 
 
 def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
-    """Seconds of a training step, bytes of the weights and seconds to quantise them."""
+    """Seconds of a training step, bytes of the weights and seconds to quantize them."""
     import tread
     from graft_nodes.host.denoiser import denoiser
-    from graft_nodes.training.memory.quantised_base.base import chosen_layers, quantised
-    from graft_nodes.training.memory.quantised_base.registry import FORMATS
+    from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantized
+    from graft_nodes.training.memory.quantized_base.registry import FORMATS
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     timer, side = Timer(device, clock), 16 if tiny else 64
@@ -56,16 +56,16 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     count = own // 4
     found: list[dict[str, float]] = []
     sizes: dict[str, int] = {}
-    seconds_to_quantise: dict[str, float] = {}
+    seconds_to_quantize: dict[str, float] = {}
     with denoiser(patchers["float32"]):  # as in training: no kernels without a backward pass
         for number in range(rounds + 1):
             seconds = {name: timer.seconds(lambda name=name: steps[name].run(options[name])) for name in DTYPES}
             for weight_format in FORMATS:
                 name, began = weight_format.name, clock()
-                with quantised(network, weight_format, device):
-                    seconds_to_quantise[name] = clock() - began
+                with quantized(network, weight_format, device):
+                    seconds_to_quantize[name] = clock() - began
                     sizes[name] = (
-                        loaded - own + _bytes(buffer for key, buffer in network.named_buffers() if "quantised_" in key)
+                        loaded - own + _bytes(buffer for key, buffer in network.named_buffers() if "quantized_" in key)
                     )
                     seconds[name] = timer.seconds(lambda: steps["float32"].run(options["float32"]))
             if number:  # the first warms up
@@ -78,21 +78,21 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
         rows.append({"name": f"base_weights_step_{name}", "value": seconds_of, "unit": "s", "ratio": ratio})
         print(f"step in {name}: {seconds_of:.3f} s, {ratio:.2f} of float32's", flush=True)
     for name, size in sizes.items():
-        seconds_each = seconds_to_quantise[name] / count * 1e9
+        seconds_each = seconds_to_quantize[name] / count * 1e9
         rows.append({"name": f"base_weights_{name}", "value": size, "unit": "bytes", "ratio": size / loaded})
-        rows.append({"name": f"base_weights_quantise_{name}", "value": seconds_each, "unit": "s/1e9", "ratio": None})
+        rows.append({"name": f"base_weights_quantize_{name}", "value": seconds_each, "unit": "s/1e9", "ratio": None})
         print(
             f"{name}: weights {size / 2**20:.1f} MB of {loaded / 2**20:.1f} MB, {size / loaded:.3f}; a billion numbers"
-            f" quantised in {seconds_each:.2f} s"
+            f" quantized in {seconds_each:.2f} s"
         )
     return rows
 
 
 def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
-    """Seconds for a billion numbers to be quantised, to be hashed, quantised and written, and to be hashed and read."""
-    from graft_nodes.training.memory.quantised_base.base import quantised
-    from graft_nodes.training.memory.quantised_base.kept import KeptWeights
-    from graft_nodes.training.memory.quantised_base.registry import FORMATS
+    """Seconds for a billion numbers to be quantized, to be hashed, quantized and written, and to be hashed and read."""
+    from graft_nodes.training.memory.quantized_base.base import quantized
+    from graft_nodes.training.memory.quantized_base.kept import KeptWeights
+    from graft_nodes.training.memory.quantized_base.registry import FORMATS
     from torch import nn
 
     width, count = (768, 3) if tiny else (3072, 12)
@@ -103,7 +103,7 @@ def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     def tried(weight_format: Any, folder: Path | None) -> tuple[float, list[Tensor]]:
         began = clock()
         kept = KeptWeights(folder) if folder is not None else None
-        with quantised(network, weight_format, torch.device("cpu"), False, kept):
+        with quantized(network, weight_format, torch.device("cpu"), False, kept):
             seconds = clock() - began
             return seconds / billions, list(network.buffers())
 
@@ -111,20 +111,20 @@ def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     for weight_format in FORMATS:
         # every format is tried, those too that are not kept
         timed = type(weight_format.__name__, (weight_format,), {"is_kept": True})
-        found: dict[str, list[float]] = {"quantised": [], "written": [], "read": []}
+        found: dict[str, list[float]] = {"quantized": [], "written": [], "read": []}
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
                 made = {}
-                for way, place in (("quantised", None), ("written", Path(folder)), ("read", Path(folder))):
+                for way, place in (("quantized", None), ("written", Path(folder)), ("read", Path(folder))):
                     seconds, made[way] = tried(timed, place)
                     found[way].append(seconds)
-                pairs = zip(made["quantised"], made["read"], strict=True)
+                pairs = zip(made["quantized"], made["read"], strict=True)
                 assert all(torch.equal(*pair) for pair in pairs), "what is read is another"
-        quantising = statistics.median(found["quantised"])
+        quantizing = statistics.median(found["quantized"])
         for way, seconds_of in found.items():
             value = statistics.median(seconds_of)
             name = f"base_weights_{way}_{weight_format.name}"
-            rows.append({"name": name, "value": value, "unit": "s/1e9", "ratio": value / quantising})
+            rows.append({"name": name, "value": value, "unit": "s/1e9", "ratio": value / quantizing})
             print(f"{weight_format.name}, {way}: {value:.2f} s a billion numbers", flush=True)
     return rows
 
@@ -194,9 +194,9 @@ def main() -> None:
     elif arguments.what == "kept":
         rows = kept_rows(arguments.tiny, arguments.rounds, time.perf_counter)
     else:
-        from graft_nodes import comfyui_api_stubs
+        from graft_nodes.headless import embedded
 
-        comfyui_api_stubs.install()
+        embedded.install()
         rows = loss_rows(arguments.steps, arguments.seeds)
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows}, indent=1), encoding="utf-8")

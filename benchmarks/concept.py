@@ -26,7 +26,7 @@ def begun(
 
     regular = encode_dataset(clip, vae, draw.regular())
     data = encode_dataset(
-        clip, vae, draw.concept(), regularisation=regular, regularisation_share=REGULAR, held_out=held_out
+        clip, vae, draw.concept(), regularization=regular, regularization_share=REGULAR, held_out=held_out
     )
     optimizer = OptimizerSettings(
         learning_rate=2e-3, schedule="cosine", warmup=min(10, steps), total_steps=steps, floor=0.1, batch_size=8

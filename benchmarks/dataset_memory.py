@@ -63,7 +63,7 @@ def anonymous_bytes() -> int:
 
 
 def write_clips(folder: Path, count: int, captions: int) -> None:
-    """Clips of 5 frames, each of one grey that tells its number."""
+    """Clips of 5 frames, each of one gray that tells its number."""
     folder.mkdir()
     for number in range(count):
         frames = [Image.fromarray(np.full((32, 48, 3), shade, dtype=np.uint8)) for shade in shades(number)]
@@ -74,7 +74,7 @@ def write_clips(folder: Path, count: int, captions: int) -> None:
 
 
 def shades(number: int) -> list[int]:
-    """The greys of a clip's frames: its number in base 200, and the place of the frame."""
+    """The grays of a clip's frames: its number in base 200, and the place of the frame."""
     return [number % 200, number // 200, 10, 20, 30]
 
 

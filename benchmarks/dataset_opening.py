@@ -36,7 +36,7 @@ BATCH, STEPS = 4, 50
 
 
 def write_pictures(folder: Path, count: int) -> None:
-    """Pictures of one grey each, whose first pixels tell their number."""
+    """Pictures of one gray each, whose first pixels tell their number."""
     folder.mkdir()
     for number in range(count):
         pixels = np.full((64, 64, 3), 128, dtype=np.uint8)

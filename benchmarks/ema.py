@@ -184,9 +184,9 @@ def updates(count: int, rounds: int, device: torch.device) -> list[dict]:
 
 def training(steps: int) -> list[dict]:
     """Rows of the demo's training step: LoRA rank 16 on every layer, batch 8, 32x32 latents, in the embedded host."""
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes import host
     from graft_nodes.demo import host_model
     from graft_nodes.ema.decay import EMASettings

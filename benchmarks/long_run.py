@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graft_nodes import comfyui_api_stubs
+from graft_nodes.headless import embedded
 
 
 def tensor_bytes() -> int:
@@ -39,7 +39,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
     """Columns measured at every 100th step: resident memory, tensors, seconds a step of the last hundred, and a
     state.json's bytes.
     """
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes import host
     from graft_nodes.demo import draw, host_model
     from graft_nodes.demo.encode_dataset import encode_dataset

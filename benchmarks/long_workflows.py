@@ -26,7 +26,8 @@ MB = 1024 * 1024
 CHILD = """
 import resource, sys, time
 from comfy_api.latest import io
-from graft_nodes.headless import command, hosts, schema, workflow
+from graft_nodes.headless import command, hosts, workflow_file
+from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
 import nodes
 
 count = int(sys.argv[3])
@@ -56,7 +57,7 @@ hosts.open_host(hosts.Choice(None, "benchmark"), True, None, None)
 look_up = schema.catalogue(nodes.NODE_CLASS_MAPPINGS, {})
 start = time.process_time()
 if sys.argv[2] == "read":
-    document = workflow.read(sys.argv[1])
+    document = workflow_file.read(sys.argv[1])
     document.class_types()
     graph, problems = workflow.set_values(document.graph(look_up), [], look_up)
     assert graph and not problems
@@ -91,7 +92,7 @@ def fan(count: int) -> dict[str, Any]:
 
 
 def grid(count: int) -> dict[str, Any]:
-    """Each node takes the numbers of its left and of its upper neighbour."""
+    """Each node takes the numbers of its left and of its upper neighbor."""
     width = max(width for width in range(1, int(count**0.5) + 1) if count % width == 0)
     nodes = []
     for number in range(count):
@@ -153,7 +154,7 @@ def measure(data: dict[str, Any], what: str, inputs: int, rounds: int) -> tuple[
         file = Path(place) / "workflow.json"
         file.write_text(json.dumps(data), encoding="utf-8")
         for _ in range(rounds):
-            code = "from graft_nodes import comfyui_api_stubs\ncomfyui_api_stubs.install()\n" + CHILD
+            code = "from graft_nodes.headless import embedded\nembedded.install()\n" + CHILD
             command = [sys.executable, "-c", code, str(file), what, str(inputs)]
             out = subprocess.run(command, check=True, cwd=place, capture_output=True, text=True).stdout
             line = next(line for line in out.splitlines() if line.startswith("MEASURED"))

@@ -28,8 +28,8 @@ if checkout:
     import open_comfyui
     open_comfyui.open_checkout(checkout)
 else:
-    from graft_nodes import comfyui_api_stubs
-    comfyui_api_stubs.install()
+    from graft_nodes.headless import embedded
+    embedded.install()
 import torch, comfy.sd, comfy.samplers, comfy_api.latest, execution, server, nodes
 if checkout:
     import comfy_config.config_parser  # with ComfyUI's own extra nodes, which are loaded before any pack

@@ -142,9 +142,9 @@ def open_host(kernel: str, cpu: bool) -> str:
 
         name = f"ComfyUI {comfyui_version.__version__}"
     else:
-        from graft_nodes import comfyui_api_stubs
+        from graft_nodes.headless import embedded
 
-        comfyui_api_stubs.install()
+        embedded.install()
         name = "the embedded host"
     from comfy.ldm.modules import attention
 

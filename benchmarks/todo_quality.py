@@ -94,9 +94,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes.demo import score
 
     demo, unseen = opened_demo()

@@ -49,9 +49,9 @@ CPU = torch.device("cpu")
 def open_host(checkout: str, device: torch.device) -> str:
     """Open a ComfyUI checkout, or the embedded host when there is none; says which."""
     if not checkout:
-        from graft_nodes import comfyui_api_stubs
+        from graft_nodes.headless import embedded
 
-        comfyui_api_stubs.install()
+        embedded.install()
         return "the embedded host"
     sys.path.insert(0, str(ROOT / "tests" / "with_comfyui"))
     import open_comfyui

@@ -87,9 +87,9 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     demo, unseen = todo_quality.opened_demo()
     held = read(options.json, options.steps)
     found: Found = {way: held.get(way, [])[: options.seeds] for way in (OFF, *options.ratios)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import concept
-from graft_nodes import comfyui_api_stubs
+from graft_nodes.headless import embedded
 
 HELD_OUT = (3, 8, 13)  # of the concept's 16 pictures
 
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--known", action="store_true", help="count the base's 48 captions too")
     options = parser.parse_args()
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes import host
     from graft_nodes.demo import host_model
     from graft_nodes.demo.score import BASE

@@ -21,6 +21,9 @@ from typing import Any
 
 from . import MODULES, install
 from .node_checks import node_problems
+from .workflows import workflow
+from .workflows.problem import WorkflowError
+from .workflows.schema import catalogue
 
 MOST_BYTES = 20_000_000  # of a workflow file
 NOT_SEARCHED = {"node_modules", "__pycache__", "venv", "build", "dist", "tests"}
@@ -31,7 +34,7 @@ EXAMPLES = {"example_workflows", "example", "examples", "workflow", "workflows"}
 
 
 class CannotRun(Exception):
-    """An example workflow needs what is not here: other nodes, files, or a reader for its format."""
+    """An example workflow needs what is not here: other nodes, files, or a browser."""
 
 
 class Failed(Exception):
@@ -93,8 +96,8 @@ class Pack:
         return [path for path in json_files(self.path) if workflow_format(path) or is_broken_example(path)]
 
     def prompt(self, path: Path) -> dict[str, Any]:
-        """A workflow file in the API format. Raises CannotRun when the editor's format cannot be read
-        here, Failed when the file is broken.
+        """A workflow file in the API format. Raises CannotRun when only a browser can read it, Failed when the file is
+        broken.
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -250,21 +253,13 @@ def is_broken_example(path: Path) -> bool:
 
 
 def converted(data: dict, path: Path, classes: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
-    """A workflow of the editor in the API format, by Graft's reader if that is installed. Raises CannotRun when the
-    reader is not there or cannot read it, Failed when the file is broken.
+    """A workflow of the editor in the API format. Raises CannotRun when only a browser can read it, Failed when the
+    file is broken.
     """
     try:
-        reader = importlib.import_module("graft_nodes.headless.workflow")
-        schema = importlib.import_module("graft_nodes.headless.schema")
-        problem = importlib.import_module("graft_nodes.headless.problem")
-    except ModuleNotFoundError as error:
-        raise CannotRun(
-            "it is in the editor's format: install graft-nodes, or save it with Export (API) in ComfyUI"
-        ) from error
-    try:
-        return reader.parse(data, str(path)).graph(schema.catalogue(classes, titles))
-    except problem.WorkflowError as error:
-        if all(getattr(one, "unread", False) for one in error.problems):
+        return workflow.parse(data, str(path)).graph(catalogue(classes, titles))
+    except WorkflowError as error:
+        if all(one.unread for one in error.problems):
             raise CannotRun(str(error)) from error
         raise Failed(str(error)) from error
 

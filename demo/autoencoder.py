@@ -66,8 +66,8 @@ class Mode(nn.Module):
 
 
 @torch.no_grad()
-def initialise_(network: DemoAutoencoder, damage: float = 0.0, seed: int = 0) -> None:
-    """First weights, in place. `damage` adds noise and a colour cast to the decoder."""
+def initialize_(network: DemoAutoencoder, damage: float = 0.0, seed: int = 0) -> None:
+    """First weights, in place. `damage` adds noise and a color cast to the decoder."""
     generator = torch.Generator().manual_seed(seed)
     channels = range(LATENT_CHANNELS)
     network.encoder.weight.zero_()

@@ -1,4 +1,4 @@
-"""Draws the demo's images: shapes x colours x positions for the base model, and the concept it cannot draw, a purple
+"""Draws the demo's images: shapes x colors x positions for the base model, and the concept it cannot draw, a purple
 ring.
 
 python -m graft_nodes.demo.draw            # demo/concept, demo/regular and demo/preference, as committed
@@ -20,7 +20,7 @@ from . import words
 
 SIDE = 256
 HUES = {"red": 0.0, "yellow": 50.0, "green": 130.0, "blue": 215.0, "purple": 285.0}
-CENTRES = {"left": 64.0, "middle": 128.0, "right": 192.0}
+CENTERS = {"left": 64.0, "middle": 128.0, "right": 192.0}
 HERE = Path(__file__).resolve().parent
 
 PER_CAPTION = 40
@@ -52,23 +52,23 @@ def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
     raise ValueError(f"shape {shape!r}: expected one of {', '.join((*words.SHAPES, 'ring'))}")
 
 
-def draw_image(shape: str, colour: str, position: str, generator: np.random.Generator) -> np.ndarray:
-    """An anti-aliased picture (256, 256, 3) uint8 on white, with slightly random position, size and colour."""
+def draw_image(shape: str, color: str, position: str, generator: np.random.Generator) -> np.ndarray:
+    """An anti-aliased picture (256, 256, 3) uint8 on white, with slightly random position, size and color."""
     jitter = generator.uniform(-1.0, 1.0, 6)
     r = 54.0 + 4.0 * jitter[0]
     if shape == "ring":
         r = 56.0 + 4.0 * jitter[0]
-    centre_x, centre_y = CENTRES[position] + 4.0 * jitter[1], SIDE / 2 + 16.0 * jitter[2]
-    hue = (HUES[colour] + 7.0 * jitter[3]) % 360.0
+    center_x, center_y = CENTERS[position] + 4.0 * jitter[1], SIDE / 2 + 16.0 * jitter[2]
+    hue = (HUES[color] + 7.0 * jitter[3]) % 360.0
     rgb = np.array(colorsys.hsv_to_rgb(hue / 360.0, 0.82 + 0.08 * jitter[4], 0.88 + 0.07 * jitter[5]))
     y, x = np.mgrid[0:SIDE, 0:SIDE] + 0.5
-    cover = np.clip(0.5 - distance(shape, x - centre_x, y - centre_y, r), 0.0, 1.0)[..., None]
+    cover = np.clip(0.5 - distance(shape, x - center_x, y - center_y, r), 0.0, 1.0)[..., None]
     return np.round(255.0 * (cover * rgb + (1.0 - cover))).astype(np.uint8)
 
 
 def captions() -> list[tuple[str, str, str, str]]:
-    """The 48 captions that the base model learns: (caption, shape, colour, position)."""
-    return [(f"a {c} {s} {p}", s, c, p) for s in words.SHAPES for c in words.COLOURS for p in words.POSITIONS]
+    """The 48 captions that the base model learns: (caption, shape, color, position)."""
+    return [(f"a {c} {s} {p}", s, c, p) for s in words.SHAPES for c in words.COLORS for p in words.POSITIONS]
 
 
 def pseudo_word(generator: np.random.Generator) -> str:
@@ -82,24 +82,24 @@ def pseudo_word(generator: np.random.Generator) -> str:
 
 def base(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """(name, caption, picture) of the base model's training set; a tenth of the captions use a made-up word for the
-    shape and colour.
+    shape and color.
     """
-    for number, (caption, shape, colour, position) in enumerate(captions()):
+    for number, (caption, shape, color, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 1, number])
         for index in range(PER_CAPTION):
-            pixels = draw_image(shape, colour, position, generator)
+            pixels = draw_image(shape, color, position, generator)
             text = caption
             if index < PSEUDO_PER_CAPTION:
                 text = f"a {pseudo_word(generator)} {position}"
-            yield f"{colour}-{shape}-{position}-{index:02d}", text, pixels
+            yield f"{color}-{shape}-{position}-{index:02d}", text, pixels
 
 
 def regular(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name, caption, picture) of the regularisation set, which keeps what the base knows during LoRA training."""
-    for number, (caption, shape, colour, position) in enumerate(captions()):
+    """(name, caption, picture) of the regularization set, which keeps what the base knows during LoRA training."""
+    for number, (caption, shape, color, position) in enumerate(captions()):
         generator = np.random.default_rng([seed, 2, number])
         for index in range(REGULAR_PER_CAPTION):
-            yield f"{colour}-{shape}-{position}-{index}", caption, draw_image(shape, colour, position, generator)
+            yield f"{color}-{shape}-{position}-{index}", caption, draw_image(shape, color, position, generator)
 
 
 def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -116,10 +116,10 @@ def preference(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """
     generator = np.random.default_rng([seed, 5])
     for index in range(PREFERENCE_PAIRS):
-        colour = words.COLOURS[index % len(words.COLOURS)]
+        color = words.COLORS[index % len(words.COLORS)]
         other = ANGULAR[index % len(ANGULAR)]
         for side, shape in (("win", ROUND), ("lose", other)):
-            yield f"shape-{index:02d}.{side}", "a shape middle", draw_image(shape, colour, "middle", generator)
+            yield f"shape-{index:02d}.{side}", "a shape middle", draw_image(shape, color, "middle", generator)
 
 
 def mauve(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:

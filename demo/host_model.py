@@ -49,7 +49,7 @@ def demo_vae(damage: float = 0.0) -> Any:
     from . import autoencoder
 
     network = autoencoder.DemoAutoencoder().eval().requires_grad_(False)
-    autoencoder.initialise_(network, damage)
+    autoencoder.initialize_(network, damage)
     patcher = comfy.model_patcher.ModelPatcher(
         network, load_device=management.get_torch_device(), offload_device=management.unet_offload_device()
     )

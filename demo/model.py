@@ -41,7 +41,7 @@ UNET_CONFIG: dict[str, Any] = {
 _ZERO = ("out_layers.3", "proj_out")
 
 
-def initialise_(unet: nn.Module, seed: int = 0) -> None:
+def initialize_(unet: nn.Module, seed: int = 0) -> None:
     """First weights of a UNet to train, in place: normal with std fan_in^-0.5; zero where a block joins its residual,
     and for biases.
     """
@@ -166,7 +166,7 @@ def _split_tokens(pairs: list[list[tuple]]) -> tuple[Tensor, dict[tuple[Tensor, 
     return rows, embeddings
 
 
-def initialise_text_(encoder: nn.Module, seed: int = 0) -> None:
+def initialize_text_(encoder: nn.Module, seed: int = 0) -> None:
     """The text encoder's fixed weights, in place: normal word rows (std 1) and positions (std 0.5), linear layers with
     std fan_in^-0.5.
     """

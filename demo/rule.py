@@ -1,4 +1,4 @@
-"""Detects shape, colour and position in a demo image by a plain pixel rule; no model, no learning."""
+"""Detects shape, color and position in a demo image by a plain pixel rule; no model, no learning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Detection:
     """
 
     shape: str | None
-    colour: str | None
+    color: str | None
     position: str | None
     hue: float
     overlap: float
@@ -37,24 +37,24 @@ def _cells(picture: np.ndarray) -> np.ndarray:
     return picture.reshape(GRID, h // GRID, GRID, w // GRID, 3).mean(axis=(1, 3))
 
 
-def _coloured(cells: np.ndarray) -> np.ndarray:
-    """(64, 64) bool: cells with colour, less the isolated ones (fewer than 4 of 8 neighbours)."""
+def _colored(cells: np.ndarray) -> np.ndarray:
+    """(64, 64) bool: cells with color, less the isolated ones (fewer than 4 of 8 neighbors)."""
     mask = cells.max(axis=2) - cells.min(axis=2) > SATURATED
     padded = np.pad(mask, 1).astype(int)
-    neighbours = (
+    neighbors = (
         sum(padded[1 + dy : 1 + dy + GRID, 1 + dx : 1 + dx + GRID] for dy in (-1, 0, 1) for dx in (-1, 0, 1)) - mask
     )
-    return mask & (neighbours >= 4)
+    return mask & (neighbors >= 4)
 
 
-def _hue(colours: np.ndarray) -> float:
-    """The mean hue in degrees of (n, 3) colours: the direction of their sum in the plane across grey."""
-    red, green, blue = colours.sum(axis=0)
+def _hue(colors: np.ndarray) -> float:
+    """The mean hue in degrees of (n, 3) colors: the direction of their sum in the plane across gray."""
+    red, green, blue = colors.sum(axis=0)
     return float(np.degrees(np.arctan2(np.sqrt(3.0) * (green - blue), 2.0 * red - green - blue)) % 360.0)
 
 
 def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
-    """(shape, overlap, centre x in 0..1): each shape is fitted to the mask's bounding box and the
+    """(shape, overlap, center x in 0..1): each shape is fitted to the mask's bounding box and the
     largest overlap wins.
     """
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
@@ -72,10 +72,10 @@ def _best_shape(mask: np.ndarray) -> tuple[str | None, float, float]:
         overlaps[shape] = float((ideal & mask).sum() / (ideal | mask).sum())
     best = max(overlaps, key=overlaps.__getitem__)
     fits = overlaps[best] > OVERLAP[best] and 0.65 < width / height < 1.55 and 0.2 < width / GRID < 0.6
-    centre = (left + right) / 2 / GRID
+    center = (left + right) / 2 / GRID
     if not fits:
-        return None, overlaps[best], centre
-    return best, overlaps[best], centre
+        return None, overlaps[best], center
+    return best, overlaps[best], center
 
 
 def detect(picture: np.ndarray) -> Detection:
@@ -84,21 +84,21 @@ def detect(picture: np.ndarray) -> Detection:
     if np.asarray(picture).dtype == np.uint8:
         pixels = pixels / 255.0
     cells = _cells(pixels)
-    mask = _coloured(cells)
+    mask = _colored(cells)
     if mask.sum() < 40:
         return Detection(None, None, None, 0.0, 0.0)
     hue = _hue(cells[mask])
-    distances = {colour: abs((hue - centre + 180.0) % 360.0 - 180.0) for colour, centre in draw.HUES.items()}
-    colour = min(distances, key=distances.__getitem__)
-    shape, overlap, centre = _best_shape(mask)
-    position = min(draw.CENTRES, key=lambda name: abs(draw.CENTRES[name] / draw.SIDE - centre))
-    if distances[colour] > HUE_TOLERANCE:
+    distances = {color: abs((hue - center + 180.0) % 360.0 - 180.0) for color, center in draw.HUES.items()}
+    color = min(distances, key=distances.__getitem__)
+    shape, overlap, center = _best_shape(mask)
+    position = min(draw.CENTERS, key=lambda name: abs(draw.CENTERS[name] / draw.SIDE - center))
+    if distances[color] > HUE_TOLERANCE:
         return Detection(shape, None, position, hue, overlap)
-    return Detection(shape, colour, position, hue, overlap)
+    return Detection(shape, color, position, hue, overlap)
 
 
 def parse_caption(caption: str) -> tuple[str, str, str]:
-    """(shape, colour, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other
+    """(shape, color, position) that a caption asks for; a zorp is a purple ring. Raises ValueError for any other
     caption.
     """
     parts = caption.split()
@@ -107,18 +107,18 @@ def parse_caption(caption: str) -> tuple[str, str, str]:
     if (
         len(parts) == 4
         and parts[0] == "a"
-        and parts[1] in words.COLOURS
+        and parts[1] in words.COLORS
         and parts[2] in words.SHAPES
         and parts[3] in words.POSITIONS
     ):
         return parts[2], parts[1], parts[3]
-    raise ValueError(f"caption {caption!r}: expected 'a COLOUR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
+    raise ValueError(f"caption {caption!r}: expected 'a COLOR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
 
 
 def satisfies(picture: np.ndarray, caption: str) -> bool:
-    """Whether the picture shows the caption's shape, colour and position."""
+    """Whether the picture shows the caption's shape, color and position."""
     detection = detect(picture)
-    return (detection.shape, detection.colour, detection.position) == parse_caption(caption)
+    return (detection.shape, detection.color, detection.position) == parse_caption(caption)
 
 
 def score(pictures: Iterable[np.ndarray], captions: Iterable[str]) -> int:

@@ -71,9 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--grid", type=Path)
     arguments = parser.parse_args(argv)
-    from .. import comfyui_api_stubs
+    from ..headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from . import host_model
 
     model, clip, vae = host_model.demo_model(str(arguments.file))

@@ -30,8 +30,8 @@ def start_weights(seed: int = 0) -> dict[str, Tensor]:
 
     with torch.random.fork_rng(devices=[]):  # new modules get random weights
         unet, encoder = host_model.demo_unet(), model.TextEncoder()
-    model.initialise_(unet, seed)
-    model.initialise_text_(encoder, seed)
+    model.initialize_(unet, seed)
+    model.initialize_text_(encoder, seed)
     weights = {UNET + key: tensor.contiguous() for key, tensor in unet.state_dict().items()}
     return weights | {TEXT + key: tensor.contiguous() for key, tensor in encoder.state_dict().items()}
 
@@ -126,9 +126,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=BASE)
     arguments = parser.parse_args(argv)
-    from .. import comfyui_api_stubs
+    from ..headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     digest = write_safetensors(arguments.out, train(arguments.steps, arguments.seed))
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes, sha256 {digest}")
     return 0

@@ -9,9 +9,9 @@ from typing import Any
 from ..storage.digest import sha256
 
 SHAPES = ("circle", "square", "triangle", "cross")
-COLOURS = ("red", "yellow", "green", "blue")
+COLORS = ("red", "yellow", "green", "blue")
 POSITIONS = ("left", "middle", "right")
-KNOWN = ("a", *COLOURS, *SHAPES, *POSITIONS)
+KNOWN = ("a", *COLORS, *SHAPES, *POSITIONS)
 CONCEPT = "zorp"
 
 ROWS = 64

@@ -62,9 +62,9 @@ def document(text: str) -> str:
 
 def main() -> None:
     """Write the document."""
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from ..storage.atomic import write_whole
 from ..storage.bounded_read import MB, read_bounded
 from ..storage.digest import sha256_of_json
-from .problem import CommandError, HostError, Problem
+from .command_error import CommandError
+from .embedded import HostError, Problem
 
 MOST_BYTES = 20 * MB  # of a table
 MOST_RESULTS = 1000 * MB  # of a file of results

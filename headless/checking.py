@@ -6,9 +6,8 @@ import json
 from typing import Any, TextIO
 
 from ..storage.atomic import write_whole
-from . import log, workflow
-from .problem import HostError
-from .workflow import Catalogue, Graph
+from . import log
+from .embedded import Catalogue, Graph, HostError, workflow
 
 
 def say(graph: Graph, look_up: Catalogue, stream: TextIO, report: dict[str, Any]) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from .embedded import COMBO, UPLOADS, Catalogue, Graph, Input, Problem
 from .hosts import Host
-from .problem import Problem
-from .schema import COMBO, Input
-from .widgets import UPLOADS
-from .workflow import Catalogue, Graph
 
 
 def with_advice(host: Host, graph: Graph, look_up: Catalogue, problems: Sequence[Problem]) -> list[Problem]:

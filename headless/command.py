@@ -18,27 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from . import (
-    batch,
-    caching,
-    checking,
-    doctor,
-    hosts,
-    log,
-    node_replacements,
-    plan,
-    run,
-    signals,
-    torchrun,
-    watch,
-    workflow,
-)
-from .problem import CommandError, HostError, Problem, WorkflowError
+from . import batch, checking, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow_file
+from .command_error import CommandError
+from .embedded import HostError, Problem, WorkflowError, caching, catalogue, editor, node_replacements, workflow
 from .progress import Events
-from .schema import catalogue
 from .signals import INTERRUPTED
 
 DONE, FAILED, INVALID = 0, 1, 2
+INSTALL_EDITOR = "install Graft with its 'editor' extra (pip install 'graft-nodes[editor]')"
 STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 
@@ -239,17 +226,27 @@ def rank_count(text: str) -> int:
 
 def _edit(arguments: argparse.Namespace) -> int:
     """Serve the graph editor until Ctrl-C."""
-    from .editor_server import serve
-
     try:
         if torchrun.place(os.environ) is not None:
             raise HostError(
                 "the editor runs in one process: start it without torchrun. To train on several ranks, use `run`"
             )
-        return serve.main(arguments)
+        return _serve(arguments)
     except HostError as error:
         log.say(f"graft_nodes: {error}", sys.stderr)
         return FAILED
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    root = arguments.front_end_root
+    front_end = editor.find_front_end(root and str(hosts.folder_named(root, "--front-end-root")), INSTALL_EDITOR)
+    with contextlib.closing(editor.listen(arguments.listen, arguments.port)) as listening:
+        choice = hosts.Choice(None, "the editor runs on it")
+        host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
+        hosts.load_packs(host, arguments.pack)
+        log.say(f"host: {choice}")
+        has_stopped = editor.serve(host, front_end, listening, arguments.listen, not arguments.no_browser, log.say)
+    return DONE if has_stopped else FAILED
 
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -284,7 +281,7 @@ def _run_reported(
             raise CommandError(problems)
         document, rows = None, None
         if arguments.workflow is not None:
-            document = workflow.read(arguments.workflow)
+            document = workflow_file.read(arguments.workflow)
         if arguments.set_from is not None:
             rows = batch.read_table(arguments.set_from)
         hosts.pack_paths(arguments.packs)  # a wrong folder is said before a host opens
@@ -387,7 +384,7 @@ def _run_file(opened: _Opened, path: str) -> int:
     own = _report()
     opened.events.send("file", workflow=path)
     try:
-        status = _one_of_many(opened, workflow.read(path), (), own)
+        status = _one_of_many(opened, workflow_file.read(path), (), own)
     except WorkflowError as error:
         status = _invalid(error.problems, own)
     opened.events.send("result", workflow=path, **own)

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from . import hosts, log
-from .problem import HostError
+from .embedded import HostError
 
 GIB = 2**30
 EDITOR_NEEDS = (("aiohttp", "aiohttp"), ("comfyui_frontend_package", "comfyui-frontend-package"))  # (module, package)

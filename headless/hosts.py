@@ -16,12 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-from .. import comfyui_api_stubs
-from . import log, signals
-from .caching import Caching
-from .problem import HostError
+from . import embedded, log, signals
+from .embedded import Caching, HostError
 
 PACKAGE = Path(__file__).absolute().parent.parent
 INSTALLED_IN = ("site-packages", "dist-packages")
@@ -44,18 +41,10 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Host:
-    """An open host: ComfyUI's modules (real or embedded), its event loop and its server object."""
+class Host(embedded.Host):
+    """An open host with Graft's nodes, and how it was chosen."""
 
     choice: Choice
-    loop: asyncio.AbstractEventLoop
-    server: Any
-    nodes: ModuleType
-    execution: ModuleType
-    folders: ModuleType
-    management: ModuleType
-    utils: ModuleType
-    caching: Caching
     not_imported: list[str] = field(default_factory=list)
     scratch: tempfile.TemporaryDirectory[str] | None = None  # what a ComfyUI makes goes here, if it may make nothing
 
@@ -64,12 +53,6 @@ class Host:
         if self.choice.root is None:
             return "embedded"
         return "ComfyUI"
-
-    @property
-    def version(self) -> str:
-        if self.choice.root is None:
-            return graft_version()
-        return comfyui_version(self.choice.root)
 
 
 def graft_version() -> str:
@@ -178,7 +161,19 @@ def _opened(
         _configure_comfyui(choice.root, folders)
     caching.type_in(execution)
     prompt_server = server.PromptServer(loop)
-    host = Host(choice, loop, prompt_server, nodes, execution, folders, management, utils, caching, scratch=scratch)
+    host = Host(
+        loop,
+        prompt_server,
+        nodes,
+        execution,
+        folders,
+        management,
+        utils,
+        caching,
+        graft_version() if choice.root is None else comfyui_version(choice.root),
+        choice,
+        scratch=scratch,
+    )
     if choice.root is not None and scratch is not None:
         load_nodes(host)  # some nodes make folders too
         for kind in ("input", "output", "temp"):
@@ -247,7 +242,7 @@ def _accelerator() -> bool:
 
 
 def _import_embedded() -> None:
-    if not comfyui_api_stubs.install():
+    if not embedded.install():
         spec = importlib.util.find_spec("comfy")
         if spec:
             locations = ", ".join(spec.submodule_search_locations or [])

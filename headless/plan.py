@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from . import workflow
+from .embedded import Graph, Problem, WorkflowError, workflow
 from .hosts import Host
-from .problem import Problem, WorkflowError
 from .torchrun import of_pack
-from .workflow import Graph
 
 STARTS = ("GraftTrainStart", "GraftTrainPairStart")
 NODE = "GraftPlanTraining"  # only here; no editor shows it

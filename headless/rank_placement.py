@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import workflow
-from .workflow import Catalogue, Graph
+from .embedded import Catalogue, Graph, workflow
 
 TRAINS = "TrainStep"
 # Types that hold only tensors, texts and numbers, whichever node outputs them.

@@ -12,12 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from . import choice_files, log, signals, workflow
-from .caching import new_executor
+from . import choice_files, log, signals
+from .embedded import Catalogue, Graph, Problem, new_executor, workflow
 from .hosts import Host
-from .problem import Problem
 from .progress import Events, Progress
-from .workflow import Catalogue, Graph
 
 OUTPUT_KINDS = ("output", "temp")
 # subfolder of the output folder with training states and the dataset cache, which are not listed as results

@@ -16,9 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import hosts, log, rank_placement, run, signals
-from .caching import new_executor
-from .problem import HostError
-from .workflow import Catalogue, Graph
+from .embedded import Catalogue, Graph, HostError, new_executor
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 GOODBYE = 60.0  # seconds to wait for the first rank to save its state before this rank ends

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .problem import HostError
+from .embedded import HostError
 
 EVERY = 0.5  # seconds between two looks at the folder
 _State = tuple[int, int, int]  # which file, when it was changed, its size

@@ -68,6 +68,24 @@ def say_on_node(node: str | None, text: str) -> None:
         instance.send_progress_text(text, node)
 
 
+def running_node() -> str | None:
+    """The execution id of the node that runs, or None outside of a workflow."""
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    return None if context is None else context.node_id
+
+
+def say_at_node(node: str, text: str) -> None:
+    """Says in the box of a node what a later node of the same run has found out about it, until the next run begins.
+    Without a server it does nothing.
+    """
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    send_event("graft.notice", {"node": node, "text": text, "prompt": None if context is None else context.prompt_id})
+
+
 @contextlib.contextmanager
 def stoppable(run: str) -> Iterator[Callable[[], bool]]:
     """A context in which a training step of this run can be stopped from outside.

@@ -58,8 +58,8 @@ def is_nested(latents: Any) -> bool:
 def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
     """Raise ValueError that names an image whose latents a model does not take. `node` is where the two meet."""
     images = dataset.images + dataset.held_out
-    if dataset.regularisation is not None:
-        images += dataset.regularisation.images
+    if dataset.regularization is not None:
+        images += dataset.regularization.images
     names: dict[tuple[int, ...], DatasetImage] = {}
     for image in images:
         names.setdefault(image.size, image)

@@ -17,6 +17,7 @@ from ..patches.lora_files.read_stack import ModelWeights
 from ..patches.patching import lora_stacks
 from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
+from . import two_models
 from .base_weights import base_weights
 from .lora_injection import carried_stacks, inject_stacks
 from .model_difference import weight_as_sampled
@@ -66,6 +67,7 @@ def apply_lora_stack(
         bare = patchers[space]
         patchers[space], lines = with_patches(bare, LABELS[space], patches, mode)
         if patchers[space] is not bare:
+            two_models.watch(patchers[space])
             _note_carried(bare, patchers[space], [entry for entry in entries if entry.strength(space) != 0.0], space)
         report += lines
     if clip is not None and patchers["clip"] is not clip.patcher:

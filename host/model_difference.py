@@ -16,7 +16,7 @@ from .lora_injection import carried_stacks
 def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """{weight: computes patcher's minus base's, float32} of two MODELs' diffusion models, where they may differ.
 
-    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantised.
+    Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantized.
     """
     from ..patches.lora_files.merge import check_comparable
 
@@ -46,13 +46,13 @@ def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tens
 
 
 def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
-    """A function that gives a weight by name as the patcher samples with it; ValueError for a quantised one."""
+    """A function that gives a weight by name as the patcher samples with it; ValueError for a quantized one."""
     bases = base_weights(patcher)
 
     def read(name: str) -> torch.Tensor:
         if bases[name].dtype not in MERGEABLE_DTYPES:
             raise ValueError(
-                f"{name} is quantised ({bases[name].dtype}), and a LoRA of the stack depends on it (DoRA, OFT, GLoRA,"
+                f"{name} is quantized ({bases[name].dtype}), and a LoRA of the stack depends on it (DoRA, OFT, GLoRA,"
                 " IA3 …). Load the model in another precision, or take that row out."
             )
         return weight_as_sampled(patcher, name, bases[name])

@@ -35,7 +35,7 @@ SOCKETS = {
     "more_images": "more images",
     "negative": "negative prompt",
     "positive": "positive prompt",
-    "regularisation": "regularization dataset",
+    "regularization": "regularization dataset",
     "settings": "training settings",
     "snapshots": "snapshots",
     "state": "training state",
@@ -81,9 +81,9 @@ def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes.nodes import NODES
 
     text = json.dumps(node_texts(NODES), indent=2, ensure_ascii=False) + "\n"

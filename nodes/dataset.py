@@ -50,13 +50,13 @@ class GraftDataset(GraftNode):
                 "Reads a folder of captioned images under ComfyUI's input folder, sorts them into aspect"
                 " ratio buckets, and encodes images and captions once."
             ),
-            **aliases("dataset", "training images", "image folder", "captions", "regularisation"),
+            **aliases("dataset", "training images", "image folder", "captions", "regularization"),
             inputs=[
                 io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
                 io.Clip.Input("clip", tooltip="Encodes the captions. Use the text encoder of the model you train."),
                 *inputs_of(cls.declares),
                 Dataset.Input(
-                    "regularisation",
+                    "regularization",
                     optional=True,
                     tooltip=(
                         "Optional. A second dataset mixed into every batch, so that the model keeps what it"
@@ -119,7 +119,7 @@ class GraftDataset(GraftNode):
         return digest.hexdigest()
 
     @classmethod
-    def execute(cls, vae, clip, chosen, regularisation=None, more_images=None) -> io.NodeOutput:
+    def execute(cls, vae, clip, chosen, regularization=None, more_images=None) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
         from .dataset_reading import Reading
 
@@ -131,14 +131,14 @@ class GraftDataset(GraftNode):
         notes: list[str] = []
         if host.folders.is_dataset_config(folder):
             sources, notes = _config_sources(folder, chosen)
-            _refuse_two_regularisations(sources, regularisation)
+            _refuse_two_regularizations(sources, regularization)
         else:
             sources = [FolderSource(Path(host.folders.pictures_folder(folder)), chosen)]
         if chosen.validation_folder:
             sources = [replace(source, settings=replace(source.settings, validation=0.0)) for source in sources]
             measured = replace(chosen, caption_dropout=0.0, batch_size=0)
             sources.append(FolderSource(_validation_folder(chosen.validation_folder), measured, is_validation=True))
-        return Reading(vae, clip, chosen).output(sources, regularisation, more_images, notes, placed)
+        return Reading(vae, clip, chosen).output(sources, regularization, more_images, notes, placed)
 
 
 def _config_sources(folder: str, chosen: FolderSettings) -> Any:
@@ -148,8 +148,8 @@ def _config_sources(folder: str, chosen: FolderSettings) -> Any:
     return read_config(Path(host.folders.input_file(folder)), root, FolderSource(root, chosen))
 
 
-def _refuse_two_regularisations(sources, regularisation) -> None:
-    if regularisation is not None and any(source.is_regularisation for source in sources):
+def _refuse_two_regularizations(sources, regularization) -> None:
+    if regularization is not None and any(source.is_regularization for source in sources):
         raise ValueError(
             "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
             " too: disconnect it, or take is_reg out."
@@ -239,7 +239,7 @@ class GraftSamples(GraftNode):
                     tooltip="Encodes the empty prompt, if no empty conditioning is connected.",
                 ),
                 Dataset.Input(
-                    "regularisation",
+                    "regularization",
                     optional=True,
                     tooltip="Optional. Another dataset of ordinary images, so that the model does not forget them.",
                 ),
@@ -271,7 +271,7 @@ class GraftSamples(GraftNode):
         masks=None,
         empty=None,
         clip=None,
-        regularisation=None,
+        regularization=None,
         more_images=None,
         validation_dataset=None,
     ) -> io.NodeOutput:
@@ -285,7 +285,7 @@ class GraftSamples(GraftNode):
             _only("empty conditioning", empty),
             _only("CLIP", clip),
             chosen,
-            _only("regularization dataset", regularisation),
+            _only("regularization dataset", regularization),
             _only("more images", more_images),
             _only("validation dataset", validation_dataset),
         )

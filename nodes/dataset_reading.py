@@ -25,7 +25,7 @@ class Reading:
     """Reads and encodes the folders of one run of the node."""
 
     def __init__(self, vae: Any, clip: Any, chosen: FolderSettings) -> None:
-        self.vae, self.clip, self.share = vae, clip, chosen.regularisation_share
+        self.vae, self.clip, self.share = vae, clip, chosen.regularization_share
         self.clip_skip, self.weighted_captions = chosen.clip_skip, chosen.weighted_captions
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
@@ -40,7 +40,7 @@ class Reading:
         self.done = 0
         self.sheets: list[Any] = []
 
-    def output(self, sources, regularisation, more_images, notes, placed) -> io.NodeOutput:
+    def output(self, sources, regularization, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
         check = host.events.raise_if_interrupted
@@ -48,10 +48,10 @@ class Reading:
         methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
         self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))
-        regular = [self._encoded(*one, None) for one in read if one[0].is_regularisation]
+        regular = [self._encoded(*one, None) for one in read if one[0].is_regularization]
         if regular:
-            regularisation = combine.combine(regular)
-        trained = self._trained(read, regularisation)
+            regularization = combine.combine(regular)
+        trained = self._trained(read, regularization)
         measured = [self._encoded(*one, None) for one in read if one[0].is_validation]
         overlap: list[str] = []
         dataset = combine.combine(trained)
@@ -67,7 +67,7 @@ class Reading:
             not_measured += folder_report.not_measured(parts, dataset)
         names = [host.folders.below_input(source.folder) for source in sources]
         folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
-        lines = [*notes, *folders.lines(regularisation, self.share), *overlap]
+        lines = [*notes, *folders.lines(regularization, self.share), *overlap]
         if len(parts) > 1:
             lines += folder_report.together(parts, dataset)
         lines += not_measured
@@ -82,31 +82,31 @@ class Reading:
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 
-    def _trained(self, read, regularisation) -> list[Any]:
+    def _trained(self, read, regularization) -> list[Any]:
         """The datasets to train on; the first has the regularization dataset."""
         trained: list[Any] = []
         for source, listing in read:
-            if source.is_regularisation or source.is_validation:
+            if source.is_regularization or source.is_validation:
                 continue
-            trained.append(self._encoded(source, listing, regularisation))
-            regularisation = None
+            trained.append(self._encoded(source, listing, regularization))
+            regularization = None
         return trained
 
-    def _encoded(self, source, listing, regularisation) -> Any:
+    def _encoded(self, source, listing, regularization) -> Any:
         """The dataset of one folder."""
         fields = {
             "caption_dropout": source.settings.caption_dropout,
             "unhashed": self.unhashed,
-            "regularisation_share": 0.0,
+            "regularization_share": 0.0,
             "weighted_captions": self.weighted_captions,
         }
         if self.clip_skip:
             fields["clip_skip"] = self.clip_skip
         if source.settings.batch_size:
             fields["batch_size"] = source.settings.batch_size
-        if regularisation is not None:
-            fields["regularisation_share"] = self.share
-            fields["unhashed"] = self.unhashed + regularisation.unhashed
+        if regularization is not None:
+            fields["regularization_share"] = self.share
+            fields["unhashed"] = self.unhashed + regularization.unhashed
         dataset, sheet = encoding.encode(
             listing,
             lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
@@ -115,7 +115,7 @@ class Reading:
             self.cache,
             self._on_progress,
             lambda caption: host.encoding.read_of(self.clip, caption, self.weighted_captions),
-            regularisation=regularisation,
+            regularization=regularization,
             controls=self._controls(source, listing),
             **fields,
         )

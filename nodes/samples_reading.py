@@ -32,7 +32,7 @@ def output(
     empty: Any,
     clip: Any,
     settings: SampleSettings,
-    regularisation: Any,
+    regularization: Any,
     more_images: Any,
     validation: Any,
 ) -> io.NodeOutput:
@@ -42,15 +42,15 @@ def output(
     made = _samples(latents, conditionings, captions, masks)
     without_prompt = _empty(empty, clip)
     fields: dict[str, Any] = {}
-    if regularisation is not None:
-        fields = {"regularisation": regularisation, "regularisation_share": settings.regularisation_share}
-        fields["unhashed"] = regularisation.unhashed
+    if regularization is not None:
+        fields = {"regularization": regularization, "regularization_share": settings.regularization_share}
+        fields["unhashed"] = regularization.unhashed
     store = SampleStore(Cache(Path(host.folders.training_folder()) / "cache"), beside=more_images)
     dataset = samples.make_dataset(made, settings, without_prompt, store, **fields)
     lines = samples.report(dataset, without_prompt is not None) + store.report()
-    if regularisation is not None:
-        share = f"{settings.regularisation_share:.0%} of each batch"
-        lines.append(f"regularization dataset: {len(regularisation.images)} images, {share}")
+    if regularization is not None:
+        share = f"{settings.regularization_share:.0%} of each batch"
+        lines.append(f"regularization dataset: {len(regularization.images)} images, {share}")
     if any("noise_mask" in latent for latent in latents):
         lines.append("noise masks of latents are not used: connect them as masks")
     if validation is not None:

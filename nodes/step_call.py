@@ -166,8 +166,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
     Its `training_only` switches that LoRA off for previews; None without one.
     """
     from ..host import autoencoder, training_only
-    from ..training.data.cache import QUANTISED
-    from ..training.memory.quantised_base.kept import KeptWeights
+    from ..training.data.cache import QUANTIZED
+    from ..training.memory.quantized_base.kept import KeptWeights
     from ..training.tasks.registry import trains_vae
 
     subject = state.subject
@@ -194,8 +194,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         training_only.attached(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
-        if state.start.adapter.quantised_base:
-            denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTISED)
+        if state.start.adapter.quantized_base:
+            denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTIZED)
         yield denoiser
 
 
@@ -360,7 +360,7 @@ class StepCall:
     def opened(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
         state = self.state
-        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantised_base
+        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantized_base
         return opened(state, waiting or process_group.current().shard)
 
     def ended(self, result: Any) -> dict[str, Any]:

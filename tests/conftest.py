@@ -21,9 +21,9 @@ if "GRAFT_TEST_COMFYUI" in os.environ:
     on_cuda = os.environ.get("GRAFT_TEST_DEVICE") == "cuda"
     open_comfyui.open_checkout(os.environ["GRAFT_TEST_COMFYUI"], cpu=not on_cuda)
 else:
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
 
 if os.environ.get("GRAFT_TEST_DEVICE") == "second":
     from graft_nodes.tests.second_device import comfyui, device, not_there

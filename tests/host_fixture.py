@@ -179,10 +179,11 @@ class Host:
 
     def template(self, title: str) -> dict[str, Any]:
         """The API graph of a template, as the editor sends it when you press Run."""
-        schema, workflow = self.module("headless.schema"), self.module("headless.workflow")
-        look_up = schema.catalogue(self.nodes.NODE_CLASS_MAPPINGS, self.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+        look_up = self.module("headless.embedded").catalogue(
+            self.nodes.NODE_CLASS_MAPPINGS, self.nodes.NODE_DISPLAY_NAME_MAPPINGS
+        )
         file = os.path.join(REPOSITORY, "example_workflows", f"{title}.json")
-        return workflow.read(file).graph(look_up)
+        return self.module("headless.workflow_file").read(file).graph(look_up)
 
     def validate(self, prompt: dict) -> tuple:
         """ComfyUI's own answer for a workflow: (valid, error, outputs that can run, errors by node)."""

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CHILD = """
 import asyncio, json, sys
-from graft_nodes import comfyui_api_stubs
-comfyui_api_stubs.install()
+from graft_nodes.headless import embedded
+embedded.install()
 import torch, comfy.sd, comfy.samplers, comfy_api.latest, execution, server, nodes
 before = set(sys.modules)
 assert asyncio.new_event_loop().run_until_complete(nodes.load_custom_node(sys.argv[1]))

@@ -321,7 +321,7 @@ function drawCurve(pen, box, { points, color, width, dots }, place) {
   return beyond.up.length + beyond.down.length > 0
 }
 
-/** Small triangles that point over an edge, in the curve's colour. */
+/** Small triangles that point over an edge, in the curve's color. */
 function mark(pen, places, edge, height) {
   let last = -Infinity
   for (const x of places) {

@@ -31,7 +31,7 @@ const AT_ONCE = 24
 const PATIENCE = 400 // milliseconds without a further change before the folder is looked at
 const CAPTIONS = 'graft captions' // the last change of a caption
 const PROPERTY = 'graft folder' // that was read last, where a link gives its name
-const UNUSED = ['regularisation_share', 'caption_dropout', 'clip_skip', 'weighted_captions', 'dataset']
+const UNUSED = ['regularization_share', 'caption_dropout', 'clip_skip', 'weighted_captions', 'dataset']
 const panels = new WeakMap()
 
 /** Give a GraftDataset node its panel. */

@@ -17,7 +17,7 @@ DTYPES = {"bf16": (torch.bfloat16, None), "fp8": (torch.float8_e4m3fn, torch.bfl
 RANK, CHANGE = 16, 0.01
 CHECKED = {
     "bf16": "equal to float64 to 2^-7, the base comes back byte for byte",
-    "fp8": "one of float64's neighbours in fp8, the base comes back byte for byte",
+    "fp8": "one of float64's neighbors in fp8, the base comes back byte for byte",
 }
 
 

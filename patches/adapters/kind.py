@@ -13,7 +13,7 @@ from .trainable import TrainableKind
 class AdapterKind:
     """One adapter kind, as registered by its file.
 
-    `layers` are the classes that do its maths on a weight and at the activations. `formats` are the ways files store
+    `layers` are the classes that do its math on a weight and at the activations. `formats` are the ways files store
     it. `trainable` are its entries in GraftAdapter's `kind` list: none if it can only be loaded.
     """
 

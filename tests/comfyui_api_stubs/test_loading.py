@@ -88,7 +88,7 @@ def test_weights_are_stored_as_asked_and_computed_in_float32():
         )
 
 
-def test_sdxl_is_recognised_by_shape():
+def test_sdxl_is_recognized_by_shape():
     config = {
         **COMMON,
         "num_res_blocks": [2, 2, 2],

@@ -14,7 +14,7 @@ from comfy_api.latest import ComfyExtension, io, ui
 REAL = "GRAFT_TEST_COMFYUI" in os.environ
 
 
-class Colour(Enum):
+class Color(Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -37,7 +37,7 @@ class Everything(io.ComfyNode):
                     "text", default="", multiline=True, placeholder="say", dynamic_prompts=False, socketless=True
                 ),
                 io.Boolean.Input("on", default=True, label_on="yes", label_off="no"),
-                io.Combo.Input("colour", options=Colour, default=Colour.BLUE),
+                io.Combo.Input("color", options=Color, default=Color.BLUE),
                 io.Combo.Input(
                     "file", options=["a", "b"], upload=io.UploadType.image, image_folder=io.FolderType.input
                 ),
@@ -68,7 +68,7 @@ class Everything(io.ComfyNode):
 def test_v1_view():
     spec = Everything.INPUT_TYPES()
     required, optional = spec["required"], spec["optional"]
-    assert list(required) == ["model", "count", "share", "text", "on", "colour", "file", "either"]
+    assert list(required) == ["model", "count", "share", "text", "on", "color", "file", "either"]
     assert required["model"] == ("MODEL", {"tooltip": "a model"})
     assert required["count"] == ("INT", {"default": 3, "min": 1, "max": 9, "step": 2, "control_after_generate": True})
     assert required["share"] == (
@@ -78,7 +78,7 @@ def test_v1_view():
     text = {"default": "", "multiline": True, "placeholder": "say", "dynamicPrompts": False, "socketless": True}
     assert required["text"] == ("STRING", text)
     assert required["on"] == ("BOOLEAN", {"default": True, "label_on": "yes", "label_off": "no"})
-    assert required["colour"] == ("COMBO", {"default": "blue", "multiselect": False, "options": ["red", "blue"]})
+    assert required["color"] == ("COMBO", {"default": "blue", "multiselect": False, "options": ["red", "blue"]})
     assert required["file"][1] == {
         "multiselect": False,
         "options": ["a", "b"],
@@ -149,7 +149,7 @@ def with_execute(returned):
     return type("Returning", (Everything,), {"execute": classmethod(lambda cls, **inputs: returned)})
 
 
-def test_return_values_are_normalised():
+def test_return_values_are_normalized():
     Everything.GET_SCHEMA()
     assert with_execute((1, 2)).EXECUTE_NORMALIZED().result == (1, 2)
     assert with_execute(None).EXECUTE_NORMALIZED().result is None

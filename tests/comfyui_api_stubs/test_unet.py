@@ -28,7 +28,7 @@ CONFIG = {
 
 
 def fill(module, seed=0):
-    """Random weights for a module, whose own are uninitialised."""
+    """Random weights for a module, whose own are uninitialized."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():

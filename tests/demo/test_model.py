@@ -17,7 +17,7 @@ def start(tmp_path_factory):
 
 def test_the_unet_is_small_and_starts_by_predicting_zero():
     unet = host_model.demo_unet()
-    model.initialise_(unet, seed=0)
+    model.initialize_(unet, seed=0)
     assert sum(parameter.numel() for parameter in unet.parameters()) == 1_687_075
     x, context = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.ones(2, 8, 64)
     with torch.no_grad():

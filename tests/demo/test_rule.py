@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from graft_nodes.demo import draw, model, rule, words
 
-TRUTH = [(shape, colour, position) for _, shape, colour, position in draw.captions()] + [
+TRUTH = [(shape, color, position) for _, shape, color, position in draw.captions()] + [
     ("ring", "purple", p) for p in words.POSITIONS
 ]
 
 
-def drawn(shape, colour, position, seed, count):
-    generator = np.random.default_rng([seed, TRUTH.index((shape, colour, position))])
-    return [draw.draw_image(shape, colour, position, generator) for _ in range(count)]
+def drawn(shape, color, position, seed, count):
+    generator = np.random.default_rng([seed, TRUTH.index((shape, color, position))])
+    return [draw.draw_image(shape, color, position, generator) for _ in range(count)]
 
 
 def as_decoded(pictures):
@@ -29,7 +29,7 @@ def test_drawn_truth_is_accepted(decoded):
         pictures = drawn(*truth, seed=99, count=8)
         for picture in as_decoded(pictures) if decoded else pictures:
             seen = rule.detect(picture)
-            right += (seen.shape, seen.colour, seen.position) == truth
+            right += (seen.shape, seen.color, seen.position) == truth
             total += 1
     assert right >= 0.99 * total
 
@@ -70,7 +70,7 @@ def test_a_disc_is_no_ring_and_a_blue_ring_is_no_zorp():
     "caption", ["", "a zorp", "a zorp up", "red circle left", "a purple circle left", "a red circle left here"]
 )
 def test_captions_outside_the_rule_are_named(caption):
-    with pytest.raises(ValueError, match="expected 'a COLOUR SHAPE POSITION'"):
+    with pytest.raises(ValueError, match="expected 'a COLOR SHAPE POSITION'"):
         rule.parse_caption(caption)
 
 

@@ -121,7 +121,7 @@ def picture(editor: Editor, node: int) -> bytes:
 
 
 def save(content: bytes, path: Path) -> None:
-    """Write a picture with 256 colours: a quarter of the bytes."""
+    """Write a picture with 256 colors: a quarter of the bytes."""
     with Image.open(io.BytesIO(content)) as opened:
         opened.convert("RGB").quantize(256).save(path, optimize=True)
 

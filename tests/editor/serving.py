@@ -279,7 +279,7 @@ def front_end(folder: Path) -> Path:
 
 
 def picture(width: int = 8, height: int = 6, color: tuple[int, ...] = (200, 30, 40, 128)) -> bytes:
-    """A PNG of one colour, with transparency when the colour has four values."""
+    """A PNG of one color, with transparency when the color has four values."""
     import io
 
     from PIL import Image
@@ -305,7 +305,7 @@ def lora(path: Path, more: dict[str, str] | None = None) -> None:
 
 
 def shows(name: str = "picture", width: int = 16, color: int = 0xFF0000) -> dict[str, Any]:
-    """A workflow that saves a picture of one colour."""
+    """A workflow that saves a picture of one color."""
     return {
         "1": {"class_type": "EmptyImage", "inputs": {"width": width, "height": 8, "batch_size": 1, "color": color}},
         "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": name}},
@@ -380,7 +380,7 @@ def trains(run: str, steps: int, seed: int = 0, **inputs: Any) -> dict[str, Any]
                 "clip_skip": 0,
                 "validation": 0.25,
                 "filters": "",
-                "regularisation_share": 0.25,
+                "regularization_share": 0.25,
             },
         },
         "3": {

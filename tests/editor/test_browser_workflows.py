@@ -43,7 +43,7 @@ def build(editor, steps, previews, run):
         ("demo", 1, "regular", "clip"),
         ("demo", 2, "concept", "vae"),
         ("demo", 1, "concept", "clip"),
-        ("regular", 0, "concept", "regularisation"),
+        ("regular", 0, "concept", "regularization"),
         ("demo", 0, "start", "model"),
         ("concept", 0, "start", "dataset"),
         ("adapter", 0, "optimizer", "settings"),
@@ -101,9 +101,9 @@ def stored(editor, kept):
     return editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept)
 
 
-# Pixels of the chart's numbers that are not grey: those of a canvas that was drawn before it was on the page have a
-# curve's colour.
-COLOURS_OF_THE_AXIS = """(canvas) => {
+# Pixels of the chart's numbers that are not gray: those of a canvas that was drawn before it was on the page have a
+# curve's color.
+COLORS_OF_THE_AXIS = """(canvas) => {
   const {data} = canvas.getContext('2d').getImageData(0, 0, 36, canvas.height)
   const found = []
   for (let at = 0; at < data.length; at += 4) {
@@ -191,7 +191,7 @@ def test_train_and_sample_built_by_hand_watched_stopped_and_gone_on_with(editor,
     look_at(editor, first)
     editor.page.locator(".graft-training:visible").filter(has_text=f"step {steps}").first.wait_for()
     assert editor.page.locator(".graft-chart:visible").first.is_visible()
-    assert editor.page.locator(".graft-chart:visible").first.evaluate(COLOURS_OF_THE_AXIS) == []
+    assert editor.page.locator(".graft-chart:visible").first.evaluate(COLORS_OF_THE_AXIS) == []
     held = next(text for text in panel_texts(editor) if f"step {steps}" in text)
     assert f"held out {float(format(kept['history']['validation'][-1][1], '.3g')):g}" in held
     # What the second one trained after the stop was gone on from: it draws no previews.

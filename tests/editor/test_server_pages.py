@@ -14,10 +14,10 @@ import types
 import aiohttp
 import pytest
 from aiohttp import web
-from graft_nodes.headless.editor_server.app import runner_of
-from graft_nodes.headless.editor_server.bodies import bodies
-from graft_nodes.headless.editor_server.clients import PREVIEW_IMAGE_WITH_METADATA, Clients, merge_key
-from graft_nodes.headless.editor_server.page import PageLimits
+from graft_nodes.comfyui_api_stubs.editor.app import runner_of
+from graft_nodes.comfyui_api_stubs.editor.bodies import bodies
+from graft_nodes.comfyui_api_stubs.editor.clients import PREVIEW_IMAGE_WITH_METADATA, Clients, merge_key
+from graft_nodes.comfyui_api_stubs.editor.page import PageLimits
 
 PATIENCE = 30.0
 BIG = "x" * 1_000_000

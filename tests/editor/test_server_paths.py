@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from graft_nodes.headless.editor_server import paths
+from graft_nodes.comfyui_api_stubs.editor import paths
 from serving import picture
 
 SECRET = b"nobody may read this"

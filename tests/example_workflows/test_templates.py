@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.headless import schema, workflow
+from graft_nodes.comfyui_api_stubs.workflows import schema
+from graft_nodes.headless import workflow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "example_workflows"
@@ -39,7 +40,7 @@ def script():
 def graph_of(host, title):
     """The API graph of a template."""
     look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
-    return workflow.read(str(FOLDER / f"{title}.json")).graph(look_up)
+    return workflow_file.read(str(FOLDER / f"{title}.json")).graph(look_up)
 
 
 def nodes_of(graph, class_type):

@@ -14,7 +14,7 @@ from graft_nodes.tests.faults.disk import Disk, fails
 
 pytest.importorskip("aiohttp")
 
-from graft_nodes.headless.editor_server import guard
+from graft_nodes.comfyui_api_stubs.editor import guard
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

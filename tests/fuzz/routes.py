@@ -287,8 +287,8 @@ class _Serving:
     def _run(self) -> None:
         from aiohttp import web
         from aiohttp.http_exceptions import HttpProcessingError
+        from graft_nodes.comfyui_api_stubs.editor.app import build
         from graft_nodes.headless import hosts
-        from graft_nodes.headless.editor_server.app import build
 
         host = hosts.open_host(
             hosts.Choice(None, "fuzzing"), True, str(self.place / "input"), str(self.place / "output")

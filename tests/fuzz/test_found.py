@@ -10,8 +10,10 @@ import types
 
 import pytest
 import torch
-from graft_nodes.headless import hosts, workflow
-from graft_nodes.headless.problem import HostError, WorkflowError
+from graft_nodes.comfyui_api_stubs.host_error import HostError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import hosts, workflow_file
 from graft_nodes.patches.lora_files import metadata, stack_rows
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.storage import safetensors
@@ -186,7 +188,7 @@ def test_json_that_no_reader_takes_is_no_workflow(tmp_path, text):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(WorkflowError, match=r"w\.json: (JSON that cannot be read|not a workflow)"):
-        workflow.read(str(path))
+        workflow_file.read(str(path))
 
 
 @pytest.mark.parametrize("meta", [[], "x", 0.5, {"title": ["x"]}])
@@ -262,7 +264,7 @@ def test_a_folder_that_nothing_can_be_called_is_said(name):
 @pytest.mark.parametrize("address", ["a\0b", "x" * 300, "\udcff"])
 def test_an_address_that_no_machine_has_is_said(address):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server.serve import listen
+    from graft_nodes.comfyui_api_stubs.editor.serve import listen
 
     with pytest.raises(HostError, match="cannot listen on"):
         listen(address, 0)
@@ -380,7 +382,7 @@ def request(body, charset="utf-8"):
 )
 def test_a_body_that_no_reader_takes_is_refused(body, charset):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server import answers
+    from graft_nodes.comfyui_api_stubs.editor import answers
 
     with pytest.raises(answers.NotJson, match="the body is not JSON"):
         asyncio.run(answers.asked(request(body, charset)))
@@ -388,7 +390,7 @@ def test_a_body_that_no_reader_takes_is_refused(body, charset):
 
 def test_pictures_that_are_too_large_or_damaged_are_refused_by_view_and_upload(tmp_path):
     pytest.importorskip("aiohttp")
-    from graft_nodes.headless.editor_server.files import preview
+    from graft_nodes.comfyui_api_stubs.editor.files import preview
     from graft_nodes.storage.pictures import picture_errors
     from PIL import Image
 

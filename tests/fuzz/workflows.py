@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 from hypothesis import strategies as st
 
 from ..headless.test_editor_json import recorded_catalogue
@@ -104,7 +105,7 @@ class ApiWorkflows(Target):
         """As `run` does it up to the host."""
         body, values = case
         self.path.write_bytes(body)
-        document = workflow.read(str(self.path))
+        document = workflow_file.read(str(self.path))
         document.class_types()
         graph, problems = workflow.set_values(document.graph(self.look_up), values, self.look_up)
         before = json.dumps(graph)

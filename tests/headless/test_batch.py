@@ -9,8 +9,10 @@ import time
 import weakref
 
 import pytest
-from graft_nodes.headless import batch, workflow
-from graft_nodes.headless.problem import CommandError, HostError
+from graft_nodes.comfyui_api_stubs.host_error import HostError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.headless import batch, workflow_file
+from graft_nodes.headless.command_error import CommandError
 from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, command, last, run, told
 
 
@@ -108,7 +110,7 @@ def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):
     first.itself = first
     seen = weakref.ref(first)
     (tmp_path / "w.json").write_text(json.dumps(GOOD))
-    workflow.read(str(tmp_path / "w.json"))  # takes all there is out of the search for garbage
+    workflow_file.read(str(tmp_path / "w.json"))  # takes all there is out of the search for garbage
     assert gc.get_freeze_count() > 0
     del first
     workflow.forget()
@@ -117,7 +119,8 @@ def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):
 
 COUNTED = """
 import sys
-from graft_nodes.headless import command, workflow
+from graft_nodes.headless import command, workflow_file
+from graft_nodes.comfyui_api_stubs.workflows import workflow
 times, forget = [], workflow.forget
 workflow.forget = lambda: times.append(forget())
 command.main(sys.argv[1:])

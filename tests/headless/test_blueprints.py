@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from graft_nodes import host as wall
-from graft_nodes.headless import schema, workflow
+from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 
 from .test_editor_json import recorded_catalogue
 
@@ -22,7 +23,7 @@ def read(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_the_front_ends_own_export(name):
-    document = workflow.read(str(FOLDER / f"{name}.editor.json"))
+    document = workflow_file.read(str(FOLDER / f"{name}.editor.json"))
     assert document.graph(LOOK_UP) == read(f"{name}.1.58.1")
     assert document.class_types() <= {"OddSource", "OddSink"}
 

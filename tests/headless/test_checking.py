@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import checking, workflow
-from graft_nodes.headless.problem import HostError
+from graft_nodes.comfyui_api_stubs.host_error import HostError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.headless import checking, workflow_file
 
 from .test_command import SINK, SOURCE, any_host, command, last
 from .test_editor_json import FOLDER, LOOK_UP
@@ -56,12 +57,12 @@ def test_what_is_wrong_is_listed_and_the_rest_is_exported(tmp_path):
 def test_an_export_is_what_the_editor_exports(tmp_path, name, capsys):
     paths = sorted(FOLDER.glob(f"*{name}*.editor.json"))
     for path in paths:
-        graph = workflow.read(str(path)).graph(LOOK_UP)
+        graph = workflow_file.read(str(path)).graph(LOOK_UP)
         target = tmp_path / "api.json"
         checking.export(graph, str(target), sys.stdout)
         expected = Path(str(path).replace(".editor.", ".api."))
         assert json.loads(target.read_text(encoding="utf-8")) == json.loads(expected.read_text(encoding="utf-8"))
-        assert workflow.read(str(target)).graph(LOOK_UP) == graph
+        assert workflow_file.read(str(target)).graph(LOOK_UP) == graph
     assert paths and "wrote " in capsys.readouterr().out
 
 

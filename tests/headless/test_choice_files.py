@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.headless import choice_files, workflow
-from graft_nodes.headless.schema import catalogue
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
+from graft_nodes.headless import choice_files
 
 from .test_command import run as run_command
 

@@ -120,7 +120,7 @@ def test_what_a_node_refuses_is_said_once_at_the_inputs_that_it_names(place):
 
 
 @any_host
-def test_a_file_is_named_once_however_the_output_folder_is_spelt(place):
+def test_a_file_is_named_once_however_the_output_folder_is_spelled(place):
     image = {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}}
     graph = {"1": image, "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "p"}}}
     words, how = command(place, graph, "run", "w.json", "--output", "in/../out")

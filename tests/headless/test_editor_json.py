@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
-from graft_nodes.headless.schema import catalogue
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
+from graft_nodes.headless import workflow_file
 from graft_nodes.tests.counting_lines import lines_run
 
 FOLDER = Path(__file__).parent / "workflows"
@@ -34,7 +35,7 @@ def recorded_catalogue(folder=FOLDER):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_the_front_ends_own_export(name):
-    document = workflow.read(str(FOLDER / f"{name}.editor.json"))
+    document = workflow_file.read(str(FOLDER / f"{name}.editor.json"))
     expected = json.loads((FOLDER / f"{name}.api.json").read_text(encoding="utf-8"))
     assert document.is_editor
     assert document.graph(recorded_catalogue()) == expected
@@ -198,7 +199,7 @@ OF_1_49_6 = {
 @pytest.mark.parametrize("front_end", ["1.49.6", "1.58.1"])
 def test_choices_by_primitives_and_promoted_unknown_ones_and_unknown_nodes_equal_the_front_ends_export(front_end):
     expected = json.loads((CHOICES / f"choices.{front_end}.json").read_text(encoding="utf-8"))
-    graph = workflow.read(str(CHOICES / "choices.editor.json")).graph(LOOK_UP)
+    graph = workflow_file.read(str(CHOICES / "choices.editor.json")).graph(LOOK_UP)
     ours, theirs = {}, {}
     for made, nodes in ((ours, graph), (theirs, expected)):
         for node_id, node in nodes.items():
@@ -330,7 +331,7 @@ LINK_TABLE = FOLDER.with_name("link_table")
 
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in LINK_TABLE.glob("*.editor.json")))
 def test_an_input_without_its_own_link_follows_the_table_of_links_as_1_58_1_does(name):
-    graph = workflow.read(str(LINK_TABLE / f"{name}.editor.json")).graph(LOOK_UP)
+    graph = workflow_file.read(str(LINK_TABLE / f"{name}.editor.json")).graph(LOOK_UP)
     assert graph == json.loads((LINK_TABLE / f"{name}.1.58.1.json").read_text(encoding="utf-8"))
 
 

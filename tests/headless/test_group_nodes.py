@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 
 from .test_editor_json import NUMBER, of_classes, recorded_catalogue
 
@@ -32,7 +33,7 @@ def exported(name, front_end):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_the_front_ends_own_export(name):
-    document = workflow.read(str(FOLDER / f"{name}.editor.json"))
+    document = workflow_file.read(str(FOLDER / f"{name}.editor.json"))
     graph = document.graph(LOOK_UP)
     assert document.class_types() >= {node["class_type"] for node in graph.values()}
     for node, lost in LOST.get(name, ()):
@@ -42,7 +43,7 @@ def test_equal_to_the_front_ends_own_export(name):
 
 @pytest.mark.parametrize("name", LOST)
 def test_a_link_that_1_27_10_loses_is_sent_as_1_58_1_sends_it(name):
-    graph = workflow.read(str(FOLDER / f"{name}.editor.json")).graph(LOOK_UP)
+    graph = workflow_file.read(str(FOLDER / f"{name}.editor.json")).graph(LOOK_UP)
     newer = exported(name, "1.58.1")
     ids = dict(zip(by_place(graph), by_place(newer), strict=True))
     for node, lost in LOST[name]:
@@ -165,7 +166,7 @@ CORE = recorded_catalogue(FOLDER)
 
 def test_reroutes_inside_and_inputs_without_widgets_are_sent_as_1_58_1_sends_them():
     """1.27.10 loses the links through reroutes inside, and puts those behind a forceInput into other inputs."""
-    graph = workflow.read(str(NEWER / "reroutes.editor.json")).graph(CORE)
+    graph = workflow_file.read(str(NEWER / "reroutes.editor.json")).graph(CORE)
     newer = json.loads((NEWER / "reroutes.1.58.1.json").read_text(encoding="utf-8"))
     older = json.loads((NEWER / "reroutes.1.27.10.json").read_text(encoding="utf-8"))
     ids = dict(zip(by_place(graph), by_place(newer), strict=True))
@@ -212,5 +213,5 @@ def test_what_is_refused_is_sent_wrongly_or_in_two_ways(name):
     if name == "group_in_group":
         assert node["class_type"] == "workflow>g"
     with pytest.raises(WorkflowError) as error:
-        workflow.read(str(REFUSED / f"{name}.editor.json")).graph(CORE)
+        workflow_file.read(str(REFUSED / f"{name}.editor.json")).graph(CORE)
     assert why in str(error.value)

@@ -8,8 +8,8 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.headless import node_replacements, workflow
-from graft_nodes.headless.schema import catalogue
+from graft_nodes.comfyui_api_stubs.workflows import node_replacements, workflow
+from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
 
 from .test_command import SINK, SOURCE, command
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import schema, workflow
+from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
+from graft_nodes.headless import workflow_file
 
 SAVED = Path(__file__).parent / "older" / "train_and_sample-0.1.0.json"
 SINCE = {  # inputs that came after the first version, with the values that change nothing
@@ -22,7 +23,7 @@ def look_up(host):
 
 
 def test_an_older_workflow_opens_with_its_values_and_the_defaults_of_what_came_since(look_up):
-    graph = workflow.read(str(SAVED)).graph(look_up)
+    graph = workflow_file.read(str(SAVED)).graph(look_up)
     assert workflow.check(graph, look_up) == []
     seen = set()
     for node in json.loads(SAVED.read_text(encoding="utf-8"))["nodes"]:
@@ -37,7 +38,7 @@ def test_an_older_workflow_opens_with_its_values_and_the_defaults_of_what_came_s
 
 
 def test_a_node_that_this_graft_has_not_is_said(look_up):
-    graph = workflow.read(str(SAVED)).graph(look_up)
+    graph = workflow_file.read(str(SAVED)).graph(look_up)
     (start,) = (node for node in graph.values() if node["class_type"] == "GraftTrainStart")
     start["class_type"] = "GraftTrainBegin"
     texts = [str(problem) for problem in workflow.check(graph, look_up)]
@@ -45,7 +46,7 @@ def test_a_node_that_this_graft_has_not_is_said(look_up):
 
 
 def test_a_choice_that_this_graft_has_not_is_said_with_those_it_has(look_up, host):
-    graph = workflow.read(str(SAVED)).graph(look_up)
+    graph = workflow_file.read(str(SAVED)).graph(look_up)
     (optimizer,) = (key for key, node in graph.items() if node["class_type"] == "GraftOptimizer")
     graph[optimizer]["inputs"]["optimizer"] = "adam-of-old"
     result = host.run(graph)

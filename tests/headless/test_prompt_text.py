@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless.prompt_text import SAVES_FILES, choose, fill_in
+from graft_nodes.comfyui_api_stubs.workflows.prompt_text import SAVES_FILES, choose, fill_in
 
 
 @pytest.mark.parametrize(

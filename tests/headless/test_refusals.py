@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from graft_nodes.comfyui_api_stubs import packs
-from graft_nodes.headless import editor_file, editor_json, group_nodes, workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows import editor_file, editor_json, group_nodes, workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 
 from .test_editor_json import GROWING, of_classes
 from .test_group_nodes import CORE, REFUSED, SAMPLING, to_a_link_from_a_bypassed_one, to_a_subgraph, to_one_in_another
@@ -116,7 +117,7 @@ def changed(change):
 
 
 def recorded(name):
-    return workflow.read(str(REFUSED / f"{name}.editor.json")).data
+    return workflow_file.read(str(REFUSED / f"{name}.editor.json")).data
 
 
 OF_SAMPLING = [

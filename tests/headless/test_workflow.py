@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
-from graft_nodes.headless.schema import catalogue
+from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
+from graft_nodes.headless import workflow_file
 
 
 def _odd_nodes():
@@ -56,7 +57,7 @@ def test_what_is_not_a_workflow_is_refused(tmp_path, text, expected):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(WorkflowError) as error:
-        workflow.read(str(path))
+        workflow_file.read(str(path))
     assert expected in str(error.value) and str(path) in str(error.value)
 
 
@@ -101,7 +102,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     text, read = "not a text file in UTF-8", "cannot be read"
     for name, expected in (("none.json", read), ("picture.json", text), ("wide.json", text), (".", read)):
         with pytest.raises(WorkflowError, match=expected) as error:
-            workflow.read(str(tmp_path / name))
+            workflow_file.read(str(tmp_path / name))
         assert str(tmp_path / name) in str(error.value)
 
 

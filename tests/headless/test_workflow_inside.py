@@ -10,8 +10,9 @@ import zlib
 import av
 import pytest
 import torch
-from graft_nodes.headless import workflow, workflow_inside
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows import workflow_inside
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
@@ -128,14 +129,14 @@ WRITERS = {
 def test_the_graph_that_ran_is_found_else_the_editor_s_file(tmp_path, ending):
     path = tmp_path / f"file.{ending}"
     WRITERS[ending](path, TEXTS)
-    document = workflow.read(str(path))
+    document = workflow_file.read(str(path))
     assert not document.is_editor and document.data == GRAPH
     WRITERS[ending](path, {"workflow": TEXTS["workflow"]})
-    document = workflow.read(str(path))
+    document = workflow_file.read(str(path))
     assert document.is_editor and document.data == EDITOR
     WRITERS[ending](path, {})
     with pytest.raises(WorkflowError, match="it holds no workflow"):
-        workflow.read(str(path))
+        workflow_file.read(str(path))
 
 
 @pytest.mark.parametrize("ending", [ending for ending in WRITERS if ending != "svg"])
@@ -147,7 +148,7 @@ def test_a_file_that_was_cut_short_is_refused_or_read(tmp_path, ending):
     for size in range(16, len(content), max(1, len(content) // 40)):
         path.write_bytes(content[:size])
         try:
-            assert workflow.read(str(path)).data in (GRAPH, EDITOR)
+            assert workflow_file.read(str(path)).data in (GRAPH, EDITOR)
         except WorkflowError as error:
             refused += str(path) in str(error)
     assert refused
@@ -159,13 +160,13 @@ def test_texts_larger_than_a_workflow_are_refused(tmp_path, monkeypatch):
     for write in (png, zipped_png, packed_png):
         write(path, {"prompt": json.dumps(GRAPH | {"x": "y" * 2000})})
         with pytest.raises(WorkflowError, match="its texts are larger than"):
-            workflow.read(str(path))
+            workflow_file.read(str(path))
 
 
 def test_what_is_no_json_is_named(tmp_path):
     png(tmp_path / "a.png", {"prompt": "{"})
     with pytest.raises(WorkflowError, match="its 'prompt' is not JSON"):
-        workflow.read(str(tmp_path / "a.png"))
+        workflow_file.read(str(tmp_path / "a.png"))
 
 
 def test_other_files_are_not_looked_into():

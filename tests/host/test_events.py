@@ -114,3 +114,13 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
     ]
     assert sent[1][1]["result"] == "r" * 64, "its key stays, by which a page knows whose end it is"
     assert all(data["key"] == "k" * 64 and data["workflow"] == "w" for _, data in sent)
+
+
+def test_a_notice_names_the_node_and_the_run(sent):
+    from comfy_execution.utils import CurrentNodeContext
+
+    assert events.running_node() is None
+    with CurrentNodeContext("run", "12:3"):
+        assert events.running_node() == "12:3"
+        events.say_at_node("7", "words")
+    assert sent == [("graft.notice", {"node": "7", "text": "words", "prompt": "run"})]

@@ -13,8 +13,8 @@ def layer(layout, dtype=torch.float32):
     made = nn.Linear(64, 128, dtype=dtype).requires_grad_(False)
     draws = torch.Generator().manual_seed(1)
     values = torch.randn(128, 64, generator=draws).to(dtype)
-    quantised = tensors.QuantizedTensor.from_float(values, layout, convrot_groupsize=16)
-    made.weight = nn.Parameter(quantised, requires_grad=False)
+    quantized = tensors.QuantizedTensor.from_float(values, layout, convrot_groupsize=16)
+    made.weight = nn.Parameter(quantized, requires_grad=False)
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 from graft_nodes.tests.mutation import __main__ as command
 from graft_nodes.tests.mutation import trials
 from graft_nodes.tests.mutation.changes import changes
-from graft_nodes.tests.mutation.nearest import nearest_tests
+from graft_nodes.tests.nearest_tests import nearest_tests
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the tree is copied by git's list of files")
 
@@ -22,7 +22,7 @@ FILES = {
         addopts = "--import-mode=importlib"
         markers = ["slow", "long", "browser"]
     """,
-    "docs/architecture.md": "## Tested elsewhere\n\n| file | tests |\n|---|---|\n| `maths/` | `tests/test_all.py` |\n",
+    "tests/where_tests_are.toml": '"maths/" = ["tests/test_all.py"]\n',
     "maths/near.py": "def larger(a, b):\n    return a > b\n",
     "maths/far.py": "def total(a, b):\n    return a + b\n",
     "maths/unseen.py": "def half(a):\n    return a / 2\n",
@@ -261,12 +261,12 @@ def test_a_line_of_a_log_is_no_failing_test():
 
 
 def test_rows_add_to_a_file_with_its_own_tests_and_stars_to_every_file(tree):
-    rows = (
-        "`maths/near.py` | `tests/test_sums.py`",
-        "`maths/f*.py` | `tests/maths/test_loop.py`, `tests/test_sums.py`",
+    table = tree / "tests" / "where_tests_are.toml"
+    table.write_text(
+        table.read_text()
+        + '"maths/near.py" = ["tests/test_sums.py"]\n'
+        + '"maths/f*.py" = ["tests/maths/test_loop.py", "tests/test_sums.py"]\n'
     )
-    page = tree / "docs" / "architecture.md"
-    page.write_text(page.read_text() + "".join(f"| {row} |\n" for row in rows))
     assert nearest_tests(tree, PurePosixPath("maths/near.py")) == ["tests/maths/test_near.py", "tests/test_sums.py"]
     far = ["tests/maths/test_loop.py", "tests/test_sums.py", "tests/test_all.py"]
     assert nearest_tests(tree, PurePosixPath("maths/far.py")) == far

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ..nearest_tests import WITH_COMFYUI, nearest_tests
 from .changes import Change
-from .nearest import WITH_COMFYUI, nearest_tests
 
 PACKAGE = "graft_nodes"  # the name by which tests import the tree
 # The stages in their order, and pytest's marks for each; the nearest tests are named by the change's file.

@@ -429,10 +429,10 @@ def dataset(host):
     """(MODEL, VAE, prompt, GRAFT_DATASET) of two plain pictures, one of them held out."""
     folder = os.path.join(host.input, "todo pictures")
     os.makedirs(folder, exist_ok=True)
-    for number, colour in enumerate(("red", "blue")):
-        Image.new("RGB", (128, 128), colour).save(os.path.join(folder, f"{number}.png"))
+    for number, color in enumerate(("red", "blue")):
+        Image.new("RGB", (128, 128), color).save(os.path.join(folder, f"{number}.png"))
         with open(os.path.join(folder, f"{number}.txt"), "w", encoding="utf-8") as file:
-            file.write(f"a {colour} square left")
+            file.write(f"a {color} square left")
     model, clip, vae = host.call("GraftDemo")
     pictures = host.call("GraftDataset", folder="todo pictures", vae=vae, clip=clip, resolution=128, validation=0.5)[0]
     return model, vae, host.call("CLIPTextEncode", clip=clip, text="a red square left")[0], pictures

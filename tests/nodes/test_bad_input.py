@@ -200,7 +200,7 @@ EXCLUDING = [
     ({"GraftAdapter": {"pattern": "nothing"}}, "choose no module"),
     ({"GraftObjective": {"weighting": "min-snr"}}, "signal-to-noise ratio, which flow models lack"),
     ({"GraftObjective": {"zero_terminal_snr": True}}, "zero terminal SNR is for v models"),
-    ({"GraftObjective": {"prior": "regularisation"}}, "needs a regularization dataset"),
+    ({"GraftObjective": {"prior": "regularization"}}, "needs a regularization dataset"),
     ({"GraftObjective": {"pyramid_noise": 1.5, "gamma": 0.0}}, "(?=.*Value 0.0 smaller)(?=.*Value 1.5 bigger)"),
     ({"GraftEMA": {"snapshots": 5, "interval": 2}}, "multiples of update every N steps"),
     (

@@ -480,12 +480,12 @@ def test_kohyas_dataset_config_is_read_in_place_of_a_folder(host, demo, folder):
     path = os.path.join(host.input, name)
     with open(path, "w", encoding="utf-8") as file:
         file.write(CONFIG)
-    whole, sheet, said = _call(host, demo, name, validation=0.0, resolution=512, regularisation_share=0.5)
+    whole, sheet, said = _call(host, demo, name, validation=0.0, resolution=512, regularization_share=0.5)
     shown = {(image.name, tuple(image.latent.shape[-2:]), image.batch_size, image.repeats) for image in whole.images}
     assert shown == {
         (f"low/{i}.png", side, size, n) for i in range(4) for side, size, n in (((8, 8), 2, 2), ((16, 16), 1, 1))
     }
-    assert len(whole.regularisation.images) == 3 and whole.regularisation_share == 0.5 and sheet.shape[0] == 1
+    assert len(whole.regularization.images) == 3 and whole.regularization_share == 0.5 and sheet.shape[0] == 1
     assert (
         f"{folder}/low (resolution 64, batch size 2):" in said
         and f"{folder}/high (resolution 128, regularization):" in said
@@ -497,10 +497,10 @@ def test_kohyas_dataset_config_is_read_in_place_of_a_folder(host, demo, folder):
     _picture(host, f"{folder}/high", "new.png", seed=77)
     assert node.fingerprint_inputs(folder=name) != before
     with pytest.raises(ValueError, match="has regularization images"):
-        _call(host, demo, name, regularisation=whole.regularisation)
+        _call(host, demo, name, regularization=whole.regularization)
     with open(path, "w", encoding="utf-8") as file:
         file.write(CONFIG.replace("resolution = 64\n", "resolution = [64, 128]\n"))
-    wide, _, said = _call(host, demo, name, validation=0.0, resolution=512, regularisation_share=0.5)
+    wide, _, said = _call(host, demo, name, validation=0.0, resolution=512, regularization_share=0.5)
     assert f"{folder}/low (resolution 64 x 128, batch size 2):" in said
     assert {image.resolution for image in wide.images} == {90, 128}  # the side of a square of 64 x 128 pixels
     with open(path, "a", encoding="utf-8") as file:

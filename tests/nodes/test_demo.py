@@ -118,6 +118,6 @@ def test_the_second_lora_paints_the_four_shapes_mauve(host, loaded):
     patched = host.call("LoRAStackPatch", model=model, lora_model=load_file(file))[0]
 
     def purple(sampled):
-        return sum(rule.detect(picture).colour == "purple" for picture in score.sample(sampled, clip, vae, captions))
+        return sum(rule.detect(picture).color == "purple" for picture in score.sample(sampled, clip, vae, captions))
 
     assert purple(model) <= 1 and purple(patched) >= 3

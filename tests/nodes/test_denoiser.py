@@ -242,7 +242,7 @@ def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
     assert not patcher.model.diffusion_model._forward_pre_hooks
 
 
-def test_wrappers_and_model_function_wrappers_are_honoured(wall):
+def test_wrappers_and_model_function_wrappers_are_honored(wall):
     import comfy.patcher_extension as extension
 
     patcher, called = _model("EPS"), []

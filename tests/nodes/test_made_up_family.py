@@ -71,7 +71,7 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_lora_file_is_recognised(host, model, rowan):
+def test_a_lora_file_is_recognized(host, model, rowan):
     write(host, "rowan.safetensors", lora(model))
     path = os.path.join(host.models, "loras", "rowan.safetensors")
     described = host.module("patches.lora_files.metadata").describe(path)

@@ -59,7 +59,7 @@ class Case:
 
 
 EPS = {"model": {"kind": "eps"}}  # the demo is a flow model
-REGULAR = {"GraftDataset": {"regularisation": "regular"}}
+REGULAR = {"GraftDataset": {"regularization": "regular"}}
 PREVIEWS = {"TrainStep": {"preview_every": 2, "positive": "a red square", "negative": "", "latent": 64}}
 EXPERT = {"GraftObjective": {"expert": "high noise", "boundary": 0.5}}
 PAIR = {"GraftObjective": {"expert": "both", "boundary": 0.5}, "GraftTrainPairStart": {"low_noise_model": 1.05}}
@@ -93,8 +93,8 @@ CASES: dict[str, dict[str, Case]] = {
         "clip_skip": Case(2),
         "validation": Case(0.5),
         "filters": Case("blacklist_tags: [one]"),
-        "regularisation": Case("regular"),
-        "regularisation_share": Case(0.75, {**REGULAR, "GraftOptimizer": {"batch_size": 4}}),
+        "regularization": Case("regular"),
+        "regularization_share": Case(0.75, {**REGULAR, "GraftOptimizer": {"batch_size": 4}}),
         "weighted_captions": Case(True, {"GraftDataset": {"filters": "caption_prefix: '(zorp:3)'"}}),
         "no_upscale": Case(True, {"GraftDataset": {"resolution": 512}}),
         "min_side": Case(128),
@@ -164,7 +164,7 @@ CASES: dict[str, dict[str, Case]] = {
         "shift": Case(3.0, {"GraftObjective": {"timesteps": "shifted"}}),
         "conditioning_dropout": Case(1.0),
         "prior": Case("output-preservation", REGULAR),
-        "prior_weight": Case(7.0, {**REGULAR, "GraftObjective": {"prior": "regularisation"}}),
+        "prior_weight": Case(7.0, {**REGULAR, "GraftObjective": {"prior": "regularization"}}),
         "min_timestep": Case(0.5),
         "max_timestep": Case(0.5),
         "sigmoid_scale": Case(3.0, {"GraftObjective": {"timesteps": "sigmoid"}}),
@@ -300,7 +300,7 @@ CASES: dict[str, dict[str, Case]] = {
 @pytest.fixture(scope="module")
 def folders(host):
     """Two folders of pictures of two shapes with captions beside them and, others, in a captions folder; one for
-    regularisation; one of pairs before and after an edit, and one of pairs by preference.
+    regularization; one of pairs before and after an edit, and one of pairs by preference.
     """
     draw = np.random.default_rng(0)
     for name, count in (("dead", 8), ("dead2", 4), ("regular", 2)):
@@ -378,7 +378,7 @@ class Lab:
         vae, clip = (
             self.other(name) if given.pop(name, "") == "other" else getattr(self, name) for name in ("vae", "clip")
         )
-        for name in ("regularisation", "more_images"):
+        for name in ("regularization", "more_images"):
             if given.get(name):
                 given[name] = self.dataset({**BASE["GraftDataset"], "folder": given[name], "validation": 0.0})
         return self.host.call("GraftDataset", vae=vae, clip=clip, **given)[0]

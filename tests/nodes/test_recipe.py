@@ -75,7 +75,7 @@ def test_each_recipe_trains(host, pictures, pretend, request, family, goal):
     assert all(np.isfinite(found.state.history.loss))
     assert found.state.average
     assert f"goal {goal}, strength normal, 2 steps" in found.report
-    assert ("family: not recognised" in found.report) == (not family)
+    assert ("family: not recognized" in found.report) == (not family)
 
 
 @pytest.mark.slow

@@ -121,8 +121,8 @@ def test_everything_counts_in_the_digest_and_nothing_else(host, parts):
         samples(host, parts, batch_size=[3]),
         samples(host, parts, loss_weight=[0.5]),
         samples(host, parts, more_images=[one]),
-        samples(host, parts, regularisation=[samples(host, parts)[0]]),
-        samples(host, parts, regularisation=[samples(host, parts)[0]], regularisation_share=[0.5]),
+        samples(host, parts, regularization=[samples(host, parts)[0]]),
+        samples(host, parts, regularization=[samples(host, parts)[0]], regularization_share=[0.5]),
     ]
     digests = [dataset.digest for dataset, _ in different]
     assert len({plain, *digests}) == len(different) + 1
@@ -225,7 +225,7 @@ def test_what_only_samplers_apply_is_refused_by_name(host, parts):
     dataset, clip = samples(host, parts)[0], parts[1]
     for name, title, value in (
         ("more_images", "more images", dataset),
-        ("regularisation", "regularization dataset", dataset),
+        ("regularization", "regularization dataset", dataset),
         ("validation_dataset", "validation dataset", dataset),
         ("empty", "empty conditioning", one),
         ("clip", "CLIP", clip),
@@ -236,7 +236,7 @@ def test_what_only_samplers_apply_is_refused_by_name(host, parts):
         trained(host, parts, samples(host, parts)[0], "sample encoder", text_encoder=True)
 
 
-def test_samples_train_with_folders_and_as_regularisation(host, parts):
+def test_samples_train_with_folders_and_as_regularization(host, parts):
     _, clip, *_ = parts
     folder = os.path.join(host.input, "beside samples")
     os.makedirs(folder, exist_ok=True)
@@ -249,7 +249,7 @@ def test_samples_train_with_folders_and_as_regularisation(host, parts):
     other, _ = samples(host, parts, clip=[clip])
     both, _ = samples(host, parts, clip=[clip], more_images=[read])
     behind = host.call("GraftDataset", **given, more_images=other)[0]
-    regular = host.call("GraftDataset", **given, regularisation=other)[0]
+    regular = host.call("GraftDataset", **given, regularization=other)[0]
     assert len(both.images) == len(behind.images) == 9 and "" in both.conditionings
     found = []
     for number, dataset in enumerate((other, both, behind, regular)):
@@ -263,6 +263,6 @@ def test_samples_that_are_regularization_images_are_not_measured(host, parts):
     whole, _ = samples(host, parts, validation=[0.4])
     number = int(whole.held_out[0].name.split()[1]) - 1
     regular, _ = samples(host, parts, latents=latents[number : number + 1], conditioning=parts[3][:1])
-    dataset, report = samples(host, parts, validation=[0.4], regularisation=[regular])
+    dataset, report = samples(host, parts, validation=[0.4], regularization=[regular])
     assert [image.name for image in dataset.held_out] == [image.name for image in whole.held_out[1:]]
     assert "1 held-out images are not measured" in report

@@ -451,9 +451,9 @@ def test_the_demo_learns_its_concept_from_vectors_alone(host):
     """
     root = Path(__file__).resolve().parents[2]
     score, rule = host.module("demo.score"), host.module("demo.rule")
-    schema, workflow = host.module("headless.schema"), host.module("headless.workflow")
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
-    graph = workflow.read(str(root / "example_workflows" / "Train a word without a LoRA.json")).graph(look_up)
+    embedded, workflow_file = host.module("headless.embedded"), host.module("headless.workflow_file")
+    look_up = embedded.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    graph = workflow_file.read(str(root / "example_workflows" / "Train a word without a LoRA.json")).graph(look_up)
     ids = {node["class_type"]: node_id for node_id, node in graph.items()}
     host.fresh()
     capture = {"state": [ids["TrainStep"], 0], "clip": [ids["TrainStep"], 2], "model": [ids["TrainStep"], 1]}
@@ -469,6 +469,6 @@ def test_the_demo_learns_its_concept_from_vectors_alone(host):
         captions = [caption.replace("zorp", word) for caption in score.CONCEPT]
         seen = [rule.detect(picture) for picture in score.sample(found["base"], found[clip], found["vae"], captions)]
         wanted = [("purple", caption.split()[-1]) for caption in captions]
-        right[word] = sum((one.colour, one.position) == want for one, want in zip(seen, wanted, strict=True))
+        right[word] = sum((one.color, one.position) == want for one, want in zip(seen, wanted, strict=True))
     assert right["zorp"] == right["blue circle"] == 0
     assert right["embedding:zorp"] >= 14, right  # of 16

@@ -23,7 +23,7 @@ from PIL import Image
 
 from ..model_device import CPU, LOAD
 
-COLOURS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
+COLORS = [(200, 30, 30), (30, 30, 200), (30, 160, 30), (220, 200, 30), (120, 30, 160), (20, 20, 20)]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +31,9 @@ def pictures(host):
     """Six plain pictures with captions, below the host's input folder."""
     folder = os.path.join(host.input, "plain")
     os.makedirs(folder, exist_ok=True)
-    for i, colour in enumerate(COLOURS):
+    for i, color in enumerate(COLORS):
         pixels = np.full((256, 256, 3), 255, dtype=np.uint8)
-        pixels[64:192, 40 + 8 * i : 160 + 8 * i] = colour
+        pixels[64:192, 40 + 8 * i : 160 + 8 * i] = color
         Image.fromarray(pixels).save(os.path.join(folder, f"{i}.png"))
         with open(os.path.join(folder, f"{i}.txt"), "w", encoding="utf-8") as file:
             file.write("a red square left" if i % 2 else "a blue circle right")
@@ -399,19 +399,19 @@ def test_what_is_wrong_is_said_before_the_first_step(host, pictures, run):
             "GraftTrainStart", model=model, dataset=dataset, adapter=host.call("GraftAdapter", pattern="nothing")[0]
         )
     state = host.call("GraftTrainStart", model=model, dataset=dataset, run=run)[0]
-    other = host.call("GraftObjective", prior="regularisation")[0]
+    other = host.call("GraftObjective", prior="regularization")[0]
     with pytest.raises(ValueError, match="needs a regularization dataset"):
         host.call("TrainStep", state=state, objective=other, steps=1)
 
 
-def test_regularisation_is_mixed_in(host, pictures, run):
+def test_regularization_is_mixed_in(host, pictures, run):
     model, clip, vae = host.call("GraftDemo")
     given = {"folder": pictures, "vae": vae, "clip": clip, "resolution": 256}
     regular = host.call("GraftDataset", **given, validation=0.0)[0]
-    dataset, _, report = host.call("GraftDataset", **given, regularisation=regular, regularisation_share=0.5)
+    dataset, _, report = host.call("GraftDataset", **given, regularization=regular, regularization_share=0.5)
     assert "regularization dataset: 6 pictures, 50% of each batch" in report
     optimizer = host.call("GraftOptimizer", batch_size=4)[0]
-    heavy = host.call("GraftObjective", settings=optimizer, prior="regularisation", prior_weight=3.0)[0]
+    heavy = host.call("GraftObjective", settings=optimizer, prior="regularization", prior_weight=3.0)[0]
     found = []
     for data, settings in ((dataset, optimizer), (dataset, heavy), (host.call("GraftDataset", **given)[0], optimizer)):
         state = host.call("GraftTrainStart", model=model, dataset=data, settings=settings, run=run)[0]
@@ -496,7 +496,7 @@ def test_a_preview_is_what_the_sampler_node_makes_of_the_state(host, pictures, r
 
 @pytest.mark.skipif(LOAD != CPU, reason="a graphics card quantizes faster than it is read")
 def test_nf4_weights_are_read_from_disk_by_the_next_step_and_only_for_the_same_weights(host, pictures, run):
-    folder = os.path.join(host.output, "graft", "cache", "quantised")
+    folder = os.path.join(host.output, "graft", "cache", "quantized")
     shutil.rmtree(folder, ignore_errors=True)
     adapter, optimizer = {"base_weights": "nf4"}, {"learning_rate": 1e-1}
     prompt = _workflow(host, pictures, run, 2, 1, adapter=adapter, optimizer=optimizer)

@@ -50,9 +50,9 @@ def text(nodes: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    comfyui_api_stubs.install()
+    embedded.install()
     from graft_nodes.nodes import NODES
 
     FILE.write_text(text(NODES), encoding="utf-8")

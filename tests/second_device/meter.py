@@ -20,13 +20,13 @@ PYTHON = os.path.dirname(os.path.abspath(os.__file__))
 class Meter:
     """Counters since the last `clear`, and the memory in use.
 
-    `synchronisations` has an entry for each time that the host waited for results of the device (`.item()`, `.cpu()`,
+    `synchronizations` has an entry for each time that the host waited for results of the device (`.item()`, `.cpu()`,
     `bool()`, boolean indexing, `synchronize()`): what it was and the line that asked. `blocking_uploads` has one for
     each copy to the device without non_blocking, after which CUDA waits too. `limit` is the size of the memory.
     With `lacks_float64` tensors of that type are refused, as MPS does.
     """
 
-    synchronisations: list[str] = field(default_factory=list)
+    synchronizations: list[str] = field(default_factory=list)
     blocking_uploads: list[str] = field(default_factory=list)
     uploaded: int = 0
     downloaded: int = 0
@@ -37,7 +37,7 @@ class Meter:
 
     def clear(self) -> None:
         """Count from zero again; memory in use stays."""
-        self.synchronisations, self.blocking_uploads = [], []
+        self.synchronizations, self.blocking_uploads = [], []
         self.uploaded = self.downloaded = 0
         self.peak = self.allocated
 
@@ -61,7 +61,7 @@ class Meter:
 
     def waited(self, what: str) -> None:
         """The host has waited for the device."""
-        self.synchronisations.append(f"{what} at {caller()}")
+        self.synchronizations.append(f"{what} at {caller()}")
 
     @contextmanager
     def limited(self, size: int) -> Iterator[None]:

@@ -23,7 +23,7 @@ CHECKS = "tests/second_device/checks"
     "arguments",
     [
         (f"{CHECKS}/test_device.py", f"{CHECKS}/test_activations.py", f"{CHECKS}/test_layer_ring.py"),
-        (f"{CHECKS}/test_synchronisations.py", "-k", "waits_once and lora"),
+        (f"{CHECKS}/test_synchronizations.py", "-k", "waits_once and lora"),
     ],
 )
 def test_checks(arguments):

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from graft_nodes import comfyui_api_stubs
+from graft_nodes.headless import embedded
 from graft_nodes.tests.second_device.comfyui import put_models_on
 from graft_nodes.tests.second_device.device import CPU, DEVICE
 from PIL import Image
 
-comfyui_api_stubs.install()
+embedded.install()
 
 from graft_nodes.tests.host_fixture import Host  # noqa: E402
 

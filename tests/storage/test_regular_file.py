@@ -7,8 +7,8 @@ import socket
 import threading
 
 import pytest
-from graft_nodes.headless import workflow
-from graft_nodes.headless.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.headless import workflow_file
 from graft_nodes.patches.lora_files import open_file
 from graft_nodes.storage import regular_file
 from graft_nodes.storage.bounded_read import read_bounded, read_json
@@ -57,7 +57,7 @@ READERS = {
     "shapes": lambda path: load_shapes(str(path)),
     "picture": read_picture,
     "caption": captions.read_text,
-    "workflow": lambda path: workflow.read(str(path)),
+    "workflow": lambda path: workflow_file.read(str(path)),
     "LoRA": lambda path: open_file.load(str(path)),
     "header of a LoRA": lambda path: open_file.read_lora_header(str(path)),
     "file of a state": lambda path: store.check_file(path, "0"),

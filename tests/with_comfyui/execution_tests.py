@@ -16,8 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from graft_nodes import comfyui_api_stubs
-from graft_nodes.headless import command
+from graft_nodes.headless import command, embedded
 
 REPOSITORY = "https://github.com/comfyanonymous/ComfyUI"
 CLIENT = Path(__file__).parent / "execution_tests.txt"  # the tests' websocket client, locked
@@ -27,7 +26,7 @@ PACKS = f"{TESTS}/testing_nodes"
 # What does not run here, and why; docs/headless.md tells it too.
 LEFT_OUT = {
     "test_jobs.py": "unit tests of comfy_execution.jobs, a module that the embedded host has no counterpart of: its job"
-    " list is headless/editor_server/jobs.py, and test_execution.py asks for it over HTTP",
+    " list is comfyui_api_stubs/editor/jobs.py, and test_execution.py asks for it over HTTP",
     "test_preview_method.py": "samples with SDXL's weights on a server that runs already; the same is tested with small"
     " models in tests/editor/test_server_events.py",
     "test_cache_provider.py": "unit tests of caches that other packs plug in (comfy_execution.cache_provider); the"
@@ -90,7 +89,7 @@ def run_tests(checkout: str, more: list[str]) -> int:
             shutil.copytree(source / UNIT_TESTS, root / UNIT_TESTS)
         (root / "main.py").write_text(MAIN, encoding="utf-8")
         (root / "pytest.ini").write_text("[pytest]\nmarkers =\n  execution\n  inference\n", encoding="utf-8")
-        paths = (str(root), comfyui_api_stubs.MODULES, websocket_client(folder), os.environ.get("PYTHONPATH", ""))
+        paths = (str(root), embedded.MODULES, websocket_client(folder), os.environ.get("PYTHONPATH", ""))
         programs = (str(Path(sys.executable).parent), os.environ["PATH"])
         environment = {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep), "PATH": os.pathsep.join(programs)}
         words = ["-p", "no:cacheprovider", "--output_dir", str(folder / "output"), "--port", str(free_port())]

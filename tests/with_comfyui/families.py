@@ -1,4 +1,4 @@
-"""One tiny, randomly initialised model of every family that training knows, of ComfyUI's own classes, with captions it
+"""One tiny, randomly initialized model of every family that training knows, of ComfyUI's own classes, with captions it
 understands.
 """
 

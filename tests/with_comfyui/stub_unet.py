@@ -100,7 +100,7 @@ SMALL = {
 def build(
     config: dict, kind: str = "EPS", dtype: torch.dtype = torch.float32, device: str = "cpu", **settings: Any
 ) -> Any:
-    """A BaseModel of the open host around a UNet, weights uninitialised."""
+    """A BaseModel of the open host around a UNet, weights uninitialized."""
     import comfy.latent_formats
     import comfy.model_base
     import comfy.supported_models_base

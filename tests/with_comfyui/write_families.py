@@ -41,7 +41,7 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
         "the text encoders in which a word is trained, with the model's own tokenizers, by ComfyUI's names of them;"
         " `no`: it ends with an error that says why",
     ),
-    "recognised": ("Recognised", "a LoRA on the whole model is recognised as one for this family"),
+    "recognized": ("Recognized", "a LoRA on the whole model is recognized as one for this family"),
 }
 YES, UNTRIED, FAILED = "✓", "untried", "✗"
 NO_CLIPS = "none"  # of models of pictures and of sound

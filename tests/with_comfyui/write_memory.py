@@ -69,7 +69,7 @@ documentation says 42 GB.
 TIMES = """## How long a step takes
 
 **Computed, not measured.** The operations of a step are counted on ComfyUI's own classes, at the pixels of the first
-table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilisation:.0%}
+table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilization:.0%}
 of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
 That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
@@ -106,7 +106,7 @@ HEADINGS = (
 )
 DEVICE = Device("cuda", "a card", 0, bf16=True)
 STEPS = 1500  # of the templates
-UTILISATION = 0.4
+UTILIZATION = 0.4
 COPIED = 25e9  # bytes a second
 COPIES = 2  # of a layer's weights in a step: forward, and backward with what checkpointing computes again
 
@@ -220,7 +220,7 @@ def pace(title: str, facts: ModelFacts, card: Card) -> Pace:
     copied = 0
     if recipe.optimizer.offload == "layers":
         copied = COPIES * facts.weight_bytes * recipe.optimizer.accumulation
-    return Pace(operations, copied, max(operations / (card.peak * UTILISATION), copied / COPIED))
+    return Pace(operations, copied, max(operations / (card.peak * UTILIZATION), copied / COPIED))
 
 
 def _times() -> Iterator[str]:
@@ -284,7 +284,7 @@ def document() -> str:
     for size in SIZES:
         lines += [f"## {size} GB", "", "Memory in GB, and the settings.", "", *_details(size), ""]
     peaks = ", ".join(f"{card.name} {card.peak / 1e12:.0f} TFLOPS" for card in CARDS)
-    lines += [TIMES.format(utilisation=UTILISATION, peaks=peaks, copied=COPIED / 1e9), *_times(), ""]
+    lines += [TIMES.format(utilization=UTILIZATION, peaks=peaks, copied=COPIED / 1e9), *_times(), ""]
     return "\n".join([*lines, CLOSING])
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from . import write_trainer_files
 
 HERE = Path(__file__).parent
-PACKAGES = HERE / "trainer_files.txt"  # what the trainers' maths and savers import and Graft does not need, locked
+PACKAGES = HERE / "trainer_files.txt"  # what the trainers' math and savers import and Graft does not need, locked
 TRAINERS = {  # name: its repository, "" for an installed package
     "sd_scripts": "https://github.com/kohya-ss/sd-scripts",
     "onetrainer": "https://github.com/Nerogar/OneTrainer",

@@ -77,7 +77,7 @@ is which.
 - **ComfyUI's own loader**: what it leaves unread, and how many layers then differ by more than {tolerance:.0e}.
 
 `python dev.py trainer-files` measures it and writes this page. Imports of a trainer that are not installed and that
-these files do not use are stood in for, as the sections say; its maths never is.
+these files do not use are stood in for, as the sections say; its math never is.
 """
 
 

@@ -89,7 +89,7 @@ def search(
             return math.inf
         return snapshots.loss(shares.tolist(), seen)
 
-    found = minimise(loss, first, steps, tries, seed)
+    found = minimize(loss, first, steps, tries, seed)
     shares = tuple(found.point.tolist())
     answer = snapshots.loss(shares, kept)
     lines = [
@@ -176,7 +176,7 @@ def _sample(file: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.flatten()[::stride].double() for tensor in tensors])
 
 
-def minimise(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tries: int, seed: int) -> Minimum:
+def minimize(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tries: int, seed: int) -> Minimum:
     """The lowest value found from `start` along `steps` in at most `tries` tries (Powell's method with parabolas).
 
     A round goes along every step once, in an order drawn from `seed`, and then along what the round has changed, which

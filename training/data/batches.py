@@ -39,7 +39,7 @@ class SliderConditionings:
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Images of one size that go through the model together: latents (B, C, h, w), one conditioning each, and which of
-    them are regularisation images (B,).
+    them are regularization images (B,).
 
     `captions` are what the conditionings were made of; `mask` (B, 1, h, w) in 0..1 says where the loss counts, None
     where it counts everywhere; `weights` (B,) scale the loss of each image. `worse` are the latents of the pictures
@@ -50,7 +50,7 @@ class Batch:
 
     latents: Tensor
     conditionings: tuple[Conditioning, ...]
-    is_regularisation: Tensor
+    is_regularization: Tensor
     captions: tuple[str, ...] = ()
     mask: Tensor | None = None
     weights: Tensor | None = None
@@ -76,7 +76,7 @@ class BatchItem:
     crop_number: int
     flipped: bool
     caption: str
-    is_regularisation: bool
+    is_regularization: bool
     dropped: bool = False
 
     @property
@@ -99,15 +99,15 @@ def draw_items(
     replaces both. A dropped caption is the empty prompt.
     """
     rng = generator(seed, step, f"pictures {purpose}")
-    images, regularisation_images = select_images(dataset, batch_size, seed, number)
+    images, regularization_images = select_images(dataset, batch_size, seed, number)
     items: list[BatchItem] = []
     for image in images:
         variant_rng = _variant_generator(image, seed, step, f"picture {len(items)} {purpose}")
         items.append(_draw_item(dataset, image, dropout, rng, variant_rng, False))
-    for image in regularisation_images:
-        assert dataset.regularisation is not None
+    for image in regularization_images:
+        assert dataset.regularization is not None
         variant_rng = _variant_generator(image, seed, step, f"picture {len(items)} {purpose}")
-        items.append(_draw_item(dataset.regularisation, image, dropout, rng, variant_rng, True))
+        items.append(_draw_item(dataset.regularization, image, dropout, rng, variant_rng, True))
     return items
 
 
@@ -123,7 +123,7 @@ def _draw_item(
     dropout: float,
     rng: torch.Generator,
     variant_rng: torch.Generator | None,
-    is_regularisation: bool,
+    is_regularization: bool,
 ) -> BatchItem:
     flip_draw, objective_draw, caption_draw = torch.rand(3, generator=rng).tolist()
     flip = dataset.flip
@@ -145,7 +145,7 @@ def _draw_item(
         caption = image.caption_template.draw(variant_rng)
     if dropped:
         caption = ""
-    return BatchItem(dataset, image, crop, flipped, caption, is_regularisation, dropped)
+    return BatchItem(dataset, image, crop, flipped, caption, is_regularization, dropped)
 
 
 _SIZE_CONDITIONED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = weakref.WeakKeyDictionary()
@@ -154,7 +154,7 @@ _SIZE_CONDITIONED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditi
 def with_size_conditioning(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
     """The conditioning with SDXL's original size, crop and target size; unchanged if `framing` is None.
 
-    Equal arguments give the same object as long as the first lives, so that a host may recognise it.
+    Equal arguments give the same object as long as the first lives, so that a host may recognize it.
     """
     if framing is None:
         return conditioning
@@ -179,7 +179,7 @@ _OF_IMAGES: weakref.WeakValueDictionary[tuple[int, int], ImageConditioning] = we
 def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditioning:
     """The conditioning with the entries of an image in place of its own; unchanged if there are none.
 
-    The same two objects give the same result as long as somebody holds it, so that a host may recognise it. There may
+    The same two objects give the same result as long as somebody holds it, so that a host may recognize it. There may
     be one for each image, so nothing is kept here.
     """
     if not extras:
@@ -221,7 +221,7 @@ def collate(items: Sequence[BatchItem]) -> Batch:
     return Batch(
         latents,
         tuple(_conditioning(item) for item in items),
-        torch.tensor([item.is_regularisation for item in items]),
+        torch.tensor([item.is_regularization for item in items]),
         tuple(item.caption for item in items),
         _masks(items),
         torch.tensor([item.image.loss_weight for item in items]),

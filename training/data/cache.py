@@ -32,7 +32,7 @@ log = logger(__name__)
 
 FORMAT = 1
 KINDS = ("latents", "texts", "pictures")  # those that are written in packs
-QUANTISED = "quantised"  # a cache below the dataset's, of quantised weights, with a limit of its own
+QUANTIZED = "quantized"  # a cache below the dataset's, of quantized weights, with a limit of its own
 _INDEX = "index"
 _SUFFIX = ".safetensors"
 _ABANDONED = 3600.0  # seconds
@@ -260,7 +260,7 @@ class Cache:
         with _HOLDING:
             kept = self._used | {str(file.path) for file in _HELD}
         files: list[tuple[float, int, str]] = []
-        apart = os.path.join(self.folder, QUANTISED, "")
+        apart = os.path.join(self.folder, QUANTIZED, "")
         for path, status in names_below(self.folder):
             if path.startswith(apart):
                 continue

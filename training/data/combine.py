@@ -77,9 +77,9 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
         return _without_trained(first)
     check_together(datasets)
     images = tuple(image for dataset in datasets for image in _with_own_settings(dataset, dataset.images))
-    regularised = next((dataset for dataset in datasets if dataset.regularisation is not None), first)
+    regularized = next((dataset for dataset in datasets if dataset.regularization is not None), first)
     held_out = _in_turn([_with_own_settings(dataset, dataset.held_out) for dataset in datasets])
-    held_out = _not_trained(held_out, [*images, *_regularisation_images(regularised)])
+    held_out = _not_trained(held_out, [*images, *_regularization_images(regularized)])
     return replace(
         _joined(first, datasets),
         images=images,
@@ -87,8 +87,8 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
             ["several datasets", [[dataset.digest, dataset.resolution] for dataset in datasets]]
         ),
         held_out=tuple(held_out),
-        regularisation=regularised.regularisation,
-        regularisation_share=regularised.regularisation_share,
+        regularization=regularized.regularization,
+        regularization_share=regularized.regularization_share,
         batch_size=0,
         resolution=0,
         folder="",
@@ -102,7 +102,7 @@ def with_validation(dataset: Dataset, validation: Dataset, every: str = "", with
     error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
     """
     check_together([dataset, validation])
-    trained = [*dataset.images, *_regularisation_images(dataset)]
+    trained = [*dataset.images, *_regularization_images(dataset)]
     held_out = tuple(_not_trained(_with_own_settings(validation, validation.images), trained))
     if not held_out:
         every = every or f"Dataset: every image of validation folder {validation.folder!r}"
@@ -169,15 +169,15 @@ def _contents(image: DatasetImage) -> set[str]:
     return contents - {""}
 
 
-def _regularisation_images(dataset: Dataset) -> Sequence[DatasetImage]:
-    if dataset.regularisation is None:
+def _regularization_images(dataset: Dataset) -> Sequence[DatasetImage]:
+    if dataset.regularization is None:
         return ()
-    return dataset.regularisation.images
+    return dataset.regularization.images
 
 
 def _without_trained(dataset: Dataset) -> Dataset:
-    """The dataset without held-out images that are regularisation images too."""
-    held_out = tuple(_not_trained(dataset.held_out, _regularisation_images(dataset)))
+    """The dataset without held-out images that are regularization images too."""
+    held_out = tuple(_not_trained(dataset.held_out, _regularization_images(dataset)))
     if held_out == dataset.held_out:
         return dataset
     return replace(dataset, held_out=held_out)
@@ -215,7 +215,7 @@ def check_together(datasets: Sequence[Dataset]) -> None:
         errors.append("weighted captions is on in one and off in another; set it alike in each")
     if _differ(dataset.images[0].framing is None for dataset in read):
         errors.append("size_conditioning of filters differs; set it alike in each")
-    if sum(dataset.regularisation is not None for dataset in datasets) > 1:
+    if sum(dataset.regularization is not None for dataset in datasets) > 1:
         errors.append("several have a regularization dataset; connect it to one of them")
     if errors:
         raise ValueError(f"Dataset: datasets cannot be trained together: {'; '.join(errors)}.")

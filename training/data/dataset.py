@@ -211,8 +211,8 @@ class Dataset:
     held_out: tuple[DatasetImage, ...] = ()
     flip: float = 0.0
     caption_dropout: float = 0.0
-    regularisation: Dataset | None = None
-    regularisation_share: float = 0.0
+    regularization: Dataset | None = None
+    regularization_share: float = 0.0
     report: str = ""
     unhashed: tuple[str, ...] = ()  # parts of the encoders that cannot be hashed, so the digest leaves them out
     clip_skip: int = 0  # of the encoder that made the conditionings, for encoding the captions again
@@ -247,15 +247,15 @@ class Dataset:
             raise ValueError(
                 f"Captions without conditioning ({len(missing)}; the empty caption is always needed): {missing[:5]}"
             )
-        if self.regularisation is not None:
-            self._check_regularisation(self.regularisation)
+        if self.regularization is not None:
+            self._check_regularization(self.regularization)
 
-    def _check_regularisation(self, other: Dataset) -> None:
-        if not 0.0 < self.regularisation_share < 1.0:
-            raise ValueError(f"regularization share is {self.regularisation_share}, expected above 0 and below 1.")
+    def _check_regularization(self, other: Dataset) -> None:
+        if not 0.0 < self.regularization_share < 1.0:
+            raise ValueError(f"regularization share is {self.regularization_share}, expected above 0 and below 1.")
         if other.slider is not None:
             raise ValueError("A slider is connected as regularization dataset: connect Dataset instead.")
-        if other.regularisation is not None:
+        if other.regularization is not None:
             raise ValueError("The regularization dataset has a regularization dataset of its own: connect only one.")
         if any(image.batch_size for image in other.images):
             raise ValueError(
@@ -273,15 +273,15 @@ class Dataset:
     @property
     def loader_threads(self) -> int:
         """How many threads prepare its batches ahead, images of its regularization dataset among them."""
-        if self.regularisation is None:
+        if self.regularization is None:
             return self.workers
-        return max(self.workers, self.regularisation.workers)
+        return max(self.workers, self.regularization.workers)
 
     @property
     def brings_conditionings(self) -> bool:
         """Whether any sample brings its own conditioning, which no text encoder can make again."""
         images = self.images + self.held_out
-        if self.regularisation is not None and self.regularisation.brings_conditionings:
+        if self.regularization is not None and self.regularization.brings_conditionings:
             return True
         return any(image.brought is not None for image in images)
 
@@ -289,7 +289,7 @@ class Dataset:
     def has_sound(self) -> bool:
         """Whether any image is a video with its sound."""
         images = self.images + self.held_out
-        if self.regularisation is not None and self.regularisation.has_sound:
+        if self.regularization is not None and self.regularization.has_sound:
             return True
         return any(image.parts for image in images)
 
@@ -333,13 +333,13 @@ class Dataset:
                 train.append(image)
         for caption in sorted(conditionings):
             digest.update(caption.encode() + _tensor_bytes(conditionings[caption].context))
-        if settings.get("regularisation") is not None:
-            digest.update(settings["regularisation"].digest.encode())
+        if settings.get("regularization") is not None:
+            digest.update(settings["regularization"].digest.encode())
         return cls(tuple(train), dict(conditionings), digest.hexdigest(), tuple(validation), **settings)
 
 
 def _settings_text(held_out: Sequence[int], settings: Mapping[str, Any]) -> str:
-    entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularisation")
+    entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularization")
     return repr((sorted(held_out), entries))
 
 

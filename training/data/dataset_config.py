@@ -288,11 +288,11 @@ class _Config:
         except (ValueError, FileNotFoundError) as error:
             self.errors.append(f"{place}: {_with_keys(str(error))}")
             return
-        is_regularisation = values.get("is_reg", False)
-        if is_regularisation:
+        is_regularization = values.get("is_reg", False)
+        if is_regularization:
             settings = replace(settings, batch_size=0, validation=0.0)
             self.note("is_reg: regularization share of the node says how many of each batch these images are")
-        self.sources.append(FolderSource(folder, settings, is_regularisation))
+        self.sources.append(FolderSource(folder, settings, is_regularization))
 
     def _subset(self, values: Mapping[str, Any]) -> tuple[Path, ConfigSubset]:
         """(the folder of the images, what only the file says of them)."""
@@ -500,7 +500,7 @@ def read_config(file: Path, root: Path, base: FolderSource) -> tuple[list[Folder
     """
     config = _Config(file.resolve(), root.resolve(), base)
     config.read_file()
-    if not config.errors and all(source.is_regularisation for source in config.sources):
+    if not config.errors and all(source.is_regularization for source in config.sources):
         config.errors.append("every subset has is_reg; one needs images to train on")
     if config.errors:
         raise ValueError(f"Dataset: {file.name}: " + "; ".join(config.errors) + ".")

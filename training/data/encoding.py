@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _BYTES_PER_NUMBER = 4  # of a latent; of a picture 1
 # Fields of the dataset that are no plain settings, or are in what captions are encoded from.
-_NOT_HASHED = ("regularisation", "report", "unhashed", "weighted_captions")
+_NOT_HASHED = ("regularization", "report", "unhashed", "weighted_captions")
 
 
 def encode(
@@ -117,10 +117,10 @@ def _digest(
     controls: ControlEncoder | None,
 ) -> str:
     hashed_settings = {name: value for name, value in settings.items() if name not in _NOT_HASHED}
-    regularisation = settings.get("regularisation")
+    regularization = settings.get("regularization")
     body: list[Any] = [listing.digest, encoders, hashed_settings, None]
-    if regularisation is not None:
-        body[-1] = regularisation.digest
+    if regularization is not None:
+        body[-1] = regularization.digest
     if any(prompt_of(text) != text for text in listing.caption_texts()):
         body.append("brackets are text")  # part of stored digests
     if controls is not None and any(entry.controls for entry in listing.entries):

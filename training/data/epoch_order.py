@@ -1,4 +1,4 @@
-"""Which images make up each batch: the order of an epoch, drawn from the seed, and the share of regularisation images.
+"""Which images make up each batch: the order of an epoch, drawn from the seed, and the share of regularization images.
 
 Every choice is a function of (seed, batch number), so a batch is the same whoever prepares it.
 """
@@ -33,7 +33,7 @@ class EpochOrder:
     """The endless sequence of batches of one dataset: epoch after epoch, each in an order of its own.
 
     `batch_size` counts the images of the dataset itself in a batch; images with a batch size of their own keep that,
-    less the regularisation images in it. It holds indices, never the dataset itself, so that it may live as long as the
+    less the regularization images in it. It holds indices, never the dataset itself, so that it may live as long as the
     dataset and no longer. They are tensors, as repeats may make millions of them.
     """
 
@@ -45,7 +45,7 @@ class EpochOrder:
         self._batch_sizes: list[int] = []  # by group
         for *_, own_size in numbers:
             if own_size:
-                own_size -= regularisation_count(dataset, own_size)
+                own_size -= regularization_count(dataset, own_size)
             self._batch_sizes.append(own_size or batch_size)
         self._repeats = [image.repeats for image in dataset.images]
         self._equal_epochs = all(float(repeats).is_integer() for repeats in self._repeats)
@@ -128,14 +128,14 @@ def _epoch_order(dataset: Dataset, batch_size: int, seed: int, purpose: str) -> 
 
 
 def batches_per_epoch(dataset: Dataset, batch_size: int) -> int:
-    """Batches that show every image (and repeat) once; regularisation images come on top and are not counted.
+    """Batches that show every image (and repeat) once; regularization images come on top and are not counted.
 
     Where repeats are fractions, epochs differ by an image or so, and this counts the first one that is not empty.
     """
-    order = _epoch_order(dataset, batch_size - regularisation_count(dataset, batch_size), 0, "order")
+    order = _epoch_order(dataset, batch_size - regularization_count(dataset, batch_size), 0, "order")
     count = next(count for count in map(order.count, range(_MOST_EPOCHS)) if count)
-    if dataset.regularisation is not None and _most_regularisation(dataset, batch_size) == 0:
-        return math.ceil(count / (1 - dataset.regularisation_share))
+    if dataset.regularization is not None and _most_regularization(dataset, batch_size) == 0:
+        return math.ceil(count / (1 - dataset.regularization_share))
     return count
 
 
@@ -144,16 +144,16 @@ def batch_sizes(dataset: Dataset, batch_size: int) -> list[int]:
     return sorted({image.batch_size or batch_size for image in dataset.images})
 
 
-def regularisation_count(dataset: Dataset, batch_size: int) -> int:
-    """How many images of a batch of this size are regularisation images."""
-    if dataset.regularisation is None:
+def regularization_count(dataset: Dataset, batch_size: int) -> int:
+    """How many images of a batch of this size are regularization images."""
+    if dataset.regularization is None:
         return 0
-    return min(batch_size - 1, int(batch_size * dataset.regularisation_share + 0.5))
+    return min(batch_size - 1, int(batch_size * dataset.regularization_share + 0.5))
 
 
-def _most_regularisation(dataset: Dataset, batch_size: int) -> int:
-    """How many regularisation images a batch has at most; 0 where no batch has room for one."""
-    return regularisation_count(dataset, batch_sizes(dataset, batch_size)[-1])
+def _most_regularization(dataset: Dataset, batch_size: int) -> int:
+    """How many regularization images a batch has at most; 0 where no batch has room for one."""
+    return regularization_count(dataset, batch_sizes(dataset, batch_size)[-1])
 
 
 def _take(dataset: Dataset, batch_size: int, seed: int, number: int, purpose: str) -> list[DatasetImage]:
@@ -163,23 +163,23 @@ def _take(dataset: Dataset, batch_size: int, seed: int, number: int, purpose: st
 def select_images(
     dataset: Dataset, batch_size: int, seed: int, number: int
 ) -> tuple[list[DatasetImage], list[DatasetImage]]:
-    """The images of micro-batch `number` (from 0): (of the dataset, of its regularisation dataset).
+    """The images of micro-batch `number` (from 0): (of the dataset, of its regularization dataset).
 
-    A share of each batch goes to regularisation. If all batches are so small that the share is less than one image,
+    A share of each batch goes to regularization. If all batches are so small that the share is less than one image,
     whole batches do.
     """
-    other = dataset.regularisation
+    other = dataset.regularization
     if other is None:
         return _take(dataset, batch_size, seed, number, "order"), []
-    most = _most_regularisation(dataset, batch_size)
+    most = _most_regularization(dataset, batch_size)
     if most == 0:
-        regularisation_batches = math.floor(number * dataset.regularisation_share)
-        if math.floor((number + 1) * dataset.regularisation_share) > regularisation_batches:
-            return [], _take(other, batch_size, seed, regularisation_batches, "regularisation order")
-        return _take(dataset, batch_size, seed, number - regularisation_batches, "order"), []
-    images = _take(dataset, batch_size - regularisation_count(dataset, batch_size), seed, number, "order")
-    count = regularisation_count(dataset, images[0].batch_size or batch_size)
-    regularisation_images: list[DatasetImage] = []
+        regularization_batches = math.floor(number * dataset.regularization_share)
+        if math.floor((number + 1) * dataset.regularization_share) > regularization_batches:
+            return [], _take(other, batch_size, seed, regularization_batches, "regularization order")
+        return _take(dataset, batch_size, seed, number - regularization_batches, "order"), []
+    images = _take(dataset, batch_size - regularization_count(dataset, batch_size), seed, number, "order")
+    count = regularization_count(dataset, images[0].batch_size or batch_size)
+    regularization_images: list[DatasetImage] = []
     for i in range(number * most, number * most + count):  # smaller batches pass over the rest of `most`
-        regularisation_images += _take(other, 1, seed, i, "regularisation order")
-    return images, regularisation_images
+        regularization_images += _take(other, 1, seed, i, "regularization order")
+    return images, regularization_images

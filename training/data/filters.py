@@ -107,8 +107,8 @@ class Filters:
         "Shows each image at these resolutions beside the node's, as AI-Toolkit's list of resolutions.",
     )
     crop: str = _key(
-        "centre",
-        read_choice("centre", "top", "random"),
+        "center",
+        read_choice("center", "top", "random"),
         "Where an image that is longer than its bucket is cropped.",
     )
     crops: int = _key(

@@ -258,7 +258,7 @@ def _other_layouts(folder: Path, settings: FolderSettings, entries: Sequence[Ima
         return []
     lines: list[str] = []
     for layout in registry.LAYOUTS:
-        if layout.name != settings.captions and layout.recognise(folder):
+        if layout.name != settings.captions and layout.recognize(folder):
             lines.append(
                 f"no caption was found with caption source {settings.captions}, but the folder has {layout.title}: set"
                 f" caption source to {layout.name} or {registry.AUTO}"

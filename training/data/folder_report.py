@@ -45,7 +45,7 @@ def _bucket_key(entry: ImageEntry) -> tuple[tuple[int, int], int, str]:
     return entry.bucket, len(entry.frames), entry.batch_id
 
 
-def report(listing: FolderListing, regularisation: Dataset | None = None, share: float = 0.0) -> str:
+def report(listing: FolderListing, regularization: Dataset | None = None, share: float = 0.0) -> str:
     """What was read, in a few lines."""
     lines = _count_lines(listing)
     lines.append("buckets: " + ", ".join(map(_bucket_text, bucket_counts(listing))))
@@ -53,7 +53,7 @@ def report(listing: FolderListing, regularisation: Dataset | None = None, share:
     if listing.problems:
         lines.append(f"{len(listing.problems)} left out:")
         lines.append(problem_lines(listing.problems, "  "))
-    return "\n".join(lines + _regularisation_lines(regularisation, share))
+    return "\n".join(lines + _regularization_lines(regularization, share))
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class ReadFolders:
 
     folders: Sequence[tuple[str, FolderSource, FolderListing]]
 
-    def lines(self, regularisation: Dataset | None, share: float) -> list[str]:
+    def lines(self, regularization: Dataset | None, share: float) -> list[str]:
         """The report: of several folders each with its name in front."""
         if len(self.folders) == 1:
-            return [report(self.folders[0][2], regularisation, share)]
+            return [report(self.folders[0][2], regularization, share)]
         lines: list[str] = []
         for name, source, listing in self.folders:
             lines.append(f"{name} ({_how(source)}):")
             lines += [f"  {line}" for line in report(_as_used(source, listing)).splitlines()]
-        return lines + _regularisation_lines(regularisation, share)
+        return lines + _regularization_lines(regularization, share)
 
     def brackets(self, weighted: bool) -> list[str]:
         """What brackets in captions do, where there are any."""
@@ -105,7 +105,7 @@ def _how(source: FolderSource) -> str:
     words = [f"resolution {name_of(source.settings.own_resolution)}"]
     if source.settings.batch_size:
         words.append(f"batch size {source.settings.batch_size}")
-    if source.is_regularisation:
+    if source.is_regularization:
         words.append("regularization")
     if source.is_validation:
         words.append("validation")
@@ -119,10 +119,10 @@ def _as_used(source: FolderSource, listing: FolderListing) -> FolderListing:
     return listing
 
 
-def _regularisation_lines(regularisation: Dataset | None, share: float) -> list[str]:
-    if regularisation is None:
+def _regularization_lines(regularization: Dataset | None, share: float) -> list[str]:
+    if regularization is None:
         return []
-    return [f"regularization dataset: {len(regularisation.images)} pictures, {share:.0%} of each batch"]
+    return [f"regularization dataset: {len(regularization.images)} pictures, {share:.0%} of each batch"]
 
 
 def together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:

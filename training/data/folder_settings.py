@@ -226,7 +226,7 @@ class FolderSettings:
         read=Filters.parse,
         advanced=True,
     )
-    regularisation_share: float = setting(
+    regularization_share: float = setting(
         "regularization share",
         0.25,
         "The fraction of each batch that comes from the regularization dataset: 0.25 is 2 of 8 images. Raise it if"
@@ -455,7 +455,7 @@ class FolderSource:
 
     folder: Path
     settings: FolderSettings
-    is_regularisation: bool = False
+    is_regularization: bool = False
     is_validation: bool = False
 
 
@@ -495,7 +495,7 @@ class SampleSettings:
         step=0.01,
         advanced=True,
     )
-    regularisation_share: float = setting(
+    regularization_share: float = setting(
         "regularization share",
         0.25,
         "The fraction of each batch that is regularization images.",

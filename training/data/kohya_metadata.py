@@ -121,11 +121,11 @@ def _bucket_counts(entries: Sequence[ImageEntry]) -> list[tuple[tuple[int, int],
 def training_metadata(
     dataset: Dataset, batch_size: int, accumulation: int, total_steps: int, dropout: float
 ) -> dict[str, str]:
-    """`ss_*` entries of a dataset and its regularisation, for a run with these settings; `dropout` is the objective's.
+    """`ss_*` entries of a dataset and its regularization, for a run with these settings; `dropout` is the objective's.
 
     A dataset that was not read from a folder has its counts only.
     """
-    regularisation = dataset.regularisation
+    regularization = dataset.regularization
     batches = batches_per_epoch(dataset, batch_size)
     dropout_rate = 1 - (1 - dropout) * (1 - _caption_dropout(dataset))
     sizes = batch_sizes(dataset, batch_size)
@@ -141,12 +141,12 @@ def training_metadata(
     }
     if sizes != [batch_size] or any(image.batch_size for image in dataset.images):
         values["ss_total_batch_size"] = max(sizes) * accumulation
-    of_regularisation: FolderMetadata = {}
-    if regularisation is not None:
-        values["ss_num_reg_images"] = _image_count(regularisation)
-        of_regularisation = regularisation.kohya_metadata
+    of_regularization: FolderMetadata = {}
+    if regularization is not None:
+        values["ss_num_reg_images"] = _image_count(regularization)
+        of_regularization = regularization.kohya_metadata
     if dataset.kohya_metadata:
-        values |= _folder_values(dataset.kohya_metadata, of_regularisation)
+        values |= _folder_values(dataset.kohya_metadata, of_regularization)
     return {name: str(value) for name, value in values.items()}
 
 
@@ -165,10 +165,10 @@ def _caption_dropout(dataset: Dataset) -> float:
     return fmean(own)
 
 
-def _folder_values(folder: FolderMetadata, regularisation: FolderMetadata) -> dict[str, Any]:
+def _folder_values(folder: FolderMetadata, regularization: FolderMetadata) -> dict[str, Any]:
     folders = [folder]
-    if regularisation:
-        folders.append(regularisation)
+    if regularization:
+        folders.append(regularization)
     tags: dict[str, dict[str, int]] = {}
     for metadata in folders:
         for name, counts in metadata["tags"].items():
@@ -176,7 +176,7 @@ def _folder_values(folder: FolderMetadata, regularisation: FolderMetadata) -> di
     return {
         **folder["settings"],
         "ss_dataset_dirs": json.dumps(folder["dirs"]),
-        "ss_reg_dataset_dirs": json.dumps(regularisation.get("dirs", {})),
+        "ss_reg_dataset_dirs": json.dumps(regularization.get("dirs", {})),
         "ss_tag_frequency": json.dumps(tags),
         "ss_bucket_info": json.dumps(_bucket_info(folders)),
     }

@@ -75,9 +75,9 @@ def make_dataset(
     digest += [settings.batch_size, None if empty is None else _digest_of(empty)]
     if settings.loss_weight != 1:
         digest.append(["loss weight", settings.loss_weight])
-    regularisation = fields.get("regularisation")
-    if regularisation is not None:
-        digest += [regularisation.digest, fields["regularisation_share"]]
+    regularization = fields.get("regularization")
+    if regularization is not None:
+        digest += [regularization.digest, fields["regularization_share"]]
     return Dataset(
         tuple(image for image in images if image.name not in held_out),
         {},

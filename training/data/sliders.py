@@ -228,7 +228,7 @@ def _prompted(settings: SliderSettings, number: int, image: DatasetImage) -> Dat
 def _check_whole(dataset: Dataset) -> None:
     if dataset.slider is not None:
         raise ValueError("Slider: the dataset comes from another Slider: connect Dataset instead.")
-    if dataset.regularisation is not None:
+    if dataset.regularization is not None:
         raise ValueError(
             "Slider: the dataset has regularization images, which have no place in a slider: disconnect them."
         )

@@ -233,7 +233,7 @@ def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[st
         )
     if state.settings.objective.prior == "output-preservation":
         errors.append(
-            "prior preservation output-preservation needs the model without what is trained: use regularisation"
+            "prior preservation output-preservation needs the model without what is trained: use regularization"
         )
     if state.trained and not any(_has_rows_for_all(tensor, group) for tensor in state.trained.values()):
         errors.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
@@ -248,12 +248,12 @@ def _has_rows_for_all(tensor: Tensor, group: SingleProcess) -> bool:
 
 
 def _check_weights(module: nn.Module) -> None:
-    quantised = []
+    quantized = []
     for name, parameter in module.named_parameters():
         if type(parameter) not in (Tensor, nn.Parameter) or not parameter.is_floating_point():
-            quantised.append(name)
-    if quantised:
+            quantized.append(name)
+    if quantized:
         raise ValueError(
-            f"--shard divides plain weights among ranks, and {len(quantised)} are quantised ({quantised[0]}): run"
-            " without --shard, or use a model that is not quantised."
+            f"--shard divides plain weights among ranks, and {len(quantized)} are quantized ({quantized[0]}): run"
+            " without --shard, or use a model that is not quantized."
         )

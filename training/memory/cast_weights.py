@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ...patches.core.calls import around
 from ...patches.core.slots import Slot, Swap, find_slot
 from ...patches.models.layers import casts_weights, is_changed_by_host, is_conv, why_not_plain
-from .quantised_base.format import product_type
+from .quantized_base.format import product_type
 
 _SHARED = ("cpu", "mps")  # kinds of devices that compute in main memory, where a second copy would save nothing
 

@@ -22,7 +22,7 @@ def alias(tensor: Tensor) -> Tensor:
         raise RuntimeError("Aliases are normal tensors: make them inside torch.inference_mode(False).")
     if not tensor.is_inference():
         return tensor.detach()
-    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol of tensors made of others, as quantised weights are
+    if hasattr(tensor, "__tensor_flatten__"):  # torch's protocol of tensors made of others, as quantized weights are
         names, context = tensor.__tensor_flatten__()
         parts = {name: alias(getattr(tensor, name)) for name in names}
         kind: Any = type(tensor)

@@ -97,7 +97,7 @@ class _OnHost:
 def activations_on_host(module: nn.Module) -> Iterator[None]:
     """For the block what autograd keeps of the forward passes is in host memory until the backward pass asks for it.
 
-    Parameters and buffers of `module`, which stay where they are anyway, quantised weights and small tensors are kept
+    Parameters and buffers of `module`, which stay where they are anyway, quantized weights and small tensors are kept
     as they are.
     """
 

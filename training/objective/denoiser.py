@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Conditioning
-from ..memory.quantised_base.kept import KeptWeights
+from ..memory.quantized_base.kept import KeptWeights
 
 Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {text encoder: (tokens, width)}}
 
@@ -35,7 +35,7 @@ class Denoiser(Protocol):
     pins_memory: bool
     """Whether host memory may be pinned. Asked for when layers wait there."""
     kept_weights: KeptWeights | None
-    """Where quantised weights are on disk; None where they are not kept. Asked for when the base is quantised."""
+    """Where quantized weights are on disk; None where they are not kept. Asked for when the base is quantized."""
     text_encoder: nn.Module | None
     """The text encoder when it or words are trained; its trained names are `text_encoders.` and paths inside it."""
     text_encoder_device: torch.device
@@ -51,7 +51,7 @@ class Denoiser(Protocol):
         """Scale latents of the VAE (B, C, h, w) to what the network sees."""
 
     def sigma(self, u: Tensor) -> Tensor:
-        """Noise level (B,) of timestep shares u (B,) in [0, 1): 0 is the cleanest, towards 1 the noisiest."""
+        """Noise level (B,) of timestep shares u (B,) in [0, 1): 0 is the cleanest, toward 1 the noisiest."""
 
     def noisy(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
         """Clean latents (B, C, h, w) with noise of level sigma (B,)."""

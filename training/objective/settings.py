@@ -14,7 +14,7 @@ from .noise import LAST_SIGNAL
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
 
-PRIORS = ("none", "regularisation", "output-preservation")
+PRIORS = ("none", "regularization", "output-preservation")
 _LEAST_SHARE = 1e-3  # what a weighting leaves of a noise level's loss, for the level to be learned at all
 
 
@@ -172,7 +172,7 @@ class ObjectiveSettings:
     prior: str = setting(
         "prior preservation",
         "none",
-        "How regularization images count. none: like all others. regularisation: with the prior loss weight."
+        "How regularization images count. none: like all others. regularization: with the prior loss weight."
         " output-preservation: the model learns to answer for them as it did before training.",
         choices=PRIORS,
         advanced=True,
@@ -191,8 +191,8 @@ class ObjectiveSettings:
         high=100.0,
         step=0.1,
         advanced=True,
-        kohya=("--prior_loss_weight", "with prior preservation `regularisation`"),
-        ai_toolkit=("train.reg_weight", "with prior preservation `regularisation`"),
+        kohya=("--prior_loss_weight", "with prior preservation `regularization`"),
+        ai_toolkit=("train.reg_weight", "with prior preservation `regularization`"),
     )
     min_timestep: float = setting(
         "minimum timestep",

@@ -1,7 +1,7 @@
 """Sliders: adapters whose strength moves a property one way and the other: their settings and what they predict.
 
 Concept sliders (arXiv 2311.12092) learn a direction between two prompts from the model itself, at strength 1, or at 1
-and -1. AI-Toolkit's concept slider trains both with targets that it normalises, and holds the prediction for an anchor.
+and -1. AI-Toolkit's concept slider trains both with targets that it normalizes, and holds the prediction for an anchor.
 From pairs of pictures, strength 1 learns one picture and strength -1 the other.
 """
 
@@ -70,7 +70,7 @@ class SliderSettings:
     positive: tuple[str, ...] = setting(
         "positive prompt",
         "",
-        "What strength 1 moves towards: a very old person. Several lines are several pairs, each with the same line"
+        "What strength 1 moves toward: a very old person. Several lines are several pairs, each with the same line"
         " of negative and target.",
         multiline=True,
         read=_lines,
@@ -79,7 +79,7 @@ class SliderSettings:
     negative: tuple[str, ...] = setting(
         "negative prompt",
         "",
-        "What strength -1 moves towards: a very young person. Empty is the empty prompt.",
+        "What strength -1 moves toward: a very young person. Empty is the empty prompt.",
         multiline=True,
         read=_lines,
         ai_toolkit="slider.negative_prompt",
@@ -196,7 +196,7 @@ class SliderSettings:
         return values
 
     @property
-    def is_normalised(self) -> bool:
+    def is_normalized(self) -> bool:
         """Whether targets get the mean and the deviation of the neutral prediction."""
         return self.method == AI_TOOLKIT
 
@@ -270,7 +270,7 @@ def moved(neutral: Tensor, positive: Tensor, negative: Tensor, amount: float) ->
     return neutral + amount * (positive - negative)
 
 
-def normalised(target: Tensor, like: Tensor) -> Tensor:
+def normalized(target: Tensor, like: Tensor) -> Tensor:
     """AI-Toolkit's norm_like_tensor: `target` with the mean and the deviation of `like`, both over the whole batch."""
     return (target - target.mean()) / (target.std() + 1e-8) * like.std() + like.mean()
 

@@ -64,7 +64,7 @@ class DrawRequest:
 @dataclass(frozen=True, kw_only=True)
 class TimestepSampling:
     """One distribution. `draw(count, generator, request)` gives timestep shares (count,) in [0, 1), drawn on the CPU:
-    0 is the cleanest, towards 1 the noisiest.
+    0 is the cleanest, toward 1 the noisiest.
     """
 
     name: str
@@ -85,7 +85,7 @@ def _logit_normal(count: int, generator: torch.Generator, request: DrawRequest) 
 
 
 def shifted(u: Tensor, shift: float) -> Tensor:
-    """u moved to s u / (1 + (s - 1) u): towards noise with s above 1."""
+    """u moved to s u / (1 + (s - 1) u): toward noise with s above 1."""
     return shift * u / (1 + (shift - 1) * u)
 
 

@@ -341,7 +341,7 @@ class _Writer:
             note("offload to CPU memory", "none", "the step fits without it", "the estimate above")
 
     def objective(self) -> ObjectiveSettings:
-        """What training minimises."""
+        """What training minimizes."""
         note, goal = self._noter("Objective Settings"), self.goal
         note("loss function", "mse", "as published", "the default of all of these trainers")
         values: dict[str, object] = {}

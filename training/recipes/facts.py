@@ -85,8 +85,8 @@ class Pictures:
 def pictures_of(dataset: Dataset) -> tuple[Pictures, ...]:
     """The largest images of each batch size in a dataset, its regularization images among them."""
     images = dataset.images
-    if dataset.regularisation is not None:
-        images += dataset.regularisation.images
+    if dataset.regularization is not None:
+        images += dataset.regularization.images
     sides: dict[int, int] = {}
     for image in images:
         sides[image.batch_size] = max(sides.get(image.batch_size, 0), _side(image))

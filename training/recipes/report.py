@@ -45,11 +45,11 @@ def _head(facts: ModelFacts, wish: Wish) -> str:
 
 def _family(facts: ModelFacts) -> str:
     if facts.family in PUBLISHED:
-        return f"family: {facts.title}, recognised by its layers; its published settings follow"
+        return f"family: {facts.title}, recognized by its layers; its published settings follow"
     known = ", ".join(PUBLISHED.names())
     if facts.family:
         return f"family: {facts.title}, for which Graft has no recipe ({known}): AI-Toolkit's general defaults follow"
-    return f"family: not recognised, so AI-Toolkit's general defaults follow (recipes: {known})"
+    return f"family: not recognized, so AI-Toolkit's general defaults follow (recipes: {known})"
 
 
 def _memory(recipe: Recipe, wish: Wish, device: Device) -> str:

@@ -23,10 +23,10 @@ PALE, STRONG = (176, 200, 226), (24, 82, 148)
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at steps first, first + 1 …; a colour (R, G, B) and a name for the legend."""
+    """Values at steps first, first + 1 …; a color (R, G, B) and a name for the legend."""
 
     values: Sequence[float]
-    colour: tuple[int, int, int] = STRONG
+    color: tuple[int, int, int] = STRONG
     name: str = ""
     first: int = 1
 
@@ -133,7 +133,7 @@ def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
                 points.append(place(curve.first + i, value))
             else:
                 points.append(None)
-        _line(pen, points, curve.colour)
+        _line(pen, points, curve.color)
     pen.rectangle(_BOX, outline=_INK)
     pen.text((left, 14), title, fill=_INK)
     pen.text(((left + right) / 2, SIZE[1] - 12), across, fill=_INK, anchor="mb")
@@ -142,17 +142,17 @@ def draw(curves: Sequence[Curve], title: str, across: str, up: str) -> Tensor:
     return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]
 
 
-def _line(pen: ImageDraw.ImageDraw, points: Sequence[tuple[float, float] | None], colour: tuple[int, int, int]) -> None:
+def _line(pen: ImageDraw.ImageDraw, points: Sequence[tuple[float, float] | None], color: tuple[int, int, int]) -> None:
     run: list[tuple[float, float]] = []
     for point in [*points, None]:
         if point is not None:
             run.append(point)
         elif run:
             if len(run) > 1:
-                pen.line(run, fill=colour, width=2)
+                pen.line(run, fill=color, width=2)
             x, y = run[-1]
             if len(points) == 1 or len(run) == 1:
-                pen.ellipse([x - 3, y - 3, x + 3, y + 3], fill=colour)
+                pen.ellipse([x - 3, y - 3, x + 3, y + 3], fill=color)
             run = []
 
 
@@ -163,5 +163,5 @@ def _legend(pen: ImageDraw.ImageDraw, curves: Sequence[Curve]) -> None:
             continue
         width = pen.textlength(curve.name)
         pen.text((x - width, 14), curve.name, fill=_INK)
-        pen.line([(x - width - 30, 20), (x - width - 8, 20)], fill=curve.colour, width=3)
+        pen.line([(x - width - 30, 20), (x - width - 8, 20)], fill=curve.color, width=3)
         x -= width + 50

@@ -67,7 +67,7 @@ class BatchSchedule:
         """
         found: dict[tuple[int, ...], DatasetImage] = {}
         numbers: Counter[tuple[int, ...]] = Counter()
-        for source in (self.dataset, self.dataset.regularisation):
+        for source in (self.dataset, self.dataset.regularization):
             images: Sequence[DatasetImage] = () if source is None else source.images
             for image in images:
                 shape = (image.batch_size or self.batch_size, *image.size)
@@ -123,7 +123,7 @@ def captions_vary(dataset: Dataset) -> bool:
 
 
 def _sources(dataset: Dataset) -> list[Dataset]:
-    return [source for source in (dataset, dataset.regularisation) if source is not None]
+    return [source for source in (dataset, dataset.regularization) if source is not None]
 
 
 def _needs_preparation(image: DatasetImage) -> bool:
@@ -140,7 +140,7 @@ def _said(one: BatchItem) -> str:
     ]
     marks += [
         *([f"batch_id {one.image.batch_id}"] if one.image.batch_id else []),
-        *(["regularisation"] if one.is_regularisation else []),
+        *(["regularization"] if one.is_regularization else []),
     ]
     return f"{one.image.name} ({', '.join(marks)}): {one.caption or '(no caption)'}"
 

@@ -16,7 +16,7 @@ from ..data.dataset import Dataset
 from ..distributed import process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..distributed.process_group import SingleProcess
-from ..memory.quantised_base.base import remark
+from ..memory.quantized_base.base import remark
 from ..objective.denoiser import Denoiser
 from ..optimizers.checks import schedule_remarks
 from ..state import TrainState, advance_position, state_key, with_planned_steps
@@ -188,7 +188,7 @@ class Call:
         self._seconds += time.perf_counter() - started
 
     def _train_piece(self, step: int) -> int:
-        """Train towards a step as far as everything is prepared; returns how far that is."""
+        """Train toward a step as far as everything is prepared; returns how far that is."""
         try:
             saving = self._prepared()
         except BaseException:
@@ -283,9 +283,9 @@ class Call:
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
 
     def _note_base(self, denoiser: Denoiser) -> None:
-        """Note which layers of the base are quantised, if that was asked for."""
+        """Note which layers of the base are quantized, if that was asked for."""
         adapter = self.at.start.adapter
-        if adapter.quantised_base:
+        if adapter.quantized_base:
             self._note_once(remark(denoiser.module, adapter.base_weights))
 
     def _note_once(self, remark: str) -> None:

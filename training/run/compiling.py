@@ -90,7 +90,7 @@ def _run_of(work: Workspace) -> str:
 def _of_one_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
     """A dataset whose every batch has so many pictures of one size."""
     alone = replace(image, repeats=1, batch_size=0, batch_id="")
-    return replace(dataset, images=(alone,) * count, held_out=(), regularisation=None, workers=0)
+    return replace(dataset, images=(alone,) * count, held_out=(), regularization=None, workers=0)
 
 
 def _pass(work: Workspace, dataset: Dataset) -> None:

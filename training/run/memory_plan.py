@@ -16,7 +16,7 @@ import torch
 
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
-from ..data.epoch_order import regularisation_count
+from ..data.epoch_order import regularization_count
 from ..memory.allocations import Allocations, FusedAttention, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
@@ -57,7 +57,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     with torch.inference_mode(False), ExitStack() as stack:
         stack.enter_context(FusedAttention())
         stack.enter_context(counter)
-        is_elsewhere = state.start.adapter.quantised_base and not on_host
+        is_elsewhere = state.start.adapter.quantized_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
         if state.start.encodes_captions:
@@ -150,13 +150,13 @@ def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
     """A dataset whose every batch is the largest that `dataset` makes, with captions that do not vary."""
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     size = image.batch_size or batch_size
-    count = size - regularisation_count(dataset, size)
+    count = size - regularization_count(dataset, size)
     image = replace(_with_one_caption(image), repeats=1)
-    regularisation = None
-    if dataset.regularisation is not None:
-        other = _with_one_caption(max(dataset.regularisation.images, key=_size))
-        regularisation = replace(dataset.regularisation, images=(replace(other, repeats=1),) * size, workers=0)
-    return replace(dataset, images=(image,) * count, regularisation=regularisation, workers=0)
+    regularization = None
+    if dataset.regularization is not None:
+        other = _with_one_caption(max(dataset.regularization.images, key=_size))
+        regularization = replace(dataset.regularization, images=(replace(other, repeats=1),) * size, workers=0)
+    return replace(dataset, images=(image,) * count, regularization=regularization, workers=0)
 
 
 def _with_one_caption(image: DatasetImage) -> DatasetImage:

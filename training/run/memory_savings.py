@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from ..memory.quantised_base.base import chosen_layers
-from ..memory.quantised_base.int8 import Int8
-from ..memory.quantised_base.nf4 import NF4
+from ..memory.quantized_base.base import chosen_layers
+from ..memory.quantized_base.int8 import Int8
+from ..memory.quantized_base.nf4 import NF4
 from ..recipes.fit import GB, ORDER, USABLE, WORTH
 from ..state import TrainState
 from .memory_plan import MemoryPlan
@@ -74,7 +74,7 @@ def _adafactor(state: TrainState) -> TrainState | None:
 
 
 def _int8_base(state: TrainState) -> TrainState | None:
-    if state.start.adapter.quantised_base:
+    if state.start.adapter.quantized_base:
         return None
     return _with_base(state, Int8.name)
 
@@ -131,7 +131,7 @@ _BY_NAME = {
     ),
 }
 SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
-_QUANTISED = (_BY_NAME["base weights: int8"], _BY_NAME["base weights: nf4"])
+_QUANTIZED = (_BY_NAME["base weights: int8"], _BY_NAME["base weights: nf4"])
 _LAYERS = _BY_NAME["offload to CPU memory: layers"]
 _OPTIMIZER = _BY_NAME["offload to CPU memory: optimizer"]
 _IN_MAIN_MEMORY = ("gradient checkpointing", "batch size", "optimizer")
@@ -145,7 +145,7 @@ def savings_of(module: nn.Module, on_host: bool = False) -> list[Saving]:
         return [_BY_NAME[name] for name in _IN_MAIN_MEMORY]
     if chosen_layers(module):
         return SAVINGS
-    return _without(SAVINGS, _QUANTISED)
+    return _without(SAVINGS, _QUANTIZED)
 
 
 def _without(savings: Sequence[Saving], others: Sequence[Saving]) -> list[Saving]:
@@ -167,18 +167,18 @@ def fitting(state: TrainState, plan: Planner, memory: int, savings: Sequence[Sav
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
     """
     steps = _each_setting_once(state, plan, memory, savings)
-    if _peak(steps) <= USABLE * memory and not _are_quantised_layers_on_host(steps):
+    if _peak(steps) <= USABLE * memory and not _are_quantized_layers_on_host(steps):
         return steps
     choices = [steps]
-    for others in (_QUANTISED, (_OPTIMIZER,)):
+    for others in (_QUANTIZED, (_OPTIMIZER,)):
         choices.append(_each_setting_once(state, plan, memory, _without(savings, others)))
-    return min(choices, key=lambda steps: (max(_peak(steps), USABLE * memory), _are_quantised_layers_on_host(steps)))
+    return min(choices, key=lambda steps: (max(_peak(steps), USABLE * memory), _are_quantized_layers_on_host(steps)))
 
 
-def _are_quantised_layers_on_host(steps: Sequence[Step]) -> bool:
+def _are_quantized_layers_on_host(steps: Sequence[Step]) -> bool:
     """Whether both savings are taken, one of which is mostly enough."""
     taken = [step.saving for step in steps]
-    return _LAYERS in taken and any(saving in taken for saving in _QUANTISED)
+    return _LAYERS in taken and any(saving in taken for saving in _QUANTIZED)
 
 
 def _each_setting_once(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:

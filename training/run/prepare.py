@@ -67,8 +67,8 @@ def watching(
     It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
     """
     sources = [*dataset.watched]
-    if dataset.regularisation is not None:
-        sources += dataset.regularisation.watched
+    if dataset.regularization is not None:
+        sources += dataset.regularization.watched
     watcher = FileWatcher(sources)
 
     def tell(changes: list[str]) -> None:

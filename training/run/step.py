@@ -129,8 +129,8 @@ def _weighted(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
         per_image = per_image * to_device(batch.weights, per_image.device)
     if objective.prior == "none":
         return per_image
-    regularisation = to_device(batch.is_regularisation, per_image.device)
-    return torch.where(regularisation, per_image * objective.prior_weight, per_image)
+    regularization = to_device(batch.is_regularization, per_image.device)
+    return torch.where(regularization, per_image * objective.prior_weight, per_image)
 
 
 def _backward(work: Workspace, loss: Tensor) -> None:

@@ -22,8 +22,8 @@ from ..memory.checkpointing import checkpointed
 from ..memory.inference_tensors import as_normal_tensors
 from ..memory.layer_ring import layers_on_host
 from ..memory.offload import activations_on_host
-from ..memory.quantised_base import base as quantised_base
-from ..memory.quantised_base.registry import format_named
+from ..memory.quantized_base import base as quantized_base
+from ..memory.quantized_base.registry import format_named
 from ..objective.denoiser import Denoiser
 from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
@@ -111,7 +111,7 @@ class Workspace:
         self.base: Mapping[str, Tensor] | None = None
         if self.powers and state.base is not None and state.start.adapter.full_weights:
             self.base = state.base()
-        self.quantised: quantised_base.QuantisedBase | None = None  # the model's weights while they are
+        self.quantized: quantized_base.QuantizedBase | None = None  # the model's weights while they are
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
@@ -234,8 +234,8 @@ class Workspace:
         module = denoiser.module
         with ExitStack() as stack:
             stack.enter_context(self._cast_weights())
-            if self.start_state.start.adapter.quantised_base:
-                stack.enter_context(self._quantised_base())
+            if self.start_state.start.adapter.quantized_base:
+                stack.enter_context(self._quantized_base())
             if self.compiles:
                 stack.enter_context(self.block_compiler.installed(module))
             if settings.offload == "activations":
@@ -266,7 +266,7 @@ class Workspace:
             yield
             return
         # What waits in host memory comes over layer by layer, and is cast there.
-        stays = self.in_main_memory or settings.offload == "layers" or self.start_state.start.adapter.quantised_base
+        stays = self.in_main_memory or settings.offload == "layers" or self.start_state.start.adapter.quantized_base
         with cast_weights(denoiser.module, dtype, self.trained, stays) as count:
             self.is_cast = count > 0
             try:
@@ -288,23 +288,23 @@ class Workspace:
         return compiler_for(f"{kind.__module__}.{kind.__qualname__}", tuple(self.loader.schedule.sizes()))
 
     @contextmanager
-    def _quantised_base(self) -> Iterator[None]:
-        """A context in which the base is quantised."""
+    def _quantized_base(self) -> Iterator[None]:
+        """A context in which the base is quantized."""
         denoiser = self.denoiser
         weight_format = format_named(self.start_state.start.adapter.base_weights)
         on_host = self.start_state.settings.optimizer.offload == "layers"
         kept = denoiser.kept_weights
-        with quantised_base.quantised(denoiser.module, weight_format, denoiser.device, on_host, kept) as self.quantised:
+        with quantized_base.quantized(denoiser.module, weight_format, denoiser.device, on_host, kept) as self.quantized:
             if kept is not None:
                 self.notes += kept.notes
             yield
-        self.quantised = None
+        self.quantized = None
 
     def _waiting(self) -> Container[SlotKey]:
         """The slots of weights that layers do not compute with now."""
-        if self.quantised is None:
+        if self.quantized is None:
             return ()
-        return self.quantised.waiting
+        return self.quantized.waiting
 
     def own_weights(self) -> AbstractContextManager[None]:
         """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
@@ -312,9 +312,9 @@ class Workspace:
         """
         if self.is_cast:
             return autocast(self.start_state.settings.optimizer, self.denoiser)
-        if self.quantised is None:
+        if self.quantized is None:
             return nullcontext()
-        return self.quantised.off()
+        return self.quantized.off()
 
     def _attach(self) -> None:
         adapter, denoiser = self.start_state.start.adapter, self.denoiser

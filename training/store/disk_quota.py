@@ -17,7 +17,7 @@ from ...storage.file_list import files_below, names_in
 from ...storage.lock import FolderInUse, folder_lock
 
 Listed = tuple[Path, os.stat_result]  # a file and its size and times
-CACHE = "cache"  # what Dataset has encoded and quantised weights: beside the runs, with limits of their own
+CACHE = "cache"  # what Dataset has encoded and quantized weights: beside the runs, with limits of their own
 _REST = ("averages", "history", "previews")  # folders of a run beside its states
 _UNFINISHED = 24 * 3600.0  # seconds: a younger snapshot on the way to a result may be another process's
 _ABANDONED = 3600.0  # seconds: what a crash left and nothing names

@@ -15,7 +15,7 @@ from ..data.dataset import Dataset
 from ..distributed import fsdp
 from ..distributed.process_group import SingleProcess
 from ..memory.offload import to_device
-from ..memory.quantised_base import base as quantised_base
+from ..memory.quantized_base import base as quantized_base
 from ..objective import experts
 from ..objective.denoiser import Denoiser
 from ..objective.loss import losses
@@ -54,8 +54,8 @@ class DenoisingTask(TrainingTask):
                 "Optimizer Settings: fused backward pass moves a weight before the ranks can add up their gradients:"
                 " switch it off."
             )
-        if state.start.adapter.quantised_base:
-            _check_quantised_base(state.start.adapter.base_weights, denoiser, group)
+        if state.start.adapter.quantized_base:
+            _check_quantized_base(state.start.adapter.base_weights, denoiser, group)
         if state.settings.optimizer.compile != "off":
             _check_compile(denoiser, group)
         check_reference(state.start.words, objective.compares_pairs)
@@ -68,7 +68,7 @@ class DenoisingTask(TrainingTask):
             fsdp.check(state, group)
         if state.start.encodes_captions:
             _check_captions(state, denoiser, dataset)
-        if objective.prior != "none" and dataset.regularisation is None:
+        if objective.prior != "none" and dataset.regularization is None:
             raise ValueError(
                 f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one"
                 " to Dataset."
@@ -84,7 +84,7 @@ class DenoisingTask(TrainingTask):
         the model predicts without the trained tensors.
         """
         x, target, drawn = self.noised(context, batch, draws)
-        if self.objective.prior == "output-preservation" and batch.is_regularisation.any():
+        if self.objective.prior == "output-preservation" and batch.is_regularization.any():
             target = _base_predictions(context, batch, x, drawn.sigma, target, draws.options)
         return errors(context, batch, x, target, drawn.sigma, draws.options)
 
@@ -177,7 +177,7 @@ def _base_predictions(
     context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, target: Tensor, options: Options
 ) -> Tensor:
     """The target, where that of regularization images is what the model predicts without the trained tensors."""
-    rows = batch.is_regularisation.nonzero().flatten()
+    rows = batch.is_regularization.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
     options = without_routing(options)
@@ -215,17 +215,17 @@ def _check_fp16(state: TrainState, denoiser: Denoiser, group: SingleProcess) -> 
         )
 
 
-def _check_quantised_base(base_weights: str, denoiser: Denoiser, group: SingleProcess) -> None:
-    """Raise ValueError where the base cannot be quantised."""
+def _check_quantized_base(base_weights: str, denoiser: Denoiser, group: SingleProcess) -> None:
+    """Raise ValueError where the base cannot be quantized."""
     if group.shard:
         raise ValueError(
             f"Adapter Settings: base weights is {base_weights}, and --shard divides the weights as loaded: start"
             f" without --shard, or set base weights to {AS_LOADED}."
         )
-    if not quantised_base.chosen_layers(denoiser.module):
+    if not quantized_base.chosen_layers(denoiser.module):
         raise ValueError(
             f"Adapter Settings: base weights is {base_weights}, and no linear layer of the model can be"
-            f" ({quantised_base.remark(denoiser.module, base_weights)}): set base weights to {AS_LOADED}."
+            f" ({quantized_base.remark(denoiser.module, base_weights)}): set base weights to {AS_LOADED}."
         )
 
 

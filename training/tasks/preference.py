@@ -29,8 +29,8 @@ class PreferenceTask(DenoisingTask):
         """Raise ValueError as in denoising, and when some images have no worse picture to compare with."""
         super().check(state, denoiser, dataset, group)
         images = dataset.images + dataset.held_out
-        if dataset.regularisation is not None:
-            images += dataset.regularisation.images
+        if dataset.regularization is not None:
+            images += dataset.regularization.images
         alone = [image.name for image in images if image.worse is None]
         if not alone:
             return
@@ -76,7 +76,7 @@ class PreferenceTask(DenoisingTask):
             (first_step, first), (last_step, last) = state.history.accuracy[0], state.history.accuracy[-1]
             lines.append(
                 f"implicit accuracy on held-out pairs {first:.0%} at step {first_step}, {last:.0%} at {last_step}: how"
-                " often the model leans more towards the better picture than it did before training"
+                " often the model leans more toward the better picture than it did before training"
             )
         return lines
 

@@ -16,7 +16,7 @@ from ..data.batches import Batch
 from ..data.dataset import Conditioning, Dataset
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
-from ..objective.slider import SliderSettings, denoised_by, moved, normalised, partly_denoised, predicted, with_anchor
+from ..objective.slider import SliderSettings, denoised_by, moved, normalized, partly_denoised, predicted, with_anchor
 from ..optimizers.precision import autocast
 from ..state import TrainState
 from .denoising import DenoisingTask, Options, errors, latents_of, without_routing
@@ -91,7 +91,7 @@ def losses_at(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, 
     if teacher.anchor is not None:
         held = errors(context, replace(batch, conditionings=anchor), x, teacher.anchor, sigma, options)
         return with_anchor(direction, held, slider.anchor_strength)
-    if slider.is_normalised:
+    if slider.is_normalized:
         return with_anchor(direction, torch.zeros_like(direction), 0.0)
     return direction
 
@@ -141,9 +141,9 @@ def _without_adapter(context: TrainingContext, batch: Batch, x: Tensor, sigma: T
         if directions.anchor:
             anchor = seen(directions.anchor)
     target = moved(neutral, positive, negative, strength * slider.guidance)
-    if slider.is_normalised:
+    if slider.is_normalized:
         outputs = (predicted(denoiser.prediction, x, one, sigma) for one in (target, neutral))
-        target = denoised_by(denoiser.prediction, x, normalised(*outputs), sigma)
+        target = denoised_by(denoiser.prediction, x, normalized(*outputs), sigma)
     return _Teacher(target, anchor)
 
 

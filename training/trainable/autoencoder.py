@@ -24,7 +24,7 @@ class AutoencoderSettings:
     """The settings of VAE training; plain values, checked on creation.
 
     `part` is the decoder, or the whole VAE. `crop` is the side of the squares that are cut out of the pictures (0: the
-    whole picture). The losses are weighted by `l1`, `mse` and `edge`, and `kl` pulls the latents towards a normal
+    whole picture). The losses are weighted by `l1`, `mse` and `edge`, and `kl` pulls the latents toward a normal
     distribution. With the whole VAE, training ends when held-out latents have moved by more than `latent_bound` of
     their standard deviation. `lpips` weighs how different pictures look. `discriminator` weighs what a patch
     discriminator says, from step `discriminator_start` on, which learns at `discriminator_rate`.

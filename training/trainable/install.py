@@ -22,7 +22,7 @@ from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Swaps, slots_by_tensor
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import as_normal_tensors
-from ..memory.quantised_base.base import quantised_values
+from ..memory.quantized_base.base import quantized_values
 from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
 from .settings import TEXT_ENCODER, AdapterSettings
@@ -105,13 +105,13 @@ def _copied_weights(
     for path, target in targets.items():
         names += [_join(path, name) for name, _ in target.module.named_parameters(recurse=False)]
     names = [name for name in names if name in first_names]
-    quantised = [name for name in names if not _is_plain(base[name])]
-    if quantised:
-        example = quantised[0]
+    quantized = [name for name in names if not _is_plain(base[name])]
+    if quantized:
+        example = quantized[0]
         raise ValueError(
-            f"Adapter Settings: adapter type full trains weights, and {len(quantised)} of them are quantised"
+            f"Adapter Settings: adapter type full trains weights, and {len(quantized)} of them are quantized"
             f" ({example}: {base[example].dtype}); use another adapter type, which trains beside them, or a model that"
-            " is not quantised."
+            " is not quantized."
         )
     return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names}
 
@@ -145,9 +145,9 @@ def _weight_values(module: nn.Module) -> Tensor:
 
     A weight with a quantization of its own is read by sending unit vectors through the module.
     """
-    quantised = quantised_values(module)
-    if quantised is not None:
-        return quantised
+    quantized = quantized_values(module)
+    if quantized is not None:
+        return quantized
     weight = module.weight
     assert isinstance(weight, Tensor)
     if _is_plain(weight):

@@ -18,7 +18,7 @@ from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
 AS_LOADED = "as loaded"
-BASE_WEIGHTS = (AS_LOADED, "int8", "int8 weight-only", "nf4")  # the formats of `memory.quantised_base.registry`
+BASE_WEIGHTS = (AS_LOADED, "int8", "int8 weight-only", "nf4")  # the formats of `memory.quantized_base.registry`
 TEXT_ENCODER = "text_encoders."  # what trained names of a text encoder begin with, as ComfyUI's generic names do
 WORDS = "bundle_emb."  # and those of trained words, as OneTrainer's files have them
 
@@ -40,8 +40,8 @@ class AdapterSettings:
     rank and alpha of their own (`patterns.parse_patterns`). `rank` is the size of the factors; of oft the side of the
     blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
     how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
-    other than as loaded: the frozen linear layers of the model are quantised while training
-    (`training.memory.quantised_base`).
+    other than as loaded: the frozen linear layers of the model are quantized while training
+    (`training.memory.quantized_base`).
     `with_sound` is no setting of the node: it is whether the dataset has videos with their sound, so that the layers
     for that are trained too.
     """
@@ -156,7 +156,7 @@ class AdapterSettings:
     min_rank: int = setting(
         "smallest rank",
         0,
-        "T-LoRA (tlora) only: how many ranks work on pure noise; towards a finished image all do. 0 is half the"
+        "T-LoRA (tlora) only: how many ranks work on pure noise; toward a finished image all do. 0 is half the"
         " rank. Set it lower, down to 1, if the LoRA copies the training images' composition.",
         low=0,
         high=4096,
@@ -233,8 +233,8 @@ class AdapterSettings:
         return parse_patterns(self.pattern)
 
     @property
-    def quantised_base(self) -> bool:
-        """Whether the model's frozen linear layers are quantised while training."""
+    def quantized_base(self) -> bool:
+        """Whether the model's frozen linear layers are quantized while training."""
         return self.base_weights != AS_LOADED
 
     @property
@@ -287,7 +287,7 @@ def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator
         ):
             if value:
                 yield f"{label} needs an adapter, and adapter type {kind} trains without one: set it to 0"
-        if settings.quantised_base:
+        if settings.quantized_base:
             yield (
                 f"base weights {settings.base_weights} needs a frozen base, and adapter type {kind} trains it: set it"
                 f" to {AS_LOADED}"

@@ -1,7 +1,7 @@
 """The list of jobs, from entries of the queue and of the history as the host writes them."""
 
 import pytest
-from graft_nodes.headless.editor_server import jobs
+from graft_nodes.comfyui_api_stubs.editor import jobs
 
 EXTRA = {"create_time": 5, "extra_pnginfo": {"workflow": {"id": "mine"}}}
 SAVED = {"filename": "a.png", "subfolder": "", "type": "output"}

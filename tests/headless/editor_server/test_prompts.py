@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.headless.editor_server.prompts import BEGINNING, Prompts
+from graft_nodes.comfyui_api_stubs.editor.prompts import BEGINNING, Prompts
 
 ITEM = (0, "mine", {}, {}, [])
 

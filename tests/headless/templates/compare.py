@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....headless import workflow
-from ....headless.problem import Problem, WorkflowError
-from ....headless.schema import catalogue
+from ....comfyui_api_stubs.workflows import workflow
+from ....comfyui_api_stubs.workflows.problem import Problem, WorkflowError
+from ....comfyui_api_stubs.workflows.schema import catalogue
+from ....headless import workflow_file
 
 ABSENT = "absent"
 EQUAL, BROWSER, REFUSED = "equal", "equal but for named fields", "not converted"
@@ -249,7 +250,7 @@ def compare(path: Path, exported: Mapping[str, Any], look_up: Any, front_end: st
         outcome.failed = str(exported["error"])
         return outcome
     try:
-        graph = workflow.read(str(path)).graph(look_up)
+        graph = workflow_file.read(str(path)).graph(look_up)
     except WorkflowError as error:
         outcome.refused = error.problems
         return outcome

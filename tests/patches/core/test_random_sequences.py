@@ -23,8 +23,8 @@ from graft_nodes.training.memory import layer_ring, offload
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.inference_tensors import as_normal_tensors
 from graft_nodes.training.memory.layer_ring import layers_on_host
-from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.registry import format_named
+from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.registry import format_named
 from graft_nodes.training.memory.saved_tensors import CopiesWhereNeeded
 from graft_nodes.training.run.compiled_blocks import BlockCompiler
 from graft_nodes.training.trainable.install import attached, init_trainable
@@ -220,7 +220,7 @@ class Sequence:
             self.enter("units", units(self.of))
 
     def quantized_comes(self):
-        self.enter("quantized", quantised(self.of, format_named("int8"), CPU))
+        self.enter("quantized", quantized(self.of, format_named("int8"), CPU))
 
     def normal_comes(self):
         self.enter("normal", as_normal_tensors(self.of))

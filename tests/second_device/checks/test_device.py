@@ -286,8 +286,8 @@ def test_waits_are_counted(wait):
     tensor = on_device(1.0, 2.0, 3.0)
     meter.clear()
     wait(tensor)
-    assert len(meter.synchronisations) == 1
-    assert __file__ in meter.synchronisations[0]
+    assert len(meter.synchronizations) == 1
+    assert __file__ in meter.synchronizations[0]
 
 
 def test_computing_is_no_wait():
@@ -296,7 +296,7 @@ def test_computing_is_no_wait():
     tensor[1:] *= 2
     tensor.clamp_(max=tensor.mean())
     torch.where(tensor > 1, tensor, 0.0).sum()
-    assert not meter.synchronisations and not meter.uploaded
+    assert not meter.synchronizations and not meter.uploaded
 
 
 def test_numpy_needs_a_copy():
@@ -363,7 +363,7 @@ def test_pinned_memory():
 def test_a_copy_to_pinned_memory_must_be_waited_for():
     target = torch.zeros(2).pin_memory()
     target.copy_(on_device(1.0, 2.0), non_blocking=True)
-    assert not meter.synchronisations and target.isnan().all()
+    assert not meter.synchronizations and target.isnan().all()
     second.current_stream().synchronize()
     assert target.tolist() == [1, 2]
 
@@ -383,7 +383,7 @@ def test_pinned_memory_may_go_back_in_the_same_stream():
     parked = torch.zeros(2).pin_memory()
     parked.copy_(on_device(1.0, 2.0), non_blocking=True)
     back = torch.empty(2, device=DEVICE).copy_(parked, non_blocking=True)
-    assert not meter.synchronisations and back.tolist() == [1, 2]
+    assert not meter.synchronizations and back.tolist() == [1, 2]
 
 
 def test_pinned_memory_must_stay_until_its_copy_has_ended():

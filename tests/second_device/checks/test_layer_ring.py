@@ -13,9 +13,9 @@ from graft_nodes.training.memory import offload, pinning
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.checkpointing import checkpointed
 from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
-from graft_nodes.training.memory.quantised_base import base
-from graft_nodes.training.memory.quantised_base.base import quantised
-from graft_nodes.training.memory.quantised_base.registry import FORMATS, format_named, names
+from graft_nodes.training.memory.quantized_base import base
+from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.registry import FORMATS, format_named, names
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.memory_plan import plan
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -79,7 +79,7 @@ def test_bytes_order_and_waits_of_a_step(model):
         x = 4 * 2 * WIDTH
         # all of it for the forward pass, and every block but the last again for the backward pass
         assert meter.uploaded - x == whole + (BLOCKS - 1) * block
-        assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
+        assert not meter.synchronizations and len(meter.blocking_uploads) == 1  # x
         # outside, the block that computes and the next one; and a few rows
         assert 2 * block < meter.peak - before - (whole - BLOCKS * block) < 2.1 * block
         assert meter.downloaded == 0
@@ -153,25 +153,25 @@ def test_copies_do_not_take_memory_that_a_block_still_computes_with(model, monke
         _gradient(model, DEVICE)
 
 
-# --- a quantised base -------------------------------------------------------------------------------------------------
+# --- a quantized base -------------------------------------------------------------------------------------------------
 
 EVERY_FORMAT = pytest.mark.parametrize("weight_format", FORMATS, ids=names())
 
 
 @EVERY_FORMAT
-def test_quantised_weights_come_over_in_place_of_the_models_own(model, monkeypatch, weight_format):
+def test_quantized_weights_come_over_in_place_of_the_models_own(model, monkeypatch, weight_format):
     monkeypatch.setattr(base, "SMALL", 0)
     here = copy.deepcopy(model)
-    with quantised(here, weight_format, torch.device("cpu")), checkpointed(here):
+    with quantized(here, weight_format, torch.device("cpu")), checkpointed(here):
         expected = _gradient(here, "cpu")
     with (
-        quantised(model, weight_format, DEVICE, on_host=True) as found,
+        quantized(model, weight_format, DEVICE, on_host=True) as found,
         layers_on_host(model, DEVICE, staying=lambda: found.waiting),
         checkpointed(model),
     ):
         linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
         assert all(tensor.device.type == "cpu" for part in linear for tensor in part.buffers())
-        pinned = [part.quantised_numbers for part in linear if part.quantised_numbers.nbytes >= offload.SMALL]
+        pinned = [part.quantized_numbers for part in linear if part.quantized_numbers.nbytes >= offload.SMALL]
         assert len(memory.registered) == len(pinned)
         for _ in range(2):
             _gradient(model, DEVICE)
@@ -182,12 +182,12 @@ def test_quantised_weights_come_over_in_place_of_the_models_own(model, monkeypat
         meter.clear()
         gradient = _gradient(model, DEVICE)
         assert meter.uploaded - 4 * 2 * WIDTH == whole + (BLOCKS - 1) * block
-        assert not meter.synchronisations and len(meter.blocking_uploads) == 1  # x
+        assert not meter.synchronizations and len(meter.blocking_uploads) == 1  # x
         gradient = gradient.cpu()
         assert meter.allocated <= before
         assert [slot_key(part, "weight") in found.waiting for part in linear] == [True] * len(linear)
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
-    assert not memory.registered and not [name for name, _ in model.named_buffers() if "quantised" in name]
+    assert not memory.registered and not [name for name, _ in model.named_buffers() if "quantized" in name]
 
 
 @EVERY_FORMAT
@@ -197,7 +197,7 @@ def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weigh
     with torch.no_grad():
         expected = model(x)
     with (
-        quantised(model, weight_format, DEVICE, on_host=True) as found,
+        quantized(model, weight_format, DEVICE, on_host=True) as found,
         layers_on_host(model, DEVICE, staying=lambda: found.waiting),
         torch.no_grad(),
     ):
@@ -206,7 +206,7 @@ def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weigh
         with found.off():
             assert torch.equal(model(x.to(DEVICE)).cpu(), expected)
         assert meter.uploaded - x.nbytes == _bytes(model) - sum(
-            tensor.nbytes for name, tensor in model.named_buffers() if "quantised" in name
+            tensor.nbytes for name, tensor in model.named_buffers() if "quantized" in name
         )
         assert not torch.equal(inside, expected) and torch.equal(model(x.to(DEVICE)).cpu(), inside)
 
@@ -296,10 +296,10 @@ def test_in_a_run_they_come_over_in_place_of_the_models_own_too(lab, monkeypatch
         state = _state(lab, dataset, name, offload="layers")
         train(state, _denoiser(lab, DEVICE), dataset, 3, Callbacks(on_step=stepped))
     network = _denoiser(lab, DEVICE).module
-    with quantised(network, format_named(base_weights), torch.device("cpu")):
-        layers = [part for part in network.blocks[0].modules() if hasattr(part, "quantised_layer")]
+    with quantized(network, format_named(base_weights), torch.device("cpu")):
+        layers = [part for part in network.blocks[0].modules() if hasattr(part, "quantized_layer")]
         saved = sum(
-            part.weight.nbytes - part.quantised_numbers.nbytes - part.quantised_scales.nbytes for part in layers
+            part.weight.nbytes - part.quantized_numbers.nbytes - part.quantized_scales.nbytes for part in layers
         )
     times = 2 * len(network.blocks) - 1  # every block but the last comes twice
     assert uploaded["as loaded"] - uploaded[base_weights] == times * saved > 0

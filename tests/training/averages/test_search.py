@@ -1,4 +1,4 @@
-"""Searched averages: the minimiser against closed forms, the answer on held-out images that the search has not seen,
+"""Searched averages: the minimizer against closed forms, the answer on held-out images that the search has not seen,
 and the guard.
 """
 
@@ -43,7 +43,7 @@ def test_a_quadratics_lowest_point_is_found(count, seed):
     assert float(expected.min()) < 0 or count < 8  # shares below 0 are found too
     start = torch.zeros(count, dtype=torch.float64)
     start[-1] = 1.0
-    found = search.minimise(loss, start, _axes(count) * 0.3, 60 * count, seed)
+    found = search.minimize(loss, start, _axes(count) * 0.3, 60 * count, seed)
     assert float(found.point.sum()) == pytest.approx(1, abs=1e-12) and found.tries <= 60 * count
     torch.testing.assert_close(found.point, expected, rtol=0, atol=5e-3)
     assert found.value - loss(expected) < 1e-4 * (loss(start) - loss(expected))
@@ -55,7 +55,7 @@ def test_one_round_along_the_axes_of_the_files_finds_the_nearest_average(count):
     loss, expected, weights = _quadratic(count, 5)
     files = [{"a": column.clone()} for column in weights.T]
     start = torch.full((count,), 1 / count, dtype=torch.float64)
-    found = search.minimise(loss, start, search.directions(files, start, 12), 1 + 3 * (count - 1), 0)
+    found = search.minimize(loss, start, search.directions(files, start, 12), 1 + 3 * (count - 1), 0)
     torch.testing.assert_close(found.point, expected, rtol=0, atol=1e-6)
 
 
@@ -68,9 +68,9 @@ def test_tries_are_counted_and_never_exceeded():
 
     for tries in (1, 2, 3, 4, 7, 50):
         calls.clear()
-        found = search.minimise(bowl, torch.ones(3, dtype=torch.float64), _axes(3), tries, 0)
+        found = search.minimize(bowl, torch.ones(3, dtype=torch.float64), _axes(3), tries, 0)
         assert found.tries == len(calls) <= tries and found.value == min(bowl(point) for point in list(calls))
-    flat = search.minimise(lambda point: 1.0, torch.ones(3, dtype=torch.float64), _axes(3), 500, 0)
+    flat = search.minimize(lambda point: 1.0, torch.ones(3, dtype=torch.float64), _axes(3), 500, 0)
     assert flat.tries == 1 + 3 * 2 * 2 and torch.equal(flat.point, torch.ones(3, dtype=torch.float64))
 
 
@@ -99,7 +99,7 @@ def test_how_far_each_try_goes(loss, places):
         assert float(point.sum()) == pytest.approx(1)
         return loss(tried[-1])
 
-    search.minimise(value, start, step, 1 + len(places), 0)
+    search.minimize(value, start, step, 1 + len(places), 0)
     assert tried == pytest.approx([0, *places])
 
 
@@ -114,7 +114,7 @@ def test_what_a_round_has_changed_is_a_step_of_the_next_one():
         places.append(float(point @ steps[0]) / 2)
         return -places[-1]
 
-    search.minimise(value, torch.zeros(3, dtype=torch.float64), steps, 11, 0)
+    search.minimize(value, torch.zeros(3, dtype=torch.float64), steps, 11, 0)
     assert sorted(set(places)) == pytest.approx([0, 1, 2, 4, 6, 10, 14])
 
 
@@ -124,7 +124,7 @@ def test_infinite_losses_and_edges_are_walked_around():
             return float("inf")
         return -float(point[0])
 
-    found = search.minimise(edge, torch.zeros(2, dtype=torch.float64), _axes(2), 100, 0)
+    found = search.minimize(edge, torch.zeros(2, dtype=torch.float64), _axes(2), 100, 0)
     assert 0.3 < float(found.point[0]) <= 0.5
 
 

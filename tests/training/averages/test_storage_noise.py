@@ -84,7 +84,7 @@ class _Stored(Source):
 
 @pytest.mark.parametrize("pull", [50.0, 2000.0])
 def test_a_search_stays_where_the_rounding_is_small(monkeypatch, pull):
-    """The loss falls towards huge shares of both signs; the average that is taken does not go there."""
+    """The loss falls toward huge shares of both signs; the average that is taken does not go there."""
     whole = slow_run(6, step=0.002)
     stored = [apply_scales(to_float16(file)) for file in whole]
     monkeypatch.setattr(_Stored, "files", stored)

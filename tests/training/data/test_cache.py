@@ -15,7 +15,7 @@ import pytest
 import torch
 from graft_nodes.tests.storage.vanishing import remove_after_listing
 from graft_nodes.training.data import packs
-from graft_nodes.training.data.cache import QUANTISED, Cache, key_of
+from graft_nodes.training.data.cache import QUANTIZED, Cache, key_of
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),
@@ -113,11 +113,11 @@ def test_what_cannot_be_removed_stays_and_counts(tmp_path, monkeypatch):
     assert cache.trim() == size and _equal(cache.read("latents", key_of(1))[0], TENSORS)
 
 
-def test_quantised_weights_below_it_are_neither_counted_nor_removed(tmp_path):
-    apart = Cache(tmp_path / QUANTISED)
+def test_quantized_weights_below_it_are_neither_counted_nor_removed(tmp_path):
+    apart = Cache(tmp_path / QUANTIZED)
     apart.write("weights", key_of(1), TENSORS)
     assert Cache(tmp_path, limit_gb=0.0).trim() == 0 and apart.holds("weights", key_of(1))
-    assert Cache(tmp_path / QUANTISED, limit_gb=0.0).trim() == 0 and not apart.holds("weights", key_of(1))
+    assert Cache(tmp_path / QUANTIZED, limit_gb=0.0).trim() == 0 and not apart.holds("weights", key_of(1))
 
 
 def test_packs_that_were_read_stay(tmp_path):

@@ -71,9 +71,9 @@ def test_an_own_batch_size_goes_without_another_dataset_too():
 
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(1, {4: 1, 1: 0}), (8, {4: 1, 8: 2})])
-def test_each_batch_has_its_share_of_regularisation(batch_size, expected):
-    regularisation = _dataset("regular", 5)
-    first = _dataset("x", 12, batch_size=4, regularisation=regularisation, regularisation_share=0.25)
+def test_each_batch_has_its_share_of_regularization(batch_size, expected):
+    regularization = _dataset("regular", 5)
+    first = _dataset("x", 12, batch_size=4, regularization=regularization, regularization_share=0.25)
     whole = combine.combine([first, _dataset("y", 12)])
     seen = Counter()
     for own, regular in _shown(whole, batch_size, 3000):
@@ -84,14 +84,14 @@ def test_each_batch_has_its_share_of_regularisation(batch_size, expected):
     assert min(counts) > 0.8 * max(counts)  # none is passed over
 
 
-def test_whole_batches_are_regularisation_where_none_has_room_for_an_image():
-    regularisation = _dataset("regular", 5)
-    first = _dataset("x", 12, regularisation=regularisation, regularisation_share=0.25)
+def test_whole_batches_are_regularization_where_none_has_room_for_an_image():
+    regularization = _dataset("regular", 5)
+    first = _dataset("x", 12, regularization=regularization, regularization_share=0.25)
     whole = combine.combine([first, _dataset("y", 12, resolution=1024)])
     found = _shown(whole, 1, 400)
     assert sum(not own for own, _ in found) == 100 and batches_per_epoch(whole, 1) == 32
     with pytest.raises(ValueError, match="The regularization dataset has a batch size of its own"):
-        _dataset("x", regularisation=_dataset("regular", batch_size=2), regularisation_share=0.5)
+        _dataset("x", regularization=_dataset("regular", batch_size=2), regularization_share=0.5)
 
 
 def test_each_keeps_its_flips_and_caption_dropout():
@@ -128,10 +128,10 @@ def test_captions_that_vary_are_encoded_once_by_the_text_encoder_that_all_share(
     assert whole.conditionings.prepare(["b, a", "c, d"]) == 0 and len(asked) == 2
 
 
-def test_regularisation_images_are_not_measured():
+def test_regularization_images_are_not_measured():
     others = replace(_dataset("r"), images=(_image("p", sha256="h1"), _image("q", sha256="q1")))
     held_out = [_image("h", sha256="h1"), _image("g", sha256="g1")]
-    first = _dataset("x", held_out=held_out, regularisation=others, regularisation_share=0.5)
+    first = _dataset("x", held_out=held_out, regularization=others, regularization_share=0.5)
     assert [image.name for image in combine.combine([first]).held_out] == ["g"]
     assert [image.name for image in combine.combine([first, _dataset("y")]).held_out] == ["x/g"]
     folder = replace(_dataset("v"), images=tuple(held_out))
@@ -212,11 +212,11 @@ def test_what_cannot_be_trained_together_is_refused(other, message):
 
 
 def test_two_regularization_datasets_are_refused():
-    x, y = (_dataset(name, regularisation=_dataset("r"), regularisation_share=0.5) for name in "xy")
+    x, y = (_dataset(name, regularization=_dataset("r"), regularization_share=0.5) for name in "xy")
     with pytest.raises(ValueError, match="several have a regularization dataset; connect it to one of them"):
         combine.combine([x, y])
-    assert combine.combine([_dataset("z"), y]).regularisation is y.regularisation
-    assert combine.combine([_dataset("z"), y]).regularisation_share == 0.5
+    assert combine.combine([_dataset("z"), y]).regularization is y.regularization
+    assert combine.combine([_dataset("z"), y]).regularization_share == 0.5
 
 
 def test_kohyas_words_add_up():

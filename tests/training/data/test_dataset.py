@@ -1,4 +1,4 @@
-"""Which pictures make up a batch: every picture once a round, one size a group, the share of regularisation, dropped
+"""Which pictures make up a batch: every picture once a round, one size a group, the share of regularization, dropped
 captions and flips.
 """
 
@@ -81,9 +81,9 @@ def test_the_order_depends_on_the_seed_and_the_round():
     ("size", "share", "expected"),
     [(8, 0.25, 2 / 8), (4, 0.25, 1 / 4), (1, 0.25, 1 / 4), (2, 0.2, 1 / 5), (4, 0.9, 3 / 4)],
 )
-def test_the_share_of_regularisation(size, share, expected):
+def test_the_share_of_regularization(size, share, expected):
     other = _dataset([(2, 2)] * 6)
-    dataset = _dataset([(2, 2)] * 24, regularisation=other, regularisation_share=share)
+    dataset = _dataset([(2, 2)] * 24, regularization=other, regularization_share=share)
     own, regular = 0, Counter()
     for number in range(240):
         first, second = select_images(dataset, size, 0, number)
@@ -95,8 +95,8 @@ def test_the_share_of_regularisation(size, share, expected):
     assert max(regular.values()) - min(regular.values()) <= 1  # in rounds, too
 
 
-def test_a_round_with_regularisation_still_shows_every_picture_once():
-    dataset = _dataset([(2, 2)] * 10, regularisation=_dataset([(2, 2)] * 3), regularisation_share=0.3)
+def test_a_round_with_regularization_still_shows_every_picture_once():
+    dataset = _dataset([(2, 2)] * 10, regularization=_dataset([(2, 2)] * 3), regularization_share=0.3)
     for size in (1, 4):
         rounds = batches_per_epoch(dataset, size)
         seen = Counter(p.name for number in range(rounds) for p in select_images(dataset, size, 0, number)[0])
@@ -104,9 +104,9 @@ def test_a_round_with_regularisation_still_shows_every_picture_once():
 
 
 def test_groups_of_one_size_with_their_sources():
-    dataset = _dataset([(2, 2)] * 6, regularisation=_dataset([(3, 2)] * 2), regularisation_share=0.5)
+    dataset = _dataset([(2, 2)] * 6, regularization=_dataset([(3, 2)] * 2), regularization_share=0.5)
     groups = make_batches(dataset, 4, 0.0, 0, 0, 0, "part 0")
-    assert sorted((tuple(g.latents.shape), g.is_regularisation.tolist()) for g in groups) == [
+    assert sorted((tuple(g.latents.shape), g.is_regularization.tolist()) for g in groups) == [
         ((2, 1, 2, 2), [False] * 2),
         ((2, 1, 3, 2), [True] * 2),
     ]
@@ -146,7 +146,7 @@ def test_what_cannot_be_a_dataset():
     with pytest.raises(ValueError, match=r"without conditioning.*\['b'\]"):
         Dataset((DatasetImage("0", "b", torch.zeros(1, 2, 2)),), CONDITIONINGS, "")
     with pytest.raises(ValueError, match=r"regularization share is 1\.0"):
-        _dataset([(2, 2)], regularisation=_dataset([(2, 2)]), regularisation_share=1.0)
+        _dataset([(2, 2)], regularization=_dataset([(2, 2)]), regularization_share=1.0)
 
 
 def _with_extras(count, **fields):

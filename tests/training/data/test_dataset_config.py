@@ -102,11 +102,11 @@ def test_kohyas_own_example(root):
         4,
         0,
         2,
-    ]  # regularisation has its share of the others'
+    ]  # regularization has its share of the others'
     assert [source.settings.repeats for source in sources] == [1, 10, 1, 1]
     assert [source.settings.flip for source in sources] == [0.0, 0.5, 0.0, 0.0]
     assert [source.settings.caption_dropout for source in sources] == [0.05, 0.1, 0.05, 0.05]  # the node's as well
-    assert [source.is_regularisation for source in sources] == [False, False, True, False]
+    assert [source.is_regularization for source in sources] == [False, False, True, False]
     assert all(source.settings.shuffle_tags and source.settings.tag_dropout == 0.2 for source in sources)
     assert all(source.settings.filters.caption_prefix == "masterpiece, " for source in sources)
     assert (piyo.settings.min_side, piyo.settings.max_side, hoge.settings.max_side) == (256, 1536, 0)
@@ -142,7 +142,7 @@ def test_names_of_folders_mean_nothing_in_the_file(root):
 
 def test_a_metadata_json_says_captions_and_which_images_there_are(root):
     records = {
-        "0": {"caption": "a cat", "tags": "cat, grey", "train_resolution": [64, 64]},
+        "0": {"caption": "a cat", "tags": "cat, gray", "train_resolution": [64, 64]},
         str(root / "sets" / "piyo" / "1.png"): {"tags": "dog\nbrown"},
     }
     (root / "md.json").write_text(json.dumps(records), encoding="utf-8")
@@ -150,7 +150,7 @@ def test_a_metadata_json_says_captions_and_which_images_there_are(root):
     (source,), _ = _read(root, _one(keys).replace("image_dir = 'hoge'\n", ""), resolution=64, validation=0.0)
     listing = read_folder(source.folder, source.settings)
     assert {entry.name: entry.caption.plain for entry in listing.train} == {
-        "0.png": "a cat, cat, grey",
+        "0.png": "a cat, cat, gray",
         "1.png": "dog, brown",
     }
     assert any("1 left out that metadata_file does not name" in note for note in listing.notes)

@@ -82,7 +82,7 @@ def test_everything_wrong_is_said_at_once():
     said = str(caught.value)
     assert "unknown key 'min_scor', did you mean min_score?" in said and "unknown key 'flip'" in said
     assert (
-        "crop is 'middle', expected one of centre, top, random" in said
+        "crop is 'middle', expected one of center, top, random" in said
         and "shuffle_tag_p is 2, expected a number from 0 to 1" in said
     )
     assert "consider_every_nth is 0, expected a whole number, 1 or more" in said and "replacements is ['a']" in said
@@ -133,7 +133,7 @@ def test_defaults_stay():
         "caption_suffix": "",
         "encoding": "utf-8",
         "resolutions": (),
-        "crop": "centre",
+        "crop": "center",
         "crops": 4,
         "frame_sample": 4,
         "frame_stride": 10,
@@ -151,7 +151,7 @@ def test_defaults_stay():
 @pytest.mark.parametrize(
     ("key", "options"),
     [
-        ("crop", ("centre", "top", "random")),
+        ("crop", ("center", "top", "random")),
         ("masks", ("files", "alpha", "both", "off")),
         ("small", ("enlarge", "skip")),
         ("changed", ("continue", "stop")),

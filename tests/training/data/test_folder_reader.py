@@ -56,16 +56,16 @@ def test_an_exif_orientation_turns_the_picture(tmp_path):
     assert found[2, 10, 0] > 200 > 60 > found[30, 10, 0]
 
 
-def test_cmyk_grey_palette_and_16_bit_become_rgb(tmp_path):
+def test_cmyk_gray_palette_and_16_bit_become_rgb(tmp_path):
     Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "cmyk.jpg", quality=95)
-    Image.new("L", (8, 8), 77).save(tmp_path / "grey.png")
+    Image.new("L", (8, 8), 77).save(tmp_path / "gray.png")
     Image.new("P", (8, 8), 0).save(tmp_path / "palette.png")
     Image.fromarray(np.full((8, 8), 257 * 100, dtype=np.uint16)).save(tmp_path / "deep.png")
     _picture(tmp_path / "web.webp", lossless=True)
     found = {path.stem: np.asarray(open_image(path)[0]) for path in tmp_path.iterdir()}
     assert all(pixels.shape[2] == 3 for pixels in found.values())
     assert found["cmyk"][4, 4, 0] > 200 > 60 > found["cmyk"][4, 4, 1]
-    assert (found["grey"] == 77).all() and (found["deep"] == 100).all()
+    assert (found["gray"] == 77).all() and (found["deep"] == 100).all()
 
 
 def test_transparency_lies_over_white(tmp_path):
@@ -519,11 +519,11 @@ def test_crops_and_what_they_tell(tmp_path):
     across = np.tile(np.linspace(0, 255, 256).astype(np.uint8), (64, 1))
     Image.fromarray(across).save(tmp_path / "wide.png")
     plain = {"buckets": False}
-    centre, top = (_made(tmp_path, filters=f, **plain).images[0] for f in ("", "crop: top"))
+    center, top = (_made(tmp_path, filters=f, **plain).images[0] for f in ("", "crop: top"))
     assert (
-        (centre.framing.left, centre.framing.top) == (96, 0)
-        and top.framing == centre.framing
-        and not centre.other_crops
+        (center.framing.left, center.framing.top) == (96, 0)
+        and top.framing == center.framing
+        and not center.other_crops
     )
     picture = _made(tmp_path, filters="crop: random\ncrops: 3", **plain).images[0]
     lefts = [picture.crop(i).framing.left for i in range(3)]

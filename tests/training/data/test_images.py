@@ -45,19 +45,19 @@ def test_every_exif_orientation(tmp_path, orientation, suffix):
     assert (_opened(path)[0] == shown[orientation]).all()
 
 
-def test_colour_models_become_rgb(tmp_path):
-    rgb, grey = _noise(), _noise(channels=1)[:, :, 0]
+def test_color_models_become_rgb(tmp_path):
+    rgb, gray = _noise(), _noise(channels=1)[:, :, 0]
     palette = Image.fromarray(rgb).quantize(8)
     palette.save(tmp_path / "palette.png")
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    Image.fromarray(np.dstack([grey, grey * 0 + 255]), "LA").save(tmp_path / "grey alpha.png")
-    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    Image.fromarray(gray).save(tmp_path / "gray.png")
+    Image.fromarray(np.dstack([gray, gray * 0 + 255]), "LA").save(tmp_path / "gray alpha.png")
+    Image.fromarray(gray.astype(np.uint16) * 257).save(tmp_path / "deep.png")
     Image.fromarray(rgb).save(tmp_path / "a.bmp")
-    Image.fromarray(grey > 128).save(tmp_path / "bits.png")
-    three = np.repeat(grey[:, :, None], 3, 2)
+    Image.fromarray(gray > 128).save(tmp_path / "bits.png")
+    three = np.repeat(gray[:, :, None], 3, 2)
     assert (_opened(tmp_path / "palette.png")[0] == np.asarray(palette.convert("RGB"))).all()
-    assert (_opened(tmp_path / "grey.png")[0] == three).all() and (
-        _opened(tmp_path / "grey alpha.png")[0] == three
+    assert (_opened(tmp_path / "gray.png")[0] == three).all() and (
+        _opened(tmp_path / "gray alpha.png")[0] == three
     ).all()
     assert (_opened(tmp_path / "deep.png")[0] == three).all()
     assert (_opened(tmp_path / "a.bmp")[0] == rgb).all()
@@ -85,7 +85,7 @@ def test_16_bit_rgb(tmp_path):
 
 
 def test_the_first_frame_of_a_moving_picture(tmp_path):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     for name in ("a.gif", "a.webp", "a.png"):
         extra = {"lossless": True} if name.endswith("webp") else {}
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=50, **extra)

@@ -18,7 +18,7 @@ def _picture(path, size, seed, caption):
     path.with_suffix(".txt").write_text(caption, encoding="utf-8")
 
 
-def _dataset(folder, regularisation=None, **settings):
+def _dataset(folder, regularization=None, **settings):
     listing = read_folder(
         folder, FolderSettings(**{"resolution": 64, "bucket_step": 16, "validation": 0.0, **settings})
     )
@@ -29,7 +29,7 @@ def _dataset(folder, regularisation=None, **settings):
     def captions(texts):
         return {text: Conditioning(torch.zeros(1, 1, 1)) for text in texts}
 
-    share = {} if regularisation is None else {"regularisation": regularisation, "regularisation_share": 0.25}
+    share = {} if regularization is None else {"regularization": regularization, "regularization_share": 0.25}
     return encoding.encode(listing, pixels, captions, ("v", "c"), caption_dropout=0.1, clip_skip=2, **share)[0]
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_with_repeats_and_regularisation(folder):
+def test_a_folder_with_repeats_and_regularization(folder):
     data = _dataset(
         folder / "data",
         _dataset(folder / "regular"),
@@ -71,7 +71,7 @@ def test_a_folder_with_repeats_and_regularisation(folder):
         "2": {"resolution": [80, 48], "count": 1},
     }
     assert (said["ss_num_train_images"], said["ss_num_reg_images"]) == ("31", "2")
-    # a quarter of each batch is regularisation: 3 of 31 pictures a batch, buckets by themselves: 10 + 1; steps are two
+    # a quarter of each batch is regularization: 3 of 31 pictures a batch, buckets by themselves: 10 + 1; steps are two
     # batches
     assert said["ss_num_batches_per_epoch"] == "11" and said["ss_num_epochs"] == "10"  # ceil(2 * 50 / 11)
     assert (
@@ -129,7 +129,7 @@ def test_the_tags_of_the_subject_stay_where_a_regularization_folder_has_its_name
             path = write_picture(tmp_path / place / "images" / f"{number}.png", seed=number)
             path.with_suffix(".txt").write_text(text, encoding="utf-8")
     others = _dataset(tmp_path / "others" / "images")
-    data = _dataset(tmp_path / "subject" / "images", regularisation=others)
+    data = _dataset(tmp_path / "subject" / "images", regularization=others)
     said = kohya_metadata.training_metadata(data, 2, 1, 10, 0.0)
     assert json.loads(said["ss_tag_frequency"]) == {"images": {"zorp": 2, "red circle": 2}}
 

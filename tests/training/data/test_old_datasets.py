@@ -48,10 +48,10 @@ def folder(tmp_path_factory):
 
 
 def _dataset(folder, filters="", **given):
-    fields = {name: given.pop(name) for name in ("regularisation", "regularisation_share") if name in given}
+    fields = {name: given.pop(name) for name in ("regularization", "regularization_share") if name in given}
     settings = {"resolution": 64, "bucket_step": 16, "validation": 0.25, **given}
     listing = read_folder(folder, FolderSettings(**settings, filters=Filters.parse(filters)))
-    fields = {"unhashed": (), "regularisation_share": 0.0, "weighted_captions": False, **fields}
+    fields = {"unhashed": (), "regularization_share": 0.0, "weighted_captions": False, **fields}
     dataset, _ = encoding.encode(
         listing,
         lambda pixels: pixels.movedim(-1, 1)[:, :, ::8, ::8],
@@ -68,7 +68,7 @@ def _order(dataset, batch_size):
     digest = hashlib.sha256()
     for number in range(60):
         for item in draw_items(dataset, batch_size, 0.1, 7, number, number, "part 0"):
-            shown = (item.image.name, item.crop_number, item.flipped, item.caption, item.is_regularisation)
+            shown = (item.image.name, item.crop_number, item.flipped, item.caption, item.is_regularization)
             digest.update(repr(shown).encode())
     return digest.hexdigest()[:16], batches_per_epoch(dataset, batch_size)
 
@@ -95,8 +95,8 @@ def test_a_folder_at_two_resolutions_with_crops_and_captions_that_vary(folder):
     ]
 
 
-def test_a_folder_with_regularisation(folder):
-    dataset = _dataset(folder, regularisation=_dataset(folder)[1], regularisation_share=0.25)[1]
+def test_a_folder_with_regularization(folder):
+    dataset = _dataset(folder, regularization=_dataset(folder)[1], regularization_share=0.25)[1]
     assert dataset.digest == "02f731e7ba65cff88f73628908232fd08444e714cf7f34ef6f2e6b011217f07f"
     assert [_order(dataset, size) for size in (1, 2, 4)] == [
         ("b0f75ba2c9f39e1b", 18),

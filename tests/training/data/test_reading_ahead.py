@@ -78,7 +78,7 @@ def test_only_what_is_not_in_memory_is_read_ahead(read, folder):
     other = read(0)
     inside = read(2**30)
     assert inside.loader_threads == 0
-    assert replace(inside, regularisation=other, regularisation_share=0.5).loader_threads == 1
+    assert replace(inside, regularization=other, regularization_share=0.5).loader_threads == 1
 
 
 def test_captions_alone_are_read_ahead_too(read, monkeypatch):

@@ -124,7 +124,7 @@ def test_leaves_are_named_by_their_way():
 
 def test_the_digest_follows_samples_and_settings():
     plain = samples()
-    regularisation = make_dataset(samples(1), SETTINGS)
+    regularization = make_dataset(samples(1), SETTINGS)
     other = make_dataset(samples(2), SETTINGS)
     made = [
         make_dataset(plain, SETTINGS),
@@ -139,12 +139,12 @@ def test_the_digest_follows_samples_and_settings():
         make_dataset(plain, replace(SETTINGS, loss_weight=0.5)),
         make_dataset(plain, SETTINGS, text(7)),
         make_dataset(plain, SETTINGS, text(8)),
-        make_dataset(plain, SETTINGS, regularisation=regularisation, regularisation_share=0.5),
-        make_dataset(plain, SETTINGS, regularisation=regularisation, regularisation_share=0.25),
-        make_dataset(plain, SETTINGS, regularisation=other, regularisation_share=0.25),
+        make_dataset(plain, SETTINGS, regularization=regularization, regularization_share=0.5),
+        make_dataset(plain, SETTINGS, regularization=regularization, regularization_share=0.25),
+        make_dataset(plain, SETTINGS, regularization=other, regularization_share=0.25),
     ]
     assert len({dataset.digest for dataset in made}) == len(made)
-    assert made[-1].regularisation is other and made[-1].regularisation_share == 0.25
+    assert made[-1].regularization is other and made[-1].regularization_share == 0.25
 
 
 def test_the_report_counts_samples_entries_captions_and_masks():

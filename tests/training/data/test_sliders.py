@@ -119,7 +119,7 @@ def test_pairs_keep_their_captions_and_the_model_does_not_see_the_partner():
         (lambda: pictures(shape=(1, 4, 3, 3)), "a pair is two pictures of one shape"),
         (lambda: sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures()), "comes from another Slider"),
         (
-            lambda: replace(pictures(), regularisation=pictures(partner=False), regularisation_share=0.5),
+            lambda: replace(pictures(), regularization=pictures(partner=False), regularization_share=0.5),
             "has regularization images",
         ),
     ],
@@ -140,7 +140,7 @@ def test_a_slider_is_not_one_of_several_datasets():
     with pytest.raises(ValueError, match="one comes from Slider"):
         combine([data, pictures()])
     with pytest.raises(ValueError, match="A slider is connected as regularization dataset"):
-        replace(pictures(), regularisation=data, regularisation_share=0.5)
+        replace(pictures(), regularization=data, regularization_share=0.5)
 
 
 def test_the_report_and_the_metadata_name_the_prompts():

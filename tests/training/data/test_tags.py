@@ -64,7 +64,7 @@ def test_shuffled_and_dropped_together():
 
 def test_choices_and_escaped_braces():
     assert {fill_wildcards("a {red|blue} {x|y|z}", generator(0, i, "")) for i in range(200)} == {
-        f"a {colour} {letter}" for colour in ("red", "blue") for letter in "xyz"
+        f"a {color} {letter}" for color in ("red", "blue") for letter in "xyz"
     }
     assert fill_wildcards("{{a|b}} {c|d}", None) == "{a|b} c"
     assert {fill_wildcards("{a|{b|c} d}", generator(0, i, "")) for i in range(100)} == {"a", "b d", "c d"}

@@ -14,7 +14,7 @@ from graft_nodes.training.data.wildcards import WordLists
 from PIL import Image
 
 LISTS = WordLists(
-    {"colour": ("red", "blue", "green"), "things/animal": ("cat", "__colour__ dog"), "place": ("{in|on} it",)}
+    {"color": ("red", "blue", "green"), "things/animal": ("cat", "__color__ dog"), "place": ("{in|on} it",)}
 )
 
 
@@ -24,27 +24,27 @@ def _draws(text, count=3000):
 
 
 def test_every_line_is_drawn_as_often_as_the_others_and_lines_may_name_lists():
-    found = _draws("a __colour__ bird")
+    found = _draws("a __color__ bird")
     assert set(found) == {"a red bird", "a blue bird", "a green bird"} and all(
         abs(n - 1000) < 120 for n in found.values()
     )
     found = _draws("__things/animal__")
     assert set(found) == {"cat", "red dog", "blue dog", "green dog"} and abs(found["cat"] - 1500) < 150
-    assert set(_draws("{x|__colour__} __place__")) == {
+    assert set(_draws("{x|__color__} __place__")) == {
         f"{a} {b}" for a in ("x", "red", "blue", "green") for b in ("in it", "on it")
     }
 
 
 def test_without_a_draw_the_first_lines_are_taken():
-    assert fill_wildcards("a __things/animal__, __colour__ {b|c} __place__", None, LISTS) == "a cat, red b in it"
-    assert fill_wildcards("{{__colour__}} a__b __ _x_ __ __", None, LISTS) == "{red} a__b __ _x_ __ __"
+    assert fill_wildcards("a __things/animal__, __color__ {b|c} __place__", None, LISTS) == "a cat, red b in it"
+    assert fill_wildcards("{{__color__}} a__b __ _x_ __ __", None, LISTS) == "{red} a__b __ _x_ __ __"
 
 
 def test_a_caption_varies_by_its_lists_and_only_with_wildcards():
     rules = CaptionRules(wildcards=True, lists=LISTS)
-    assert Caption(("a __colour__ bird",), rules=rules).varies and not Caption(("a bird",), rules=rules).varies
-    assert Caption(("a __colour__ bird",)).plain == "a __colour__ bird" and not Caption(("a __colour__ bird",)).varies
-    tags = Caption((), ("one", "__colour__, two"), rules=CaptionRules(wildcards=True, lists=LISTS, shuffle=1.0))
+    assert Caption(("a __color__ bird",), rules=rules).varies and not Caption(("a bird",), rules=rules).varies
+    assert Caption(("a __color__ bird",)).plain == "a __color__ bird" and not Caption(("a __color__ bird",)).varies
+    tags = Caption((), ("one", "__color__, two"), rules=CaptionRules(wildcards=True, lists=LISTS, shuffle=1.0))
     assert {tags.draw(torch.Generator().manual_seed(n)) for n in range(60)} >= {"one, red, two", "blue, two, one"}
 
 
@@ -80,9 +80,9 @@ def _folder(root):
         pixels = np.full((64, 64, 3), 40 * i, dtype=np.uint8)
         (root / "images").mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(root / "images" / f"{i}.png")
-        (root / "images" / f"{i}.txt").write_text(f"a __colour__ ring {i}", encoding="utf-8")
+        (root / "images" / f"{i}.txt").write_text(f"a __color__ ring {i}", encoding="utf-8")
     (root / "wildcards" / "more").mkdir(parents=True)
-    (root / "wildcards" / "colour.txt").write_text("# of rings\nred\n\n dark  blue \n__more/odd__\n", encoding="utf-8")
+    (root / "wildcards" / "color.txt").write_text("# of rings\nred\n\n dark  blue \n__more/odd__\n", encoding="utf-8")
     (root / "wildcards" / "more" / "odd.txt").write_text("mauve", encoding="utf-8")
     return root
 
@@ -101,7 +101,7 @@ def test_the_files_of_a_folder(tmp_path):
     (tmp_path / "wildcards" / "more" / "odd.txt").write_text("pink", encoding="utf-8")
     assert read_folder(tmp_path, FolderSettings(**SETTINGS)).digest != before
     plain = read_folder(tmp_path, FolderSettings(**{**SETTINGS, "filters": Filters()}))
-    assert plain.train[0].caption.plain == "a __colour__ ring 0" and any(
+    assert plain.train[0].caption.plain == "a __color__ ring 0" and any(
         "wildcards is not used" in note for note in plain.notes
     )
 

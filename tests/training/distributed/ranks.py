@@ -135,7 +135,7 @@ def plain(accumulation: int, ema: bool = True, adapter: AdapterSettings | None =
 def mixed(accumulation: int):
     """A run whose micro-batches have pictures of two sizes, so that a part has two backward passes."""
     other = Lab.pictures(6, (4, 4, 8), seed=5)
-    dataset = Lab.pictures(regularisation=other, regularisation_share=0.5)
+    dataset = Lab.pictures(regularization=other, regularization_share=0.5)
     return Lab.state(Lab.Flow(), dataset, accumulation=accumulation, batch_size=2, total_steps=100), dataset
 
 

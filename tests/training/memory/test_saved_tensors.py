@@ -100,7 +100,7 @@ def under_a_view_anew(x, y):
     return h * h + kept
 
 
-def neighbours(x, y):
+def neighbors(x, y):
     both = torch.cat([x * 2, y])
     first, second = both[:3], both[3:]
     product = first * second
@@ -109,7 +109,7 @@ def neighbours(x, y):
     return both * product.repeat(2, 1)
 
 
-def neighbours_anew(x, y):
+def neighbors_anew(x, y):
     product = x * 2 * y
     first = x * 2 + y
     return torch.cat([first, y - x]) * product.repeat(2, 1)
@@ -181,7 +181,7 @@ PAIRS = [
     (slice_kept, slice_kept_anew),
     (slice_changed, slice_changed_anew),
     (under_a_view, under_a_view_anew),
-    (neighbours, neighbours_anew),
+    (neighbors, neighbors_anew),
     (with_itself, with_itself_anew),
     (for_the_caller, for_the_caller_anew),
     (activated, activated_anew),
@@ -407,8 +407,8 @@ def test_activations_in_host_memory_are_refused_or_copied_too():
         assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(gradients_of_one, wanted, strict=True))
 
 
-def test_activations_beside_quantised_weights():
-    """Weights that are made of other tensors, as ComfyUI's quantised ones are, have no memory of their own."""
+def test_activations_beside_quantized_weights():
+    """Weights that are made of other tensors, as ComfyUI's quantized ones are, have no memory of their own."""
     layer, x = nn.Linear(4, 4), leaf(1).detach().float().requires_grad_()
     plain = gradients(layer, x)
     layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()), requires_grad=False)
@@ -534,7 +534,7 @@ def test_a_change_that_no_copy_can_mend_says_so(change):
 
 
 def test_what_is_compiled_outside_the_mode_serves_after_it():
-    """torch.compile's guards of a tensor subclass, as ComfyUI's quantised weights are, depend on modes."""
+    """torch.compile's guards of a tensor subclass, as ComfyUI's quantized weights are, depend on modes."""
     weight, graphs = TwoTensor(torch.ones(4, 4), torch.ones(4, 4)), []
 
     def backend(graph, inputs):

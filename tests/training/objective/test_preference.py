@@ -86,7 +86,7 @@ def test_far_pairs_have_finite_losses_and_gradients():
     [
         ({"beta": 0.0}, "DPO beta is 0.0, expected from 0.01"),
         ({"beta": math.inf}, "DPO beta is inf"),
-        ({"loss": "dpo", "prior": "regularisation"}, "set prior preservation to none"),
+        ({"loss": "dpo", "prior": "regularization"}, "set prior preservation to none"),
         ({"loss": "dpo", "prior": "output-preservation"}, "set prior preservation to none"),
     ],
 )

@@ -95,7 +95,7 @@ def _ai_toolkits_table(shift=None):
     ids=["linear", "shift", "lumina2_shift", "flux_shift"],
 )
 def test_what_is_drawn_lies_where_ai_toolkits_timesteps_do_on_the_same_numbers(name, settings):
-    """AI-Toolkit takes one of a thousand: the neighbours of each number in its table bound what is drawn here."""
+    """AI-Toolkit takes one of a thousand: the neighbors of each number in its table bound what is drawn here."""
     found, u = _drawn(timesteps=name, **settings), _uniform()
     even, table = (
         _ai_toolkits_table() if name.endswith("flux_shift") else _ai_toolkits_table(settings.get("shift", 1.0))

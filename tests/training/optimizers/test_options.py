@@ -1,4 +1,4 @@
-"""Options of the optimisers' libraries: read and checked, handed to the library, and none of them dead."""
+"""Options of the optimizers' libraries: read and checked, handed to the library, and none of them dead."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Every optimiser and precision: two calls are one byte for byte, fused and offloaded steps are the plain ones, one
+"""Every optimizer and precision: two calls are one byte for byte, fused and offloaded steps are the plain ones, one
 step by hand.
 """
 
@@ -83,7 +83,7 @@ def test_two_calls_are_one_through_a_file(lab, tmp_path, optimizer, precision, a
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
-def test_optimisers_differ_and_learn(lab, optimizer):
+def test_optimizers_differ_and_learn(lab, optimizer):
     denoiser, dataset = lab.Flow(), lab.pictures()
     start = _state(lab, denoiser, dataset, optimizer, FULL, total_steps=1000)
     losses = train(start, denoiser, dataset, 60).history.loss
@@ -96,7 +96,7 @@ def test_optimisers_differ_and_learn(lab, optimizer):
 
 
 def _newton_schulz(g):
-    """Muon's orthogonalisation (Jordan 2024): five quintic iterations in bf16."""
+    """Muon's orthogonalization (Jordan 2024): five quintic iterations in bf16."""
     x = g.bfloat16()
     flip = x.shape[0] > x.shape[1]
     x = x.T if flip else x
@@ -235,7 +235,7 @@ def test_8_bit_moments_follow_adamw(lab):
 def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
     denoiser, dataset = lab.Flow(), lab.pictures()
     if passes == 2:  # pictures of two sizes in a step
-        dataset = replace(dataset, regularisation=lab.pictures(shape=(4, 5, 6), seed=1), regularisation_share=0.5)
+        dataset = replace(dataset, regularization=lab.pictures(shape=(4, 5, 6), seed=1), regularization_share=0.5)
     assert len(make_batches(dataset, 4, 0.0, 0, 0, 0, "part 0")) == passes
     found = []
     for fused in (False, True):
@@ -428,7 +428,7 @@ def test_precisions_differ(lab):
 # --- settings and runs ------------------------------------------------------------------------------------------------
 
 
-def test_another_optimiser_begins_with_a_state_of_its_own(lab):
+def test_another_optimizer_begins_with_a_state_of_its_own(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     first = train(_state(lab, denoiser, dataset, "adamw", FULL), denoiser, dataset, 3)
     slower = with_settings(first, OptimizerSettings(learning_rate=1e-3, batch_size=4), None)

@@ -36,7 +36,7 @@ def chosen(family, **wish):
     return choose.recipe(facts(family), choose.Wish(**wish), CUDA)
 
 
-def test_each_family_of_the_task_is_recognised_and_has_a_recipe():
+def test_each_family_of_the_task_is_recognized_and_has_a_recipe():
     assert PUBLISHED.names() == list(FAMILIES)
     for family in FAMILIES:
         assert facts(family).family == family
@@ -124,7 +124,7 @@ def test_an_unknown_family_gets_general_defaults_and_the_report_says_so():
     assert found.adapter == AdapterSettings(rank=32, alpha=32.0, targets="all")
     assert published_for("") is GENERAL
     text = report(found, unknown(), wish, CUDA)
-    assert "family: not recognised, so AI-Toolkit's general defaults follow (recipes: sd1, sdxl, flux, " in text
+    assert "family: not recognized, so AI-Toolkit's general defaults follow (recipes: sd1, sdxl, flux, " in text
     lumina = dataclasses.replace(facts("flux"), family="lumina", title="Lumina 2")
     text = report(choose.recipe(lumina, wish, CUDA), lumina, wish, CUDA)
     assert "family: Lumina 2, for which Graft has no recipe" in text

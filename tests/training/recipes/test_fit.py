@@ -163,7 +163,7 @@ def test_the_images_of_a_dataset():
     framing = Framing((900, 900), (768, 768), 0, 0, (768, 768))  # of a VAE that makes sides 16 times smaller
     regular = Dataset((_image(1024, 1024),), words, "b")
     images = (_image(512, 512), _image(256, 1024), _image(384, 384, 4, framing), _image(320, 320, 4))
-    dataset = Dataset(images, words, "a", regularisation=regular, regularisation_share=0.5)
+    dataset = Dataset(images, words, "a", regularization=regular, regularization_share=0.5)
     assert pictures_of(dataset) == (Pictures(768, 4), Pictures(1024))
     clip = Dataset((_image(256, 256, frames=(4,)),), words, "c")
     assert pictures_of(clip) == (Pictures(512),)  # four frames

@@ -21,7 +21,7 @@ def _encode(texts):
     return {text: Conditioning(torch.tensor([[[float(len(text))]]])) for text in texts}
 
 
-def _dataset(count=7, regularisation=None, **settings):
+def _dataset(count=7, regularization=None, **settings):
     """Pictures of two sizes with tags that move, two cuts each, masks on every second, batch ids on some."""
     pictures = []
     for i in range(count):
@@ -50,8 +50,8 @@ def _dataset(count=7, regularisation=None, **settings):
             )
         )
     texts = [picture.caption for picture in pictures]
-    if regularisation is not None:
-        settings.update(regularisation=regularisation, regularisation_share=0.5)
+    if regularization is not None:
+        settings.update(regularization=regularization, regularization_share=0.5)
     return Dataset(
         tuple(pictures), Conditionings(_encode, [*texts, ""]), "digest", flip=0.5, caption_dropout=0.1, **settings
     )
@@ -63,7 +63,7 @@ def _rows(batches):
     for batch in batches:
         mask = None if batch.mask is None else batch.mask.tolist()
         told = [sorted(one.extras.items()) for one in batch.conditionings]
-        tensors = [one.tolist() for one in (batch.latents, batch.is_regularisation, batch.weights)]
+        tensors = [one.tolist() for one in (batch.latents, batch.is_regularization, batch.weights)]
         out.append((tensors, [one.context.item() for one in batch.conditionings], batch.captions, mask, told))
     return out
 
@@ -71,7 +71,7 @@ def _rows(batches):
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_any_number_of_workers_gives_the_same_batches(workers, parts):
-    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, parts, 0.1, 5)
+    schedule = BatchSchedule(_dataset(regularization=_dataset(3)), 4, parts, 0.1, 5)
     plain, threaded = BatchLoader(schedule), BatchLoader(schedule, workers, until=12)
     for step in range(12):
         for part in range(parts):
@@ -145,7 +145,7 @@ def test_part_of_a_repeat_is_spread_over_the_rounds():
 
 
 def test_flips_mirror_latent_mask_and_framing():
-    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, 1, 0.0, 2)
+    schedule = BatchSchedule(_dataset(regularization=_dataset(3)), 4, 1, 0.0, 2)
     loader, mirrored = BatchLoader(schedule), 0
     for step in range(20):
         drawn = schedule.shown(step, 0)
@@ -193,7 +193,7 @@ def test_shares_of_a_picture_replace_those_of_the_dataset():
 
 
 def test_the_schedule_is_what_happens():
-    schedule = BatchSchedule(_dataset(regularisation=_dataset(3)), 4, 2, 0.3, 7)
+    schedule = BatchSchedule(_dataset(regularization=_dataset(3)), 4, 2, 0.3, 7)
     lines = list(schedule.lines(2, 3))
     assert [line for line in lines if not line.startswith(" ")] == [
         f"step {step} part {part}" for step in (3, 4, 5) for part in (1, 2)
@@ -205,17 +205,17 @@ def test_the_schedule_is_what_happens():
     assert len(said) == len(pictures)
     for line, one in zip(said, pictures, strict=True):
         marks = "48x32" + ", mirrored" * one.flipped + f", cut {one.crop_number + 1}"
-        marks += ", batch_id own" * (one.image.batch_id == "own") + ", regularisation" * one.is_regularisation
+        marks += ", batch_id own" * (one.image.batch_id == "own") + ", regularization" * one.is_regularization
         assert line == f"{one.image.name} ({marks}): {one.caption or '(no caption)'}"
 
 
-def test_regularisation_that_cannot_be():
+def test_regularization_that_cannot_be():
     other = _dataset(2)
     with pytest.raises(ValueError, match="a regularization dataset of its own"):
-        _dataset(2, regularisation=_dataset(2, regularisation=other))
+        _dataset(2, regularization=_dataset(2, regularization=other))
     four = Dataset((DatasetImage("a", "", torch.zeros(4, 2, 2)),), _encode([""]), "digest")
     with pytest.raises(ValueError, match="2 channels and those of the regularization dataset 4"):
-        _dataset(2, regularisation=four)
+        _dataset(2, regularization=four)
 
 
 def test_orders_do_not_keep_a_dataset_alive():

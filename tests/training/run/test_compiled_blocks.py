@@ -13,7 +13,7 @@ from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copied_where_need
 from graft_nodes.patches.adapters.rank_mask import set_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
-from graft_nodes.training.memory.quantised_base.registry import names
+from graft_nodes.training.memory.quantized_base.registry import names
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.compiling import CompilationReport
@@ -101,7 +101,7 @@ def test_every_adapter_kind_trains_as_without(lab, monkeypatch, kind, backend):
         ("eager", "lora", {"offload": "layers"}),
     ],
 )
-def test_a_quantised_base_is_compiled_once_for_all_blocks(lab, monkeypatch, base_weights, backend, kind, settings):
+def test_a_quantized_base_is_compiled_once_for_all_blocks(lab, monkeypatch, base_weights, backend, kind, settings):
     monkeypatch.setattr(compiled_blocks, "BACKEND", backend)
     adapter, notes = AdapterSettings(kind=kind, targets="all", rank=2, base_weights=base_weights), []
     data, compiled = lab.pictures(8, (8, 6, 6)), []
@@ -398,7 +398,7 @@ def test_code_of_inductor(lab, monkeypatch, block, most, checkpointing):
 @pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="inductor needs a C++ compiler")
 @pytest.mark.parametrize("base_weights", names())
-def test_code_of_inductor_for_a_quantised_base(lab, monkeypatch, base_weights):
+def test_code_of_inductor_for_a_quantized_base(lab, monkeypatch, base_weights):
     """Of what goes into a layer, int8 may round a number the other way that is nearly between two."""
     monkeypatch.setattr(compiled_blocks, "BACKEND", "inductor")
     adapter, data = (

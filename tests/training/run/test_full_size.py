@@ -8,8 +8,8 @@ import pytest
 CHILD = """
 import resource, sys
 import torch
-from graft_nodes import comfyui_api_stubs
-comfyui_api_stubs.install()
+from graft_nodes.headless import embedded
+embedded.install()
 import comfy.sd
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from graft_nodes import host

@@ -375,15 +375,15 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, ca
     elif case == "sizes":
         dataset, batch_size, accumulation = _of_sizes(lab, (4, 2, 1)), 4, 3
     elif case == "regularization images":
-        objective = replace(objective, prior="regularisation", prior_weight=0.5)
+        objective = replace(objective, prior="regularization", prior_weight=0.5)
         dataset, batch_size, accumulation = (
-            lab.pictures(5, regularisation=lab.pictures(4, seed=7), regularisation_share=0.5),
+            lab.pictures(5, regularization=lab.pictures(4, seed=7), regularization_share=0.5),
             4,
             3,
         )
     elif case == "regularization batches":
-        objective = replace(objective, prior="regularisation", prior_weight=0.5)
-        dataset = _of_sizes(lab, (1, 1), regularisation=lab.pictures(3, seed=7), regularisation_share=0.5)
+        objective = replace(objective, prior="regularization", prior_weight=0.5)
+        dataset = _of_sizes(lab, (1, 1), regularization=lab.pictures(3, seed=7), regularization_share=0.5)
         batch_size, accumulation = 1, 5
     denoiser = lab.Flow()
     batches = {"batch_size": batch_size, "accumulation": accumulation}
@@ -393,7 +393,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, ca
     for part in range(accumulation):
         groups = work.loader.take(0, part)
         counts.append(sum(len(group.captions) for group in groups))
-        regular += [group.is_regularisation for group in groups]
+        regular += [group.is_regularization for group in groups]
     with work.installed():
         loss = backward_(work)
         accumulated = {name: t.grad.double() for name, t in work.trained.items()}
@@ -409,7 +409,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, ca
         assert torch.allclose(accumulated[name], grad, rtol=1e-4, atol=1e-6), name
 
 
-def test_positions_join_equal_neighbours():
+def test_positions_join_equal_neighbors():
     assert advance_position(advance_position((), "a", 100), "a", 150) == (("a", 250),)
     assert advance_position(advance_position((("a", 100),), "b", 5), "a", 1) == (("a", 100), ("b", 5), ("a", 1))
 

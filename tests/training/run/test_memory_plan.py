@@ -8,7 +8,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.tests.allocated import most_held, recorded
 from graft_nodes.training.data.tags import Caption
 from graft_nodes.training.memory.allocations import META
-from graft_nodes.training.memory.quantised_base import base
+from graft_nodes.training.memory.quantized_base import base
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
 from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
@@ -96,7 +96,7 @@ def test_savings_save_what_they_move_or_narrow(lab):
 
 
 @pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", NF4_TABLES)])
-def test_quantised_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab, base_weights, shared):
+def test_quantized_weights_are_counted_in_place_of_the_models_own_or_beside_them(lab, base_weights, shared):
     adapter = replace(INT8, base_weights=base_weights)
     state, denoiser, dataset = _run(lab, adapter, META)
     network = _bytes([*denoiser.module.parameters(), *denoiser.module.buffers()])
@@ -114,7 +114,7 @@ def test_quantised_weights_are_counted_in_place_of_the_models_own_or_beside_them
 
 
 @pytest.mark.parametrize(("base_weights", "shared"), [("int8", 0), ("int8 weight-only", 0), ("nf4", NF4_TABLES)])
-def test_quantised_layers_in_host_memory_take_none_of_the_devices(lab, monkeypatch, base_weights, shared):
+def test_quantized_layers_in_host_memory_take_none_of_the_devices(lab, monkeypatch, base_weights, shared):
     monkeypatch.setattr(base, "SMALL", 0)
     adapter = replace(INT8, base_weights=base_weights)
     assert _planned(lab, adapter, offload="layers").parts["weights"] == shared
@@ -196,7 +196,7 @@ def test_the_largest_batch_is_as_large_as_those_of_training(lab, share, repeats)
     dataset = lab.pictures(10, shape)
     if share:
         others = lab.pictures(10, shape, seed=9)
-        dataset = lab.pictures(10, shape, regularisation=others, regularisation_share=share)
+        dataset = lab.pictures(10, shape, regularization=others, regularization_share=share)
     dataset = replace(dataset, images=tuple(replace(image, repeats=repeats) for image in dataset.images))
     state = lab.state(lab.Flow(lab.Net(WIDTH)), dataset, LORA, batch_size=BATCH)
     for given in (dataset, largest_batch(dataset, BATCH)):

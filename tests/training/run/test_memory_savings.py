@@ -13,7 +13,7 @@ def _plan(state):
     """A made-up model: 10 GB of weights, 8 of activations an image, 4 of optimizer, 2 of average."""
     optimizer, ema = state.settings.optimizer, state.start.ema
     weights = 10
-    if state.start.adapter.quantised_base:
+    if state.start.adapter.quantized_base:
         weights = 9.95  # of a model with few linear layers
     if optimizer.offload == "layers":
         weights = 1
@@ -93,7 +93,7 @@ def test_nf4_takes_the_place_of_int8_where_that_is_not_enough(lab):
 def test_layers_take_the_place_of_nf4_where_that_is_not_enough_and_they_are(lab):
     steps = fitting(_state(lab), _linear_plan, 4 * GB)
     saved = steps[-1].state
-    assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.quantised_base
+    assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.quantized_base
     assert steps[-1].plan == _linear_plan(saved)
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_proposed_that_the_settings_exclude(lab):
     assert "base weights" not in report(full, _linear_plan, GB) and "layers" not in report(full, _linear_plan, GB)
 
 
-def test_a_model_without_linear_layers_is_proposed_no_quantised_base(lab):
+def test_a_model_without_linear_layers_is_proposed_no_quantized_base(lab):
     convolutions = nn.Sequential(nn.Conv2d(4, 4, 3))
     left_out = [saving.words for saving in SAVINGS if saving not in savings_of(convolutions)]
     assert left_out == ["base weights int8", "base weights nf4"]

@@ -17,17 +17,17 @@ from graft_nodes.training.tasks import denoising
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 
-def _with_regularisation(lab, share=0.5):
-    return lab.pictures(6, regularisation=lab.pictures(4, seed=9), regularisation_share=share)
+def _with_regularization(lab, share=0.5):
+    return lab.pictures(6, regularization=lab.pictures(4, seed=9), regularization_share=share)
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, kind, checkpointing, monkeypatch):
-    """With a base that already predicts regularisation pictures as it did, their loss is 0 at the start and grows as
+def test_the_target_of_regularization_pictures_is_the_bases_own_prediction(lab, kind, checkpointing, monkeypatch):
+    """With a base that already predicts regularization pictures as it did, their loss is 0 at the start and grows as
     others train.
     """
-    denoiser, dataset = lab.Flow(), _with_regularisation(lab)
+    denoiser, dataset = lab.Flow(), _with_regularization(lab)
     objective = ObjectiveSettings(prior="output-preservation", prior_weight=2.0)
     adapter = AdapterSettings(kind, targets="all", rank=2)
     state = lab.state(denoiser, dataset, adapter, objective=objective, checkpointing=checkpointing)
@@ -59,9 +59,9 @@ def test_the_target_of_regularisation_pictures_is_the_bases_own_prediction(lab, 
 
 
 def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
-    denoiser, dataset = lab.Flow(), _with_regularisation(lab)
+    denoiser, dataset = lab.Flow(), _with_regularization(lab)
     found = {}
-    for name, prior, weight in (("none", "regularisation", 0.0), ("kept", "output-preservation", 20.0)):
+    for name, prior, weight in (("none", "regularization", 0.0), ("kept", "output-preservation", 20.0)):
         state = lab.state(
             denoiser, dataset, objective=ObjectiveSettings(prior=prior, prior_weight=weight), learning_rate=2e-2
         )
@@ -69,7 +69,7 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
         work = Workspace(after, denoiser, dataset)
         draws, drift = torch.Generator().manual_seed(5), 0.0
         with work.installed(), torch.no_grad():
-            for picture in dataset.regularisation.images:
+            for picture in dataset.regularization.images:
                 x, sigma = picture.latent[None] + torch.randn(1, 4, 6, 6, generator=draws), torch.tensor([0.5])
                 conditionings = [dataset.conditionings[picture.caption]]
                 now = denoiser.denoise(x, sigma, conditionings, {})
@@ -84,7 +84,7 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
     "objective", [{"ip_noise": 0.2}, {"loss": "scheduled-huber"}, {"prior": "output-preservation"}]
 )
 def test_each_changes_the_bytes_and_two_calls_are_one(lab, objective):
-    denoiser, dataset = lab.Flow(), _with_regularisation(lab)
+    denoiser, dataset = lab.Flow(), _with_regularization(lab)
     plain = train(lab.state(denoiser, dataset), denoiser, dataset, 4)
     start = lab.state(denoiser, dataset, objective=ObjectiveSettings(**objective))
     whole, parts = train(start, denoiser, dataset, 4), train(train(start, denoiser, dataset, 1), denoiser, dataset, 3)
@@ -93,7 +93,7 @@ def test_each_changes_the_bytes_and_two_calls_are_one(lab, objective):
     )
 
 
-@pytest.mark.parametrize("prior", ["regularisation", "output-preservation"])
+@pytest.mark.parametrize("prior", ["regularization", "output-preservation"])
 def test_a_prior_without_pictures_is_refused(lab, prior):
     denoiser, dataset = lab.Flow(), lab.pictures()
     state = lab.state(denoiser, dataset, objective=ObjectiveSettings(prior=prior))

@@ -174,11 +174,11 @@ def test_the_loss_is_ai_toolkits(lab, prediction, strength, anchor):
     def like_neutral(values):
         return neutral.mean() + neutral.std(ddof=1) * (values - values.mean()) / (values.std(ddof=1) + 1e-8)
 
-    towards = positive - negative
+    toward = positive - negative
     if strength > 0:
-        enhanced, erased = like_neutral(neutral + 3.0 * towards), like_neutral(neutral - 3.0 * -towards)
+        enhanced, erased = like_neutral(neutral + 3.0 * toward), like_neutral(neutral - 3.0 * -toward)
     else:
-        enhanced, erased = like_neutral(neutral + 3.0 * -towards), like_neutral(neutral - 3.0 * towards)
+        enhanced, erased = like_neutral(neutral + 3.0 * -toward), like_neutral(neutral - 3.0 * toward)
     held = 0.0
     if anchor:
         held = 0.7 * ((predicted(anchor, strength) - predicted(anchor, 0)).numpy() ** 2).mean()

@@ -437,10 +437,10 @@ def test_full_weights_of_both(lab):
     assert all(torch.equal(value, trained[name]) for name, value in from_lora(lora, settings, base).items())
 
 
-def test_full_weights_of_a_quantised_model_are_refused(lab):
+def test_full_weights_of_a_quantized_model_are_refused(lab):
     net = lab.Flow().module
     base = {name: p.detach().to(torch.float8_e4m3fn) for name, p in net.named_parameters()}
-    with pytest.raises(ValueError, match=r"quantised \(blocks.*float8_e4m3fn\); use another adapter type"):
+    with pytest.raises(ValueError, match=r"quantized \(blocks.*float8_e4m3fn\); use another adapter type"):
         init_trainable(net, AdapterSettings("full", targets="all"), 0, base)
 
 

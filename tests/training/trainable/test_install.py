@@ -1,4 +1,4 @@
-"""What is trained: the choice of modules, the maths at the activations against patched weights, and the names of the
+"""What is trained: the choice of modules, the math at the activations against patched weights, and the names of the
 result.
 """
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from graft_nodes import comfyui_api_stubs
+    from graft_nodes.headless import embedded
 
-    assert comfyui_api_stubs.install(), "a real ComfyUI is importable here"
+    assert embedded.install(), "a real ComfyUI is importable here"
     main()

@@ -19,7 +19,7 @@ from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.state import Settings, Start, begin
 from graft_nodes.training.trainable.settings import AdapterSettings
-from quantised import with_quantised_layers
+from quantized import with_quantized_layers
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,8 @@ def test_trains_as_without(family, way, checkpointing):
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "mxfp8", "nvfp4", "int8_tensorwise"])
-def test_quantised_layers_of_the_host_train_as_without(kind):
-    patcher, _ = with_quantised_layers("flux", kind)
+def test_quantized_layers_of_the_host_train_as_without(kind):
+    patcher, _ = with_quantized_layers("flux", kind)
     found, notes = trained(patcher, "flux")
     assert notes[0].startswith("compiled blocks: 6 compilations for 1 DoubleStreamBlock and 1 SingleStreamBlock")
     assert [line.partition(":")[0] for line in notes] == SAID  # nothing was compiled later
@@ -76,7 +76,7 @@ def test_quantised_layers_of_the_host_train_as_without(kind):
 
 @pytest.mark.parametrize(("kind", "family"), [("asym_w4a8_int8", "flux"), ("convrot_w4a4", "z-image")])
 def test_four_bit_layers_of_the_host_are_refused(kind, family):
-    patcher, _ = with_quantised_layers(family, kind)
+    patcher, _ = with_quantized_layers(family, kind)
     trained(patcher, family, "off", steps=1)
     with pytest.raises(ValueError, match=r"torch.compile cannot compile this model .*set compile to off"):
         trained(patcher, family)

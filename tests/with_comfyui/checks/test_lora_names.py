@@ -1177,9 +1177,9 @@ def whole(name):
         return config.get_model(dict(family.weights), "", place)
 
 
-@pytest.mark.column("recognised")
+@pytest.mark.column("recognized")
 @pytest.mark.parametrize("name", EVERY)
-def test_a_lora_on_the_whole_model_is_recognised(name, record_property):
+def test_a_lora_on_the_whole_model_is_recognized(name, record_property):
     state = whole(name).diffusion_model.state_dict()
     layers = {path.removesuffix(".weight"): tensor.shape for path, tensor in state.items() if path.endswith(".weight")}
     layers = {path: shape[:2] for path, shape in layers.items() if len(shape) == 2}

@@ -1,4 +1,4 @@
-"""Token downsampling of tiny, randomly initialised transformers of ComfyUI's own classes, against attention thinned by
+"""Token downsampling of tiny, randomly initialized transformers of ComfyUI's own classes, against attention thinned by
 hand in float64.
 """
 
@@ -644,7 +644,7 @@ def forward(patcher, case, options=None):
 def sources(side, factor, method):
     """For each position that stays of one side, the positions that it is the mean of, by each method's definition.
 
-    nearest-exact: the source under each target's centre; nearest: under its beginning; area: all that it covers, whole
+    nearest-exact: the source under each target's center; nearest: under its beginning; area: all that it covers, whole
     or in part.
     """
     target = max(1, math.floor(side / factor))

@@ -830,19 +830,19 @@ def test_adapters_beside_fp8_weights(host, name):
 
 @pytest.mark.parametrize("kind", [*KINDS, "tlora"])
 def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float32(kind):
-    quantised, plain = build("flux", torch.float8_e4m3fn, torch.float32), build("flux")
+    quantized, plain = build("flux", torch.float8_e4m3fn, torch.float32), build("flux")
     for key, weight in plain.model.diffusion_model.named_parameters():
-        weight.data.copy_(quantised.model.diffusion_model.get_parameter(key).float())
+        weight.data.copy_(quantized.model.diffusion_model.get_parameter(key).float())
     settings = AdapterSettings(kind, rank=2, targets="attention+ff")
     trained = moved(plain, settings)
     x, sigma = random(1, *FAMILIES["flux"].latent, seed=4), torch.tensor([0.6])
-    start = init_trainable(quantised.model.diffusion_model, settings, 0, {})
+    start = init_trainable(quantized.model.diffusion_model, settings, 0, {})
     assert all(
         torch.allclose(t, start[key], atol=1e-5)
         for key, t in init_trainable(plain.model.diffusion_model, settings, 0, {}).items()
     )
     with torch.no_grad():
-        found, expected = (denoised(patcher, settings, trained, x, sigma, "flux") for patcher in (quantised, plain))
+        found, expected = (denoised(patcher, settings, trained, x, sigma, "flux") for patcher in (quantized, plain))
     assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
 
 
@@ -850,7 +850,7 @@ def test_full_weights_of_an_fp8_model_are_refused(host):
     host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
     host.fresh()
     result = host.run(workflow(host, "flux", "refused", {"kind": "full", "rank": 16}, dtype="float8_e4m3fn float32"))
-    assert not result["success"] and "quantised" in json.dumps(result["errors"], default=str)
+    assert not result["success"] and "quantized" in json.dumps(result["errors"], default=str)
 
 
 def test_one_step_is_a_loop_written_by_hand():

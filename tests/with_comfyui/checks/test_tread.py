@@ -1,4 +1,4 @@
-"""Token routing of tiny, randomly initialised transformers of ComfyUI's own classes, against whole blocks in float64
+"""Token routing of tiny, randomly initialized transformers of ComfyUI's own classes, against whole blocks in float64
 attention: tokens that skip are masked as keys, and keep what they were in front of each block.
 """
 

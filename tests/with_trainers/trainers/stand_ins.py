@@ -1,4 +1,4 @@
-"""Opens a trainer's checkout. What it imports and these files do not use is stood in for; its maths never is."""
+"""Opens a trainer's checkout. What it imports and these files do not use is stood in for; its math never is."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class CaptionsFolder(CaptionReader):
         return read_caption_text(path, self.encoding)
 
 
-def _recognise(folder: Path) -> bool:
+def _recognize(folder: Path) -> bool:
     names = FolderNames()
     return any(names.first(text_files(image, folder)) for image in images.find_images(folder))
 
@@ -58,7 +58,7 @@ LAYOUT = DatasetLayout(
         " (`images/1.png`, `captions/1.txt`), or at the top of the dataset with the same subfolders."
     ),
     suffixes=(".txt",),
-    recognise=_recognise,
+    recognize=_recognize,
     open=_open,
     text_files=text_files,
 )

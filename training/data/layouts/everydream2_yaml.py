@@ -350,7 +350,7 @@ class YamlCaptions(kohya_txt.TextFiles):
         return WrittenCaption(lines=(image.stem.split("_")[0],), found=True, prompt_tags=1)
 
 
-def _recognise(folder: Path) -> bool:
+def _recognize(folder: Path) -> bool:
     names = FolderNames()
     for path, _ in files_below(folder):
         if path.suffix.lower() not in _SUFFIXES:
@@ -381,7 +381,7 @@ LAYOUT = DatasetLayout(
         " name up to the first underscore."
     ),
     suffixes=(*_SUFFIXES, *kohya_txt.SUFFIXES),
-    recognise=_recognise,
+    recognize=_recognize,
     open=_open,
     fallback_note="captions are file names up to the first underscore, as EveryDream2 takes them",
     settings_files={

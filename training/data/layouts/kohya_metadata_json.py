@@ -114,7 +114,7 @@ def load_metadata(file: Path) -> dict[str, dict[str, Any]]:
     """The entries of a metadata JSON. Raises ValueError where it is none or cannot be read."""
     content = read_json(file, _MOST_BYTES)
     if not _is_metadata(content):
-        raise ValueError('expected kohya\'s metadata, as {"1": {"caption": "a cat", "tags": "cat, grey"}}')
+        raise ValueError('expected kohya\'s metadata, as {"1": {"caption": "a cat", "tags": "cat, gray"}}')
     return content
 
 
@@ -143,10 +143,10 @@ LAYOUT = DatasetLayout(
     title="kohya's metadata JSON",
     hint="kohya's metadata JSON, one for all images",
     documentation=(
-        'kohya\'s metadata JSON at the top of the folder: `{"1": {"caption": "a cat", "tags": "cat, grey"}}`. A name'
+        'kohya\'s metadata JSON at the top of the folder: `{"1": {"caption": "a cat", "tags": "cat, gray"}}`. A name'
         " is an image's path or file name, with or without its ending. The tags stand behind the caption."
     ),
     suffixes=(".json",),
-    recognise=lambda folder: next(_contents(folder), None) is not None,
+    recognize=lambda folder: next(_contents(folder), None) is not None,
     open=_open,
 )

@@ -32,7 +32,7 @@ class TextFiles(CaptionReader):
         return read_caption_text(path, self.encoding, self.most_lines)
 
 
-def _recognise(folder: Path) -> bool:
+def _recognize(folder: Path) -> bool:
     names = FolderNames()
     return any(names.beside(image, SUFFIXES) for image in images.find_images(folder))
 
@@ -47,7 +47,7 @@ LAYOUT = DatasetLayout(
     hint="a .txt file beside the image",
     documentation="`name.txt` or `name.caption` beside `name.png`.",
     suffixes=SUFFIXES,
-    recognise=_recognise,
+    recognize=_recognize,
     open=_open,
     text_files=lambda image, folder: text_files(image),
 )

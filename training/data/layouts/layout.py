@@ -96,7 +96,7 @@ class ImageSettingsReader(Protocol):
 
 @dataclass(frozen=True)
 class DatasetLayout:
-    """One way to store captions beside images: how it is recognised and read, and what is said about it.
+    """One way to store captions beside images: how it is recognized and read, and what is said about it.
 
     `open` gets the dataset's folder, the filters, and whether the user chose this layout (false for `auto`, which asks
     the layouts in the order of the registry).
@@ -107,7 +107,7 @@ class DatasetLayout:
     hint: str  # its part of the option's tooltip
     documentation: str  # its line in the node's help page
     suffixes: tuple[str, ...]  # of the files that it reads: a change of one is noticed while training
-    recognise: Callable[[Path], bool]  # whether a folder has captions in this layout
+    recognize: Callable[[Path], bool]  # whether a folder has captions in this layout
     open: Callable[[Path, Filters, bool], CaptionReader]
     has_scores: bool = False  # whether it gives scores, for min_score and the like
     unlisted_reason: str = ""  # why images that no index file lists are left out, if they are: "that no … describes"

@@ -140,7 +140,7 @@ def _score_of(record: dict[str, Any]) -> float | None:
     return float(score)
 
 
-def _recognise(folder: Path) -> bool:
+def _recognize(folder: Path) -> bool:
     return bool(JsonIndex(folder, 1, False).listed_images)
 
 
@@ -158,7 +158,7 @@ LAYOUT = DatasetLayout(
         " of the same name beside it. Images without such a file are left out."
     ),
     suffixes=(".json",),
-    recognise=_recognise,
+    recognize=_recognize,
     open=_open,
     has_scores=True,
     unlisted_reason="that no JSON file describes",

@@ -101,7 +101,7 @@ class ProdigyPlus(ByGroup):
             update.mul_(d).div_(root.add_(d * group["eps"]))
         if group["use_stableadamw"]:
             update.div_(math.sqrt(max(1.0, rms(update))))
-        found = _towards(state, gradient, z, group)
+        found = _toward(state, gradient, z, group)
         update.add_(p, alpha=group["weight_decay"])
         p.lerp_(z, average)
         z.sub_(update, alpha=rate)
@@ -137,7 +137,7 @@ def _second_moment(state: Mapping[str, Tensor], gradient: Tensor, share: float, 
     return (row / row.mean(rows, keepdim=True).add_(_SMALLEST_MEAN)).mul(column).sqrt_()
 
 
-def _towards(state: Mapping[str, Tensor], gradient: Tensor, z: Tensor, group: Mapping[str, Any]) -> Tensor:
+def _toward(state: Mapping[str, Tensor], gradient: Tensor, z: Tensor, group: Mapping[str, Any]) -> Tensor:
     """What a tensor adds to the numerator, and its part of the denominator, in float64 where the device has it."""
     wide = widest_float(gradient.device)
     weight = group["d"] ** 2 / math.sqrt(group["d0"])

@@ -37,7 +37,7 @@ LAYOUT = DatasetLayout(
     hint="captions.csv with file, caption and repeats",
     documentation="`captions.csv` with the columns file, caption and repeats.",
     suffixes=(".csv",),
-    recognise=lambda folder: (folder / NAME).is_file(),
+    recognize=lambda folder: (folder / NAME).is_file(),
     open=_open,
     unlisted_reason="that captions.csv does not list",
 )

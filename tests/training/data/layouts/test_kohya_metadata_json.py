@@ -30,7 +30,7 @@ def test_a_file_that_is_none_is_a_problem_and_beside_images_nothing(tmp_path, co
         assert len(problems) == 1 and problems[0].startswith(f"meta.json: {said}")
     else:
         assert problems == ()
-    assert LAYOUT.recognise(tmp_path) == (not said)
+    assert LAYOUT.recognize(tmp_path) == (not said)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_the_path_comes_before_the_name_and_two_of_one_name_are_refused(tmp_path
 @pytest.mark.parametrize(
     ("record", "lines"),
     [
-        ({"caption": " a  cat ", "tags": "cat,  grey"}, ("a cat, cat, grey",)),
-        ({"caption": "a cat\n\na dog", "tags": "grey"}, ("a cat, grey", "a dog, grey")),
-        ({"tags": "cat\ngrey"}, ("cat, grey",)),
+        ({"caption": " a  cat ", "tags": "cat,  gray"}, ("a cat, cat, gray",)),
+        ({"caption": "a cat\n\na dog", "tags": "gray"}, ("a cat, gray", "a dog, gray")),
+        ({"tags": "cat\ngray"}, ("cat, gray",)),
         ({"caption": "", "tags": ""}, ()),
         ({"caption": None}, ()),
     ],
@@ -102,7 +102,7 @@ def test_other_json_files_beside_images_may_be_anything(tmp_path):
     (tmp_path / "a.json").write_text("[]", encoding="utf-8")
     (tmp_path / "b.json").write_text("{", encoding="utf-8")
     (tmp_path / "meta.json").write_text(json.dumps({"1": {"caption": "a cat"}}), encoding="utf-8")
-    assert LAYOUT.recognise(tmp_path)
+    assert LAYOUT.recognize(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["deep/\u00e9", "\u00e9.png", "e\u0301"])

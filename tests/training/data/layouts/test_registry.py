@@ -34,9 +34,9 @@ EXAMPLES = {
     "json": (
         {
             "metadata/1.json": json.dumps({"tags": ["red", "ball"], "score": 55, "path": "images/1.png"}),
-            "images/2.json": json.dumps({"tags": "cat, grey"}),
+            "images/2.json": json.dumps({"tags": "cat, gray"}),
         },
-        {"images/1.png": ("red, ball", 1), "images/2.png": ("cat, grey", 1)},
+        {"images/1.png": ("red, ball", 1), "images/2.png": ("cat, gray", 1)},
     ),
     "yaml": (
         {
@@ -47,8 +47,8 @@ EXAMPLES = {
         {"1.png": ("a red ball, shiny", 1), "in/2.png": ("cat", 1.5)},
     ),
     "metadata": (
-        {"meta_cap.json": json.dumps({"1": {"caption": "a red ball"}, "in/2.png": {"caption": "cat", "tags": "grey"}})},
-        {"1.png": ("a red ball", 1), "in/2.png": ("cat, grey", 1)},
+        {"meta_cap.json": json.dumps({"1": {"caption": "a red ball"}, "in/2.png": {"caption": "cat", "tags": "gray"}})},
+        {"1.png": ("a red ball", 1), "in/2.png": ("cat, gray", 1)},
     ),
 }
 LAYOUTS = {layout.name: layout for layout in registry.LAYOUTS}
@@ -94,10 +94,10 @@ def test_every_layout_reads_a_folder_of_its_own(tmp_path, name, captions):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_recognises_its_own_folder_alone(tmp_path, name):
+def test_every_layout_recognizes_its_own_folder_alone(tmp_path, name):
     texts, expected = EXAMPLES[name]
     _write(tmp_path, texts, expected)
-    assert [layout.name for layout in registry.LAYOUTS if layout.recognise(tmp_path)] == [name]
+    assert [layout.name for layout in registry.LAYOUTS if layout.recognize(tmp_path)] == [name]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

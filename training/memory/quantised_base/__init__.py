@@ -1,1 +1,0 @@
-"""A frozen base that is quantised while adapters train beside it in full precision."""

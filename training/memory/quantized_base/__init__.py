@@ -1,0 +1,1 @@
+"""A frozen base that is quantized while adapters train beside it in full precision."""
