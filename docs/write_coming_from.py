@@ -30,7 +30,7 @@ def rows(trainer: str, node: Any) -> Iterator[str]:
     from graft_nodes.settings.declaration import settings_of
 
     title = node.define_schema().display_name
-    for setting in settings_of(node.declares).values():
+    for setting in settings_of(node.settings_class).values():
         if trainer not in setting.elsewhere:
             continue
         name = setting.elsewhere[trainer]

@@ -16,7 +16,7 @@ from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from hypothesis import strategies as st
 from torch import nn
@@ -106,7 +106,7 @@ class Loras(Target):
         super().__init__(place)
         self.path = place / "lora.safetensors"
         self.model = model()
-        self.shapes = {("model", name): shape for name, shape in lora_stacks.weight_shapes(self.model).items()}
+        self.shapes = {("model", name): shape for name, shape in stack_ledger.weight_shapes(self.model).items()}
         self.base, self.targets = hash_of(self.model), key_map()
 
     def cases(self) -> st.SearchStrategy[Any]:
@@ -136,16 +136,16 @@ class Loras(Target):
             patches.setdefault(weight, []).append(Patch(layer, 0.5, part))
         stack = Stack(patches, [name for name in patches if name in AT_ACTIVATIONS] if bypass else ())
         try:
-            lora_stacks.attach(self.model, "fuzz", [stack])
+            stack_ledger.attach(self.model, "fuzz", [stack])
             run(self.model)
         finally:
-            lora_stacks.detach(self.model, "fuzz")
+            stack_ledger.detach(self.model, "fuzz")
         save.build_metadata(state, "lora", said)
         if refused is not None:
             raise refused
 
     def sound(self) -> None:
         """The base is what it was, byte for byte, and nothing is on it."""
-        lora_stacks.forget(self.model)
+        stack_ledger.forget(self.model)
         assert hash_of(self.model) == self.base, "the base's bytes have changed"
         assert not hasattr(self.model, core_ledger.ATTRIBUTE), "something is still on the model"

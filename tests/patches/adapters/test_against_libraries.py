@@ -8,7 +8,7 @@ from graft_nodes.patches.lora_files import open_file
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack, apply_patches, are_additive
 from torch import nn
 
@@ -113,9 +113,9 @@ def bypassed(module, patches, build):
     model, of = nn.ModuleDict({"a": module}), {}
     for weight, patch in patches:
         of.setdefault(weight, []).append(patch)
-    lora_stacks.attach(model, "test", [Stack(of, bypass=of)])
+    stack_ledger.attach(model, "test", [Stack(of, bypass=of)])
     output = run(module, build)
-    lora_stacks.detach(model, "test")
+    stack_ledger.detach(model, "test")
     assert "forward" not in module.__dict__
     return output
 

@@ -7,7 +7,7 @@ import torch
 from graft_nodes.patches.adapters.registry import pack_layer, unpack_layer
 from graft_nodes.patches.adapters.row_order import InRowOrder, row_order
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack, apply_patches
 from torch import nn
 
@@ -67,9 +67,9 @@ def test_the_new_weight_is_that_of_the_files_order(tensors, theirs, strength):
     expected = base + strength * (swap_halves(theirs(swap_halves(base))) - base)
     assert torch.allclose(apply_patches(module.weight, of["a.weight"]).double(), expected, rtol=0, atol=1e-6)
     x = number(5, IN, seed=7)
-    lora_stacks.attach(model, "test", [Stack({"a.weight": of["a.weight"]}, bypass={"a.weight"})])
+    stack_ledger.attach(model, "test", [Stack({"a.weight": of["a.weight"]}, bypass={"a.weight"})])
     at_activations = module(x)
-    lora_stacks.detach(model, "test")
+    stack_ledger.detach(model, "test")
     wanted = nn.functional.linear(x.double(), expected, module.bias.double())
     assert torch.allclose(at_activations.double(), wanted, rtol=0, atol=1e-5)
     layer = of["a.weight"][0].layer

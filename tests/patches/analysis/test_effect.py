@@ -10,7 +10,7 @@ from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.parse import Target
 from graft_nodes.patches.lora_files.read_stack import ModelWeights
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.plan import PatchTarget, plan_stack
 from torch import nn
 
@@ -90,11 +90,11 @@ def by_ledger(model):
     def predict(patches):
         if patches:
             stacks = plan_stack(PatchTarget("model", model), patches, "bypass").stacks
-            found = lora_stacks.Version()
-            lora_stacks.attach(model, "test", stacks, found)
+            found = stack_ledger.Version()
+            stack_ledger.attach(model, "test", stacks, found)
         with torch.no_grad():
             predictions = [model(level) for level in LEVELS]
-        lora_stacks.detach(model, "test", lora_stacks.Version())
+        stack_ledger.detach(model, "test", stack_ledger.Version())
         return predictions
 
     return predict

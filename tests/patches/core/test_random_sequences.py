@@ -14,7 +14,7 @@ from graft_nodes.patches.core.calls import around, has_other_forward
 from graft_nodes.patches.core.ledger import ATTRIBUTE, owners
 from graft_nodes.patches.core.slots import hold_values, swap
 from graft_nodes.patches.models.routed_blocks import RoutedBlocks
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.switched_stack import SwitchedStack
 from graft_nodes.patches.token_routing.route import RoutedPass
@@ -178,10 +178,10 @@ class Sequence:
         is_bypass = self.random.random() < 0.5 if bypass is None else bypass
         names = self.random.sample([*LINEARS, "first"], self.random.randint(1, 4))
         one = stack(self.random.randrange(10**6), names, is_bypass and "first" not in names)
-        lora_stacks.attach(self.of, name, [one])
+        stack_ledger.attach(self.of, name, [one])
         self.is_exact = self.is_exact and not ALIASES & self.on.keys()
         self.changes[name] = changes_of(one)
-        self.on[name] = lambda: lora_stacks.detach(self.of, name)
+        self.on[name] = lambda: stack_ledger.detach(self.of, name)
 
     def switched_comes(self):
         one = stack(self.random.randrange(10**6), self.random.sample(LINEARS, 2), True)
@@ -316,7 +316,9 @@ COMING = [method for name, method in vars(Sequence).items() if name.endswith(("_
 
 def run(count, first, trained, monkeypatch):
     for seed in range(first, first + count):
-        monkeypatch.setattr(lora_stacks, "is_patched_in_place", lambda base, seed=seed: seed % 3 == 0)  # as on a device
+        monkeypatch.setattr(
+            stack_ledger, "is_patched_in_place", lambda base, seed=seed: seed % 3 == 0
+        )  # as on a device
         sequence = Sequence(seed, trained)
         try:
             for _ in range(sequence.random.randint(3, 12)):

@@ -17,7 +17,7 @@ from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.bypass import Bypass, put_bypass
 from graft_nodes.patches.patching.fuse import Patch, Stack, apply_in_order
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
@@ -345,12 +345,12 @@ def test_order_is_kept_between_stacks_of_any_mode(first, second, modes):
     ]
     before = model[0].weight
     for load in range(3):
-        version = lora_stacks.Version(load)
+        version = stack_ledger.Version(load)
         wanted = patched(model[0], patches, x)
         for number, one in enumerate(held):
-            lora_stacks.attach(model, number, [one], version)
+            stack_ledger.attach(model, number, [one], version)
         assert torch.allclose(model(x), wanted, rtol=0, atol=1e-5)
         for number in (1, 0):
-            lora_stacks.detach(model, number, version)
+            stack_ledger.detach(model, number, version)
         assert model[0].weight is before and "forward" not in model[0].__dict__
         before.data.copy_(torch.randn(24, 16, generator=generator))  # as a host's load does

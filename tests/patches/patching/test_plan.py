@@ -14,7 +14,7 @@ from graft_nodes.patches.patching.plan import (
 from graft_nodes.patches.patching.strength_schedule import Schedule
 from torch import nn
 
-from .test_lora_stacks import NAMES, layer, model, stack
+from .test_stack_ledger import NAMES, layer, model, stack
 
 LATE = Schedule.from_range(0.5, 1.0)
 

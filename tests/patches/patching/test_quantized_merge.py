@@ -10,10 +10,10 @@ from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.core.slots import stored_tensors
 from graft_nodes.patches.models.layers import dequantize, requantize, requantizes
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.lora_stacks import attach, detach
 from graft_nodes.patches.patching.plan import PatchTarget, plan_stack, plan_weights
+from graft_nodes.patches.patching.stack_ledger import attach, detach
 from torch import nn
 
 WIDTH = 64
@@ -60,7 +60,7 @@ def same(one, other):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("device", [False, True], ids=["in another parameter", "in place"])
 def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
-    monkeypatch.setattr(lora_stacks, "is_patched_in_place", lambda base: device)
+    monkeypatch.setattr(stack_ledger, "is_patched_in_place", lambda base: device)
     model, stack = int8_model(**settings), four_loras()
     before, wanted = contents(model), exact(dequantize(model[0].weight), stack)
     for _ in range(2):
@@ -71,13 +71,13 @@ def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
         assert float(error.abs().max()) <= 1.001  # one of both neighbors
         assert abs(float(error.mean())) < 0.05  # as often up as down
         assert (id(merged) == before[0]) == device
-        assert torch.equal(lora_stacks.base_weights(model)["0.weight"].dequantize(), exact_base(before, model))
+        assert torch.equal(stack_ledger.base_weights(model)["0.weight"].dequantize(), exact_base(before, model))
         detach(model, "a")
         assert same(contents(model), before)
     attach(model, "a", [stack])
     again = contents(model)
     detach(model, "a")
-    lora_stacks.forget(model)
+    stack_ledger.forget(model)
     attach(model, "a", [stack])
     assert same((0, contents(model)[1]), (0, again[1]))  # drawn with the weight's own seed
 
@@ -105,7 +105,7 @@ def test_the_global_generator_is_left_alone():
 
 
 def test_a_failure_leaves_the_base(monkeypatch):
-    monkeypatch.setattr(lora_stacks, "is_patched_in_place", lambda base: True)
+    monkeypatch.setattr(stack_ledger, "is_patched_in_place", lambda base: True)
     model = int8_model()
     before = contents(model)
 
@@ -113,7 +113,7 @@ def test_a_failure_leaves_the_base(monkeypatch):
         requantize(*arguments)
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(lora_stacks, "requantize", failing)
+    monkeypatch.setattr(stack_ledger, "requantize", failing)
     with pytest.raises(MemoryError):
         attach(model, "a", [four_loras()])
     assert same(contents(model), before)

@@ -7,7 +7,7 @@ import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching import lora_stacks
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.switched_stack import SwitchedStack, check_switchable
 from torch import nn
@@ -107,9 +107,9 @@ def test_two_on_one_model_go_in_any_order(net, patches):
 
 def test_nothing_remains_below_a_stack_that_was_put_on_later(net, patches):
     stack = SwitchedStack(net, patches, COMPUTE)
-    lora_stacks.attach(net, 1, [Stack(patches, tuple(patches))])
+    stack_ledger.attach(net, 1, [Stack(patches, tuple(patches))])
     stack.remove()
-    lora_stacks.detach(net, 1)
+    stack_ledger.detach(net, 1)
     assert not [part for part in net.modules() if "forward" in vars(part)]
 
 

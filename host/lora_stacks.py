@@ -14,7 +14,7 @@ from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.metadata import ON_TOP_OF
 from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
-from ..patches.patching import lora_stacks
+from ..patches.patching import stack_ledger
 from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
 from . import two_models
@@ -58,7 +58,7 @@ def apply_lora_stack(
     weights = model_weights(model, clip)
     if clip is not None and any(key_formats.embedding_names(entry.state_dict) for entry in entries):
         weights = _with_tokenizer(weights, clip, trained_on)
-    stack = read_stack.read_stack(entries, weights, mode, generic_keys)
+    stack = read_stack.read_stack(entries, weights, mode, to_generic_keys)
     report = list(stack.report)
     patchers = {"model": with_enlarging_loras(model, stack.enlarging)}
     if clip is not None:
@@ -83,12 +83,12 @@ def apply_lora_stack(
 def _note_carried(bare: Any, patched: Any, entries: Sequence[LoraEntry], space: str) -> None:
     """Note on a clone what it carries: what the patcher below it does, and these LoRAs."""
     carried = bare.get_attachment(_CARRIED) or _Carried()
-    loras = tuple(_described(entry, space) for entry in entries)
+    loras = tuple(_describe(entry, space) for entry in entries)
     is_host_patch = carried.is_host_patch or len(patched.patches) > len(bare.patches)
     patched.set_attachments(_CARRIED, _Carried(carried.loras + loras, is_host_patch))
 
 
-def _described(entry: LoraEntry, space: str) -> str:
+def _describe(entry: LoraEntry, space: str) -> str:
     """A LoRA of a stack as metadata name it: its file, its strength, and what else decides what it does."""
     extras = [f"{name} {value}" for name, value in (("blocks", entry.blocks), ("schedule", entry.schedule)) if value]
     return ", ".join((f"{entry.name} at {entry.strength(space):g}", *extras))
@@ -139,7 +139,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
         patchers["clip"] = clip.patcher
     weights = model_weights(model, clip)
     bases = {space: base_weights(patcher) for space, patcher in patchers.items()}
-    stack = read_stack.read_stack_to_merge(entries, weights, bases, generic_keys)
+    stack = read_stack.read_stack_to_merge(entries, weights, bases, to_generic_keys)
     changes: dict[str, WeightChange] = {}
     for space, by_weight in stack.patches.items():
         prefix = ""
@@ -151,7 +151,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
     return changes, stack.report
 
 
-def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def to_generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """Rename a LoRA's keys to generic names.
 
     This is for XLabs' Flux LoRAs, and for those that ComfyUI itself converts (BFL's control LoRAs …).
@@ -198,7 +198,7 @@ def _targets(
             targets[key] = Target(space, weight)
         else:
             targets[key] = Target(space, *weight)
-    shapes = {**lora_stacks.weight_shapes(patcher.model), **_shapes_before_enlarging(patcher)}
+    shapes = {**stack_ledger.weight_shapes(patcher.model), **_shapes_before_enlarging(patcher)}
     return targets, {(space, name): shape for name, shape in shapes.items()}
 
 
@@ -223,7 +223,7 @@ def why_not_merge(patcher: Any) -> str | None:
     return None
 
 
-def patched_by(patcher: Any) -> list[str]:
+def list_patches(patcher: Any) -> list[str]:
     """What patches this MODEL's weights, in words. Empty for the plain base model."""
     changes = []
     if patcher.patches:
