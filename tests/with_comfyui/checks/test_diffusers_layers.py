@@ -24,7 +24,7 @@ from diffusers.pipelines.ace_step.modeling_ace_step import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from families import EVERY, build, connects_text_of_ltx_2
 from graft_nodes.host import lora_stacks
-from graft_nodes.patches.lora_files import layer_names
+from graft_nodes.patches.lora_files import layer_matching
 
 D = "diffusion_model."
 TWO_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
@@ -583,7 +583,7 @@ def found_targets(patcher, names):
     """What Graft finds for the names of a file, as it reads files."""
     weights = lora_stacks.model_weights(patcher)
     known = {name: weights.key_map[name] for name in names if name in weights.key_map}
-    found = {**known, **layer_names.find_targets(names, weights.key_map, weights.shapes)}
+    found = {**known, **layer_matching.find_targets(names, weights.key_map, weights.shapes)}
     return {name: target for name, target in found.items() if (target.model, target.weight) in weights.shapes}
 
 
