@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
-from ..settings.declaration import Setting, declared
+from ..settings.declaration import Setting, settings_of
 from .input_checks import WIDGETS, input_errors
 
 # Graft's own sockets, and those shared with other packs.
@@ -79,7 +79,7 @@ def _check_inputs(
     """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
     lists, a setting is the first of its list.
     """
-    own = {} if settings_class is None else declared(settings_class)
+    own = {} if settings_class is None else settings_of(settings_class)
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
@@ -158,7 +158,7 @@ def inputs_of(settings: type) -> list[Any]:
     """The inputs of a node for the settings that a dataclass declares, in its order. A workflow need only name those
     that differ from their defaults.
     """
-    return [setting_input(name, one) for name, one in declared(settings).items()]
+    return [setting_input(name, one) for name, one in settings_of(settings).items()]
 
 
 def setting_input(name: str, one: Setting) -> Any:
