@@ -9,8 +9,8 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.key_formats import registry as key_formats
-from ..patches.lora_files.merge_methods import MergeSettings
-from ..patches.lora_files.stack_rows import rows_of
+from ..patches.lora_files.merge_methods import METHODS, MergeSettings
+from ..patches.lora_files.stack_rows import read_stack_rows
 from .lora import lora_entries
 from .schema import GraftNode, LoraModel, LoraStack, inputs_of, search_aliases
 
@@ -42,7 +42,8 @@ def _percent(share: float) -> str:
 
 
 def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]:
-    """A line for each file on what the method lost of its change."""
+    """A line for each file on what the method lost of its change, and one where it matters that it changes nothing."""
+    about_zeros = METHODS.get(method).about_zeros
     lines = []
     for file, loss in merged.files.items():
         line = f"{entries[file].name}: {method} leaves nothing out"
@@ -52,6 +53,9 @@ def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]
                 + _worst_layer(loss)
             )
         lines.append(line)
+        if loss.zeros and about_zeros:
+            layers = "1 layer" if loss.zeros == 1 else f"{loss.zeros} layers"
+            lines.append(f"{entries[file].name}: its change is zero in {layers}. {about_zeros}")
     return lines
 
 
@@ -121,7 +125,7 @@ class GraftMergeLoRAs(GraftNode):
 
         if clip is not None and model is None:
             raise ValueError("CLIP is connected without model: connect both, or neither")
-        rows = rows_of(lora_stack)
+        rows = read_stack_rows(lora_stack)
         scheduled = [row[0] for row in rows if row.schedule]
         if scheduled:
             raise ValueError(
