@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graft_nodes.comfyui_api_stubs import caching
-from graft_nodes.comfyui_api_stubs.host_error import HostError
+from graft_nodes.headless.embedded import HostError, caching
 from PIL import Image
 
 GB = 1024**3

@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows import workflow
-from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
 from graft_nodes.headless import choice_files
+from graft_nodes.headless.embedded import catalogue, workflow
 
 from .test_command import run as run_command
 
