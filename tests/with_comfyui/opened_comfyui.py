@@ -1,5 +1,5 @@
-"""A pytest plugin that opens the ComfyUI checkout that GRAFT_TEST_COMFYUI names: for the tests of the embedded host, which
-take a ComfyUI that is importable.
+"""A pytest plugin that opens the ComfyUI checkout that GRAFT_TEST_COMFYUI names: for the tests of the embedded host,
+which take a ComfyUI that is importable.
 """
 
 import os

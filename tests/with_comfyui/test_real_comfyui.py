@@ -71,10 +71,5 @@ def test_the_embedded_hosts_tests_on_a_real_comfyui() -> None:
     path = checkout()
     if path is None:
         pytest.skip(f"no ComfyUI found; {HOW}")
-    run(
-        path,
-        "-p",
-        "opened_comfyui",
-        *(f"comfyui_api_stubs/tests/test_{name}.py" for name in SHARED),
-        "comfyui_api_stubs/tests/real",
-    )
+    shared = [f"comfyui_api_stubs/tests/test_{name}.py" for name in SHARED]
+    run(path, "-p", "opened_comfyui", "comfyui_api_stubs/tests/real", *shared)

@@ -1,5 +1,6 @@
 """How the editor's server starts, what it says, and how it ends."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 
-from comfyui_api_stubs.tests.editor.serving import Server, front_end, shows, steps
+from comfyui_api_stubs.tests.editor.serving import IMPORTABLE, Server, front_end, shows, steps
 
 
 @pytest.fixture
@@ -42,16 +43,17 @@ def test_ctrl_c_interrupts_what_runs_and_keeps_what_was_done(place):
 
 def said(place, *options):
     command = [sys.executable, "-m", "comfyui_api_stubs", "editor", "--no-browser", *options]
-    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, "PYTHONPATH": IMPORTABLE}
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_what_is_missing_or_taken_is_said(place):
     other = said(place, "--front-end-root", str(place))
-    assert other.returncode == 1 and "is not ComfyUI's front end: it has no index.html" in other.stderr
+    assert other.returncode == 2 and "is not ComfyUI's front end: it has no index.html" in other.stderr
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         busy = said(place, "--port", port, "--front-end-root", str(place / "front"))
-    assert busy.returncode == 1 and f"cannot listen on 127.0.0.1 port {port}" in busy.stderr and "--port" in busy.stderr
+    assert busy.returncode == 2 and f"cannot listen on 127.0.0.1 port {port}" in busy.stderr and "--port" in busy.stderr
 
 
 def test_beyond_this_machine_it_warns_and_answers_by_address_only(place):

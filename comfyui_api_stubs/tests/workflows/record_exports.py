@@ -4,7 +4,7 @@ they use.
 Not a test: run it by hand, with Playwright and a Chromium, against a running ComfyUI that serves the front end to
 record and has odd_nodes.py among its custom nodes:
 
-    python tests/headless/record_exports.py http://127.0.0.1:8188 --chromium /usr/bin/chromium
+    python comfyui_api_stubs/tests/workflows/record_exports.py http://127.0.0.1:8188 --chromium /usr/bin/chromium
 
 For each workflows/NAME.editor.json it writes NAME.api.json, and then schemas.json for all of them.
 `--folder group_nodes` records that folder instead, as NAME.VERSION.json, and leaves schemas.json as it is: front end
