@@ -14,7 +14,7 @@ _SOBEL = ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0))
 
 
 class Autoencoder(Protocol):
-    """The interface of a VAE for training. ComfyUI's get it from `host.autoencoder.opened`."""
+    """The interface of a VAE for training. ComfyUI's get it from `host.trainable_vae.open_vae`."""
 
     module: nn.Module
     """The network whose weights are trained; trained names are paths inside it. `encode` and `decode` call it, so that

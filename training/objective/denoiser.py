@@ -17,7 +17,7 @@ Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {
 class Denoiser(Protocol):
     """The interface of a diffusion model for training.
 
-    ComfyUI's models get it from `host.denoiser.denoiser`; a test can write its own in a few lines.
+    ComfyUI's models get it from `host.denoiser.open_denoiser`; a test can write its own in a few lines.
     """
 
     module: nn.Module
@@ -61,5 +61,5 @@ class Denoiser(Protocol):
     ) -> Tensor:
         """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image.
 
-        The network runs inside `rank_mask.at_timesteps`, or adapters that mask ranks (tlora) use them all.
+        The network runs inside `rank_mask.set_timesteps`, or adapters that mask ranks (tlora) use them all.
         """

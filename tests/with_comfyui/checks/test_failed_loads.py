@@ -8,9 +8,9 @@ import types
 import comfy.model_management
 import comfy.model_patcher
 import pytest
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 
 from ...nodes import conftest as node_models
 
@@ -77,13 +77,13 @@ def test_a_failed_load_leaves_no_stack_on_the_model(dynamic, before, when):
         node_models.load(model)
     if before == "loaded and unloaded":
         comfy.model_management.unload_all_models()
-    patched = lora.apply_lora_stack(model, None, [LoraEntry("a", node_models.build_lora(model))]).model
+    patched = lora_stacks.apply_lora_stack(model, None, [LoraEntry("a", node_models.build_lora(model))]).model
     for _ in range(2):
         dynamic.fail = when
         with pytest.raises(MemoryError):
             node_models.load(patched)
         dynamic.fail = None
-        assert not ledger.attached(model.model) and not any(
+        assert not stack_ledger.attached_stacks(model.model) and not any(
             "forward" in module.__dict__ for module in model.model.modules()
         )
         assert (node_models.forward(model) - plain).abs().max() == 0

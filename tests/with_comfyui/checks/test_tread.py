@@ -9,11 +9,11 @@ import math
 import pytest
 import torch
 from graft_nodes import host
-from graft_nodes.host.denoiser import denoiser
+from graft_nodes.host.denoiser import open_denoiser
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
 
 from .test_todo_transformers import CASES, Case, build, close, forward, inputs
@@ -151,7 +151,7 @@ def test_equal_to_blocks_that_leave_tokens_alone(name, first, last):
     assert plan.total == len(every)
     span = every[first : len(every) + last + 1 if last < 0 else last + 1]
     count = image_size(case, patcher)
-    kept = choose(SEED, case.latent[0], count, kept_count(count, 0.5), torch.device("cpu"))
+    kept = choose_kept(SEED, case.latent[0], count, kept_count(count, 0.5), torch.device("cpu"))
     with skipping_by_hand(case, span, kept, count) as lengths:
         wanted = forward(patcher, case)
     assert len(lengths) >= len(span)
@@ -207,7 +207,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
 
     model.requires_grad_(True)
-    with denoiser(patched):  # as in training: no kernels without a backward pass
+    with open_denoiser(patched):  # as in training: no kernels without a backward pass
         plain, again = gradients(contextlib.nullcontext()), gradients(checkpointed(model))
     assert plain and plain.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in plain.items())

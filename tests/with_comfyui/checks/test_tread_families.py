@@ -15,7 +15,7 @@ from families import build, conditioning, conditions, latents, parts_of
 from graft_nodes import host as wall
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpointed
 from tiny_families import CLIPS, EVERY
 
@@ -122,7 +122,7 @@ class ByHand:
         """Which of the image's tokens skip, (rows, count)."""
         count = self.truth.count
         draws = 1 if self.truth.shared else rows
-        kept = choose(self.seed, draws, count, kept_count(count, 0.5), torch.device("cpu")).expand(rows, -1)
+        kept = choose_kept(self.seed, draws, count, kept_count(count, 0.5), torch.device("cpu")).expand(rows, -1)
         return torch.ones(rows, count, dtype=torch.bool).scatter(1, kept, False)
 
     def enters(self, blocks):
@@ -215,7 +215,7 @@ def denoised(denoiser, name, options=None, frames=None, beside=None):
 
 
 def predicted(patcher, name, options=None, **given):
-    with torch.no_grad(), wall.denoiser.denoiser(patcher) as denoiser:
+    with torch.no_grad(), wall.denoiser.open_denoiser(patcher) as denoiser:
         return denoised(denoiser, name, options, **given)
 
 
@@ -374,7 +374,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
 
     def gradients(context):
         model.zero_grad(set_to_none=True)
-        with wall.denoiser.denoiser(patched) as denoiser, context:
+        with wall.denoiser.open_denoiser(patched) as denoiser, context:
             model.requires_grad_(True)
             denoised(denoiser, name, step()).square().sum().backward()
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}

@@ -1,0 +1,162 @@
+"""What a Dataset node does when it runs: it reads its folders, encodes them and puts them together. dataset.py imports
+it only then, so that ComfyUI starts without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from comfy_api.latest import io
+
+from .. import host
+from ..training.data import combine, encoding, folder_report, images, pictures
+from ..training.data.cache import Cache
+from ..training.data.control_encoding import ControlEncoder
+from ..training.data.control_methods import find_method, with_size
+from ..training.data.file_names import printable
+from ..training.data.folder_reader import read_folder
+from ..training.data.folder_settings import FolderSettings
+
+
+class DatasetReader:
+    """Reads and encodes the folders of one run of the node."""
+
+    def __init__(self, vae: Any, clip: Any, chosen: FolderSettings) -> None:
+        self.vae, self.clip, self.share = vae, clip, chosen.regularization_share
+        self.clip_skip, self.weighted_captions = chosen.clip_skip, chosen.weighted_captions
+        vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
+        clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
+        self.encoders = vae_hash.digest, f"{clip_hash.digest} {self.clip_skip}"
+        self.unhashed = vae_hash.unhashed + clip_hash.unhashed
+        self.cache = None
+        # Without a hash there is no cache entry to find.
+        if chosen.filters.cache and not self.unhashed:
+            self.cache = Cache(Path(host.folders.training_folder()) / "cache", chosen.filters.cache_gb)
+        self.frame_step = host.encoding.frame_step(vae)
+        self.progress: Any = None
+        self.done = 0
+        self.sheets: list[Any] = []
+
+    def read(self, sources, regularization, more_images, notes, placed) -> io.NodeOutput:
+        """What the node gives. All folders are read before the first one is encoded."""
+        sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
+        check = host.events.raise_if_interrupted
+        listings = [read_folder(source.folder, source.settings, self.cache, check) for source in sources]
+        methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
+        self.progress = host.events.progress_bar(sum(len(listing.entries) for listing in listings))
+        read = list(zip(sources, listings, strict=True))
+        regular = [self._encode(*one, None) for one in read if one[0].is_regularization]
+        if regular:
+            regularization = combine.combine(regular)
+        trained = self._encode_trained(read, regularization)
+        measured = [self._encode(*one, None) for one in read if one[0].is_validation]
+        overlap: list[str] = []
+        dataset = combine.combine(trained)
+        not_measured = folder_report.not_measured(trained, dataset)
+        if measured:
+            validation = combine.combine(measured)
+            dataset = combine.with_validation(dataset, validation)
+            overlap = folder_report.overlap(validation, dataset)
+        parts = trained
+        if more_images is not None:
+            parts = [dataset, more_images]
+            dataset = combine.combine(parts)
+            not_measured += folder_report.not_measured(parts, dataset)
+        names = [host.folders.relative_to_input(source.folder) for source in sources]
+        folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
+        lines = [*notes, *folders.lines(regularization, self.share), *overlap]
+        if len(parts) > 1:
+            lines += folder_report.together(parts, dataset)
+        lines += not_measured
+        lines += folder_report.control_methods_used([method for method in methods if method is not None])
+        lines.append(folder_report.memory(dataset))
+        lines += [*folders.brackets(self.weighted_captions), *placed]
+        if self.unhashed:
+            lines.append(f"nothing is cached on disk, because these cannot be hashed: {', '.join(self.unhashed)}")
+        if self.cache is not None:
+            lines += self.cache.report()
+        report = printable("\n".join(lines))
+        ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
+        return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
+
+    def _encode_trained(self, read, regularization) -> list[Any]:
+        """The datasets to train on; the first has the regularization dataset."""
+        trained: list[Any] = []
+        for source, listing in read:
+            if source.is_regularization or source.is_validation:
+                continue
+            trained.append(self._encode(source, listing, regularization))
+            regularization = None
+        return trained
+
+    def _encode(self, source, listing, regularization) -> Any:
+        """The dataset of one folder."""
+        fields = {
+            "caption_dropout": source.settings.caption_dropout,
+            "unhashed": self.unhashed,
+            "regularization_share": 0.0,
+            "weighted_captions": self.weighted_captions,
+        }
+        if self.clip_skip:
+            fields["clip_skip"] = self.clip_skip
+        if source.settings.batch_size:
+            fields["batch_size"] = source.settings.batch_size
+        if regularization is not None:
+            fields["regularization_share"] = self.share
+            fields["unhashed"] = self.unhashed + regularization.unhashed
+        dataset, sheet = encoding.encode(
+            listing,
+            lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
+            self._encode_captions,
+            self.encoders,
+            self.cache,
+            self._on_progress,
+            lambda caption: host.encoding.caption_key(self.clip, caption, self.weighted_captions),
+            regularization=regularization,
+            controls=self._control_encoder(source, listing),
+            **fields,
+        )
+        self.done += len(listing.entries)
+        self.sheets.append(sheet)
+        return replace(dataset, pictures=partial(pictures.read, listing))
+
+    def _control_method(self, source, listing) -> Any:
+        """How the model takes the control pictures of a folder; None where it has none."""
+        if not any(entry.controls for entry in listing.entries):
+            return None
+        method = find_method(source.settings.control_pictures, host.encoding.tokenizer_of(self.clip))
+        subset = source.settings.subset
+        if subset is None:
+            return method
+        return with_size(method, subset.control_size)
+
+    def _control_encoder(self, source, listing) -> Any:
+        method = self._control_method(source, listing)
+        if method is None:
+            return None
+        return ControlEncoder(
+            listing.folder,
+            method,
+            lambda pixels: host.encoding.encode_pictures(self.vae, pixels),
+            self._encode_with_pictures,
+            self.encoders[0],
+            self.cache,
+        )
+
+    def _encode_with_pictures(self, caption, pictures, method) -> Any:
+        host.events.raise_if_interrupted()
+        text, options = method.prompt(
+            host.encoding.prompt_for_clip(self.clip, caption, self.weighted_captions), len(pictures)
+        )
+        return host.encoding.encode_with_pictures(self.clip, text, pictures, options, self.clip_skip)
+
+    def _encode_captions(self, texts) -> Any:
+        host.events.raise_if_interrupted()
+        return host.encoding.encode_captions(self.clip, texts, self.clip_skip, self.weighted_captions)
+
+    def _on_progress(self, done) -> None:
+        self.progress(self.done + done)
+        host.events.raise_if_interrupted()
