@@ -123,7 +123,7 @@ class Show(Wrong):
         return {"ui": {"text": [str(value)]}}
 
 
-NODE_CLASS_MAPPINGS = {"Double": Double, "Wrong": Wrong, "Show": Show}
+NODE_CLASS_MAPPINGS = dict(Double=Double, Wrong=Wrong, Show=Show)
 """
 
 

@@ -477,10 +477,9 @@ def test_one_good_output_is_enough_for_comfyui(host):
 
 def test_what_a_nodes_validation_raises_is_told_apart(host):
     raising = {"VALIDATE_INPUTS": classmethod(lambda cls, value: 1 / 0)}
-    host.nodes.NODE_CLASS_MAPPINGS["TestRaises"] = type("TestRaises", (Changing,), raising)
-    host.nodes.NODE_CLASS_MAPPINGS["TestRaisesShown"] = type(
-        "TestRaisesShown", (Changing,), {**raising, "OUTPUT_NODE": True}
-    )
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestRaises=type("TestRaises", (Changing,), raising))
+    shown = type("TestRaisesShown", (Changing,), {**raising, "OUTPUT_NODE": True})
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestRaisesShown=shown)
     prompt = {"1": node("TestRaises", value=1), "2": node("TestShow", value=["1", 0])}
     errors = host.run({**prompt, "3": node("TestRaisesShown", value=1)})["errors"]
     assert {key: [error["type"] for error in found] for key, found in errors.items()} == {
@@ -561,14 +560,14 @@ def test_a_cycle_that_reaches_the_executor_is_an_error(host):
 
 @only_embedded
 def test_a_node_that_returns_none_is_named(host):
-    host.nodes.NODE_CLASS_MAPPINGS["TestNone"] = type("TestNone", (Expanding,), {"expand": lambda self: None})
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestNone=type("TestNone", (Expanding,), {"expand": lambda self: None}))
     (error,) = host.run({"1": node("TestNone")}, capture={"out": ["1", 0]})["errors"]["1"]
     assert "TestNone returned None" in error["exception_message"]
 
 
 @only_embedded
 def test_a_node_that_returns_no_tuple_is_named(host):
-    host.nodes.NODE_CLASS_MAPPINGS["TestOne"] = type("TestOne", (Expanding,), {"expand": lambda self: 3})
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestOne=type("TestOne", (Expanding,), {"expand": lambda self: 3}))
     (error,) = host.run({"1": node("TestOne")}, capture={"out": ["1", 0]})["errors"]["1"]
     assert "TestOne returned one int; a node returns a tuple of its outputs" in error["exception_message"]
 
@@ -901,6 +900,6 @@ def test_a_class_may_take_any_input(host):
         {"INPUT_TYPES": classmethod(lambda cls: {"required": {}, "optional": Any()}), "FUNCTION": "t"},
     )
     taking.t = lambda self, **values: (sum(values.values()),)
-    host.nodes.NODE_CLASS_MAPPINGS["TestTaking"] = taking
+    host.nodes.NODE_CLASS_MAPPINGS.update(TestTaking=taking)
     prompt = {"1": node("TestNumber", value=4), "2": node("TestTaking", x=["1", 0], y=3)}
     assert host.run(prompt, capture={"sum": ["2", 0]})["captured"] == {"sum": 7}

@@ -122,7 +122,7 @@ def nodes_that_grow(host):
         growing("GrowAll", lambda: [numbered(optional=True)]),
         growing("GrowList", lambda: [numbered()]),
     )
-    host.nodes.NODE_CLASS_MAPPINGS["GrowSource"] = ListSource
+    host.nodes.NODE_CLASS_MAPPINGS.update(GrowSource=ListSource)
 
 
 @pytest.fixture(autouse=True)

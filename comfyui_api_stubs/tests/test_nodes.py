@@ -19,8 +19,8 @@ class One:
     @classmethod
     def INPUT_TYPES(cls): return {"required": {}}
     def go(self): return (1,)
-NODE_CLASS_MAPPINGS = {"LoadTestV1": One}
-NODE_DISPLAY_NAME_MAPPINGS = {"LoadTestV1": "One"}
+NODE_CLASS_MAPPINGS = dict(LoadTestV1=One)
+NODE_DISPLAY_NAME_MAPPINGS = dict(LoadTestV1="One")
 WEB_DIRECTORY = "./js"
 """
 V3 = """

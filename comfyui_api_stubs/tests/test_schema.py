@@ -23,7 +23,7 @@ class Everything(io.ComfyNode):
     @classmethod
     def define_schema(cls):
         return io.Schema(
-            node_id="Everything",
+            "Everything",
             display_name="Every thing",
             category="test",
             description="All kinds.",

@@ -20,7 +20,7 @@ class Blend(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id="Blend",
+            "Blend",
             display_name="Blend",
             category="test",
             inputs=[

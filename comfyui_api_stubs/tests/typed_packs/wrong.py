@@ -13,7 +13,7 @@ class Wrong(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id="Wrong",
+            "Wrong",
             inputs=[
                 io.Int.Input("count", defualt=1),  # mypy: call-arg
                 io.Float.Input("amount", min="0"),  # mypy: arg-type

@@ -150,4 +150,4 @@ class OddFailure:
 
 
 NODE_CLASS_MAPPINGS = {cls.__name__: cls for cls in (OddWidgets, OddPass, OddSource, OddSink, OddSlow, OddFailure)}
-NODE_DISPLAY_NAME_MAPPINGS = {"OddWidgets": "Odd widgets", "OddSink": "Odd sink"}
+NODE_DISPLAY_NAME_MAPPINGS = dict(OddWidgets="Odd widgets", OddSink="Odd sink")
