@@ -249,7 +249,7 @@ class Deaf:
         time.sleep(60)
         return ()
 
-NODE_CLASS_MAPPINGS = {"Deaf": Deaf}
+NODE_CLASS_MAPPINGS = dict(Deaf=Deaf)
 """
 
 
@@ -562,7 +562,7 @@ def test_another_pack_is_loaded_from_its_folder(place):
         "    INPUT_TYPES = classmethod(lambda cls: {'required': {'text': ('STRING', {})}})\n"
         "    def shout(self, text):\n"
         "        return (text.upper(),)\n"
-        "NODE_CLASS_MAPPINGS = {'Shout': Shout}\n"
+        "NODE_CLASS_MAPPINGS = dict(Shout=Shout)\n"
     )
     graph = {"1": {"class_type": "Shout", "inputs": {"text": "loud"}}, "2": SINK}
     status, _, err = run(place, graph, "--pack", "shout")
