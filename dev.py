@@ -9,7 +9,7 @@ python dev.py front-ends [VERSION …] [pytest arguments]  run the tests that de
                                         the installed one, put into build/ (half an hour each); the newest also on each
                                         ComfyUI that COMFYUI_PATH names
 python dev.py write                     write what follows from the nodes' declarations: the record of inputs, the
-                                        English texts, and the tables of docs/coming_from.md
+                                        English texts, the tables of docs/coming_from.md, and the templates
 python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
 python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
                                         ~/ComfyUI
@@ -59,7 +59,12 @@ NEWER_TORCH = "2.15.0"  # the newest that the tests pass on
 # The front ends to test with beside the installed one of requirements/develop.txt: the oldest and the newest.
 FRONT_ENDS = ("1.27.10", "1.58.1")
 # What writes files from the nodes' declarations.
-WRITERS = ("tests.nodes.write_inputs", "locales.write_english", "docs.write_coming_from")
+WRITERS = (
+    "tests.nodes.write_inputs",
+    "locales.write_english",
+    "docs.write_coming_from",
+    "example_workflows.write_templates",
+)
 FRONT_END_TESTS = tuple(
     f"tests/editor/test_browser_{name}.py"
     for name in ("errors", "first_lora", "widgets", "workflows", "graphs", "looks")

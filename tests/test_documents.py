@@ -54,11 +54,12 @@ def test_links_of_help_pages_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_of_the_tree_that_a_page_names_are_there(page):
-    """`folder/file.py`, also with a star; what is built or made up has no folder in the tree."""
+    """`folder/file.py`, also with a star; what is made up has no folder in the tree, and git ignores what is built and
+    what a run leaves.
+    """
     named = re.findall(r"`([\w.*-]+(?:/[\w.*-]+)+/?)`", unfenced(page))
-    mine = {
-        name for name in named if (ROOT / name.split("/")[0]).is_dir() and not name.startswith(("build/", "output/"))
-    }
+    ignored = tuple(line.removeprefix("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split())
+    mine = {name for name in named if (ROOT / name.split("/")[0]).is_dir() and not name.startswith(ignored)}
     assert not [name for name in sorted(mine) if not list(ROOT.glob(name))]
 
 

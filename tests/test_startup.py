@@ -21,7 +21,14 @@ assert asyncio.new_event_loop().run_until_complete(nodes.load_custom_node(sys.ar
 assert "TrainStep" in nodes.NODE_CLASS_MAPPINGS
 print("NEW", json.dumps(sorted(set(sys.modules) - before)))
 """
-MOST_MODULES = 144  # of Graft; each costs about a millisecond
+MOST_MODULES = 88  # of Graft, beside those of RECORDS; each costs about a millisecond
+RECORDS = (  # folders with one file for each choice that nodes list, and the nodes themselves: they may grow
+    "nodes.",
+    "patches.adapters.",
+    "patches.lora_files.key_formats.",
+    "training.data.layouts.",
+    "training.optimizers.kinds.",
+)
 HEAVY = re.compile(
     r"(yaml|numpy\.testing|PIL\.\w+ImagePlugin|PIL\.Image|safetensors\.torch|aiohttp|tensorboard|bitsandbytes"
     r"|torch\.(distributed\.(fsdp|tensor)|utils\.tensorboard|_dynamo|_inductor|onnx|testing))(\.|$)"
@@ -97,6 +104,7 @@ def test_loading_the_pack_imports_nothing_heavy(new_modules):
 
 def test_loading_the_pack_imports_few_modules_of_graft(new_modules):
     modules = own(new_modules)
-    assert 100 < len(modules) <= MOST_MODULES, len(modules)
+    others = [name for name in modules if not name.startswith(RECORDS)]
+    assert 60 < len(others) <= MOST_MODULES, len(others)
     early = [name for name in modules if name.startswith(NOT_YET) and name not in DECLARED]
     assert not early, "import it where it is needed, inside the function"
