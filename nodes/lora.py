@@ -6,8 +6,7 @@ against each other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,13 +19,15 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, parse_schedu
 from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
-from .input_checks import NOT_CONNECTED, connected, refusal
 from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..host.comfyui_objects import Clip, Conditioning, Latent, Model
     from ..patches.lora_files.entry import LoraEntry
+    from ..training import state as states
+    from ..training.expert_pair import ExpertPair
 
 log = logger(__name__)
 
@@ -113,15 +114,6 @@ def _rows_input() -> Any:
     )
 
 
-def _rows_problem(rows: str) -> bool | str:
-    """What is wrong with the rows before anything runs, or True if nothing is."""
-    try:
-        find_files(parse(rows))
-    except ValueError as error:
-        return str(error)
-    return True
-
-
 def _rows_fingerprint(rows: str) -> str:
     """Changes when the rows or a listed file change."""
     from ..patches.lora_files.open_file import file_version
@@ -132,12 +124,23 @@ def _rows_fingerprint(rows: str) -> str:
     return digest.hexdigest()
 
 
-def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
+def used_entries(listed: list[StackRow], clip: Clip) -> list[LoraEntry]:
     """The entries of the rows that change something: their files are read, the others' are not."""
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
 
-class GraftLoRAStack(GraftNode):
+class _RowsNode(GraftNode):
+    """A node with a list of LoRA rows."""
+
+    checked_together = (("rows",),)
+
+    @classmethod
+    def check_settings(cls, rows: str) -> None:
+        """Raises ValueError for rows that cannot be read, and for files that are not there."""
+        find_files(parse(rows))
+
+
+class GraftLoRAStack(_RowsNode):
     """A list of LoRA files with strengths."""
 
     @classmethod
@@ -163,16 +166,12 @@ class GraftLoRAStack(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, rows=EMPTY) -> bool | str:
-        return _rows_problem(rows)
-
-    @classmethod
-    def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
+    def fingerprint_inputs(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> str:
         """Changes when a listed file changes. A stack from the socket is fingerprinted by the node that made it."""
         return _rows_fingerprint(rows)
 
     @classmethod
-    def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
+    def execute(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> io.NodeOutput:
         new_rows = parse(rows)
         lines = [_describe_row(row, *file) for row, file in zip(new_rows, read_files(new_rows), strict=True)]
         earlier_rows = list(lora_stack or [])
@@ -255,7 +254,14 @@ class LoRAStackPatch(GraftNode):
 
     @classmethod
     def execute(
-        cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
+        cls,
+        model: Model,
+        lora_stack: Sequence[Any] | None = None,
+        clip: Clip = None,
+        lora_model: Mapping[str, Tensor] | None = None,
+        lora_strength: float = 1.0,
+        mode: str = "auto",
+        comfyui_oft: bool = False,
     ) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
 
@@ -267,7 +273,7 @@ class LoRAStackPatch(GraftNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftLoadLoRAs(GraftNode):
+class GraftLoadLoRAs(_RowsNode):
     """LoRA Stack and Patch Model with LoRA Stack in one node."""
 
     @classmethod
@@ -298,22 +304,21 @@ class GraftLoadLoRAs(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, rows=EMPTY) -> bool | str:
-        return _rows_problem(rows)
-
-    @classmethod
-    def fingerprint_inputs(cls, model=None, rows=EMPTY, clip=None) -> str:
+    def fingerprint_inputs(cls, model: Model = None, rows: str = EMPTY, clip: Clip = None) -> str:
         """Changes when a listed file changes."""
         return _rows_fingerprint(rows)
 
     @classmethod
-    def execute(cls, model, rows=EMPTY, clip=None) -> io.NodeOutput:
+    def execute(cls, model: Model, rows: str = EMPTY, clip: Clip = None) -> io.NodeOutput:
         patched = host.lora_stacks.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
 class GraftSaveLoRA(GraftNode):
     """Writes a LoRA file that ComfyUI and other tools load."""
+
+    checked_together = (("prefix",),)
+    checked_sockets = ("lora_model", "state")
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -376,14 +381,24 @@ class GraftSaveLoRA(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, lora_model=NOT_CONNECTED, state=NOT_CONNECTED, prefix=None) -> bool | str:
-        check = partial(_check_saved, connected(lora_model=lora_model, state=state))
-        return refusal(cls, check, prefix=prefix)
+    def check_settings(cls, connected: Sequence[str], prefix: str) -> None:
+        """Raises ValueError for a prefix that leaves the output folder, and unless one socket is connected."""
+        host.folders.check_prefix(prefix)
+        if len(connected) != 1:
+            found = "both are" if connected else "none is"
+            raise ValueError(f"connect exactly one of trained LoRA and training state, {found} connected")
 
     @classmethod
-    def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
+    def execute(
+        cls,
+        lora_model: Mapping[str, Tensor] | None = None,
+        state: states.TrainState | ExpertPair | None = None,
+        names: str = "kohya",
+        dtype: str = "bf16",
+        prefix: str = "loras/graft",
+    ) -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
-        _check_saved([name for name, value in inputs.items() if value is not None], prefix)
+        cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
         saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
         shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
         notes = [note for _, _, note in saved if note]
@@ -392,7 +407,9 @@ class GraftSaveLoRA(GraftNode):
         return io.NodeOutput("\n".join(path for path, _, _ in saved), ui=shown)
 
 
-def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, dict[str, str], str]]:
+def _named_loras(
+    lora_model: Any, state: states.TrainState | ExpertPair | None, prefix: str
+) -> list[tuple[Any, dict[str, str], str]]:
     """The LoRAs to save, each with its training metadata and the prefix of its file: those of a pair of experts are
     two.
     """
@@ -453,7 +470,7 @@ class GraftSaveWords(GraftNode):
         )
 
     @classmethod
-    def execute(cls, lora_model) -> io.NodeOutput:
+    def execute(cls, lora_model: Mapping[str, Tensor]) -> io.NodeOutput:
         from ..host import word_files
         from ..patches.lora_files import embeddings
         from ..storage.atomic import make_folders
@@ -477,17 +494,6 @@ class GraftSaveWords(GraftNode):
         said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
         said += word_files.describe_readers(words)
         return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
-
-
-def _check_saved(sockets: list[str], prefix: str) -> None:
-    """Raises ValueError for a prefix that leaves the output folder, and unless one of Save LoRA's sockets is used."""
-    host.folders.check_prefix(prefix)
-    if len(sockets) == 1:
-        return
-    inputs_are = "none is"
-    if sockets:
-        inputs_are = "both are"
-    raise ValueError(f"connect exactly one of trained LoRA and training state, {inputs_are} connected")
 
 
 def _loading_note(left_out: list[str]) -> str:
@@ -584,7 +590,16 @@ class GraftLoRAEffect(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: Model,
+        lora_stack: Sequence[Any],
+        positive: Conditioning,
+        latent: Latent,
+        levels: int = 3,
+        keep: float = 0.9,
+        measure_seed: int = 0,
+    ) -> io.NodeOutput:
         from ..host.lora_effect import open_predictor
         from ..patches.analysis import charts, effect
         from ..patches.analysis.rows import read_rows
@@ -656,7 +671,7 @@ class GraftLoRAConflicts(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, lora_stack, threshold=0.1) -> io.NodeOutput:
+    def execute(cls, model: Model, lora_stack: Sequence[Any], threshold: float = 0.1) -> io.NodeOutput:
         from ..patches.analysis import charts, conflicts
         from ..patches.analysis.rows import read_rows
 
