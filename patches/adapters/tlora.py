@@ -157,7 +157,8 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     yield PlacedLayer(TLoRA(*factors, *base, tensors.alpha, min_rank, exponent))
 
 
-def _schedule_error(role: str, tensor: Tensor) -> str | None:
+def schedule_error(role: str, tensor: Tensor) -> str | None:
+    """Why a tensor of a file is no rank schedule, or None: it holds the smallest rank and the exponent."""
     if tensor.shape == (2,) and 0 <= float(tensor[0]) < 2**16 and 0 < float(tensor[1]) < 2**16:
         return None
     return f"expected a smallest rank and an exponent above 0, got {tensor.tolist()}"
@@ -185,7 +186,7 @@ _FORMAT = FileFormat(
         _role("base_q", BASE_Q),
         _role("base_p", BASE_P),
         _role(BASE_LAMBDAS, BASE_LAMBDAS),
-        TensorRole(SCHEDULE, refused_as="T-LoRA", check=_schedule_error, keeps_type=True),
+        TensorRole(SCHEDULE, refused_as="T-LoRA", check=schedule_error, keeps_type=True),
     ),
     build=_build,
     incomplete=(

@@ -97,11 +97,11 @@ def _listen(param_group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
                 # This block must give up its weights before the one that made its input takes its own.
-                _register_first(leaf, end_backward)
+                register_first(leaf, end_backward)
     return args, kwargs
 
 
-def _register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+def register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
     """Register a gradient hook that runs before those that are there already."""
     hooks: dict[int, Any] = {}
     if tensor._backward_hooks is not None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from graft_nodes.patches.adapters.rank_mask import RankMask, current_timesteps, set_timesteps, timesteps_of_rows
-from graft_nodes.patches.adapters.tlora import _schedule_error, smallest_singular_values
+from graft_nodes.patches.adapters.tlora import schedule_error, smallest_singular_values
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.save import build_metadata, to_key_format
@@ -146,7 +146,7 @@ def test_a_rank_that_a_layer_cannot_have_is_said():
      ([4.0, 65536.0], False), ([4.0], False), ([4.0, 1.0, 1.0], False), ([float("nan"), 1.0], False)],
 )  # fmt: skip
 def test_a_schedule_in_a_file_is_a_smallest_rank_and_an_exponent(values, is_right):
-    said = _schedule_error("schedule", torch.tensor(values))
+    said = schedule_error("schedule", torch.tensor(values))
     assert (said is None) == is_right and (is_right or str(torch.tensor(values).tolist()) in said)
 
 

@@ -25,7 +25,7 @@ def test_a_hook_that_is_registered_first_runs_before_those_that_were_there():
     made = torch.ones(2, requires_grad=True) * 2
     for name in ("there", "there too"):
         made.register_hook(lambda _, name=name: order.append(name))
-    fsdp_order._register_first(made, lambda _: order.append("first"))
+    fsdp_order.register_first(made, lambda _: order.append("first"))
     made.sum().backward()
     assert order == ["first", "there", "there too"]
 

@@ -180,6 +180,8 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
         ({"optimizer": "lion", "learning_rate": 1e-8}, "a tenth of AdamW's"),
         ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
         ({"warmup": 600}, "warmup steps is 600 of 1000 steps"),
+        ({"optimizer": "automagic", "learning_rate": 1e-6}, ""),
+        ({"optimizer": "automagic", "learning_rate": 2e-4}, "automagic begins with it and raises it itself"),
     ],
 )
 def test_what_is_probably_not_meant_is_said(settings, said):

@@ -103,6 +103,14 @@ def test_beside_the_activations_is_the_patched_weight(lab, kind):
     assert torch.allclose(found, patched(x, 0.0), atol=1e-12)
 
 
+def test_full_weights_are_targets_where_a_module_has_its_own(lab):
+    net = _net(lab)
+    targets = adapter_targets(net, AdapterSettings("full", targets="all"))
+    assert sum(p.numel() for target in targets.values() for p in target.module.parameters()) == sum(
+        p.numel() for p in net.parameters()
+    )
+
+
 def test_full_weights_are_used_and_given_as_differences(lab):
     settings, net = AdapterSettings("full", targets="all"), _net(lab)
     base = {name: p.detach().clone() for name, p in net.named_parameters()}
