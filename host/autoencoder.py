@@ -20,7 +20,7 @@ from .whole_models import whole
 
 
 class Autoencoder:
-    """A loaded VAE as a `training.objective.autoencoder.Autoencoder`. It runs ComfyUI's own encoder and decoder."""
+    """A loaded VAE as a `training.objective.vae_losses.VaeCoder`. It runs ComfyUI's own encoder and decoder."""
 
     text_encoder = None
 
@@ -34,13 +34,13 @@ class Autoencoder:
         self.factor = int(vae.spacial_compression_encode())
         self._has_frames = getattr(vae, "latent_dim", 2) == 3
 
-    def scaled(self, pixels: torch.Tensor) -> torch.Tensor:
+    def scale_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
         return self.vae.process_input(pixels)
 
     def encode(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(means, logarithms of the variances) of the latents; None where the VAE gives no variances."""
-        inputs = self.scaled(pixels).to(self.vae.vae_dtype)
+        inputs = self.scale_pixels(pixels).to(self.vae.vae_dtype)
         if self._has_frames:
             inputs = inputs.unsqueeze(2)  # each picture is a clip of one frame
         with _regularized(self.module) as moments:
@@ -63,7 +63,7 @@ class Autoencoder:
             return self.module(value)
 
     @torch.no_grad()
-    def shown(self, pixels: torch.Tensor) -> torch.Tensor:
+    def to_pictures(self, pixels: torch.Tensor) -> torch.Tensor:
         """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
         mean, _ = self.encode(pixels)
         return self.vae.process_output(self.decode(mean).clone()).movedim(1, -1)

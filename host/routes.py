@@ -214,7 +214,7 @@ def _state(request: Any) -> Answer:
     if key == "live":
         state = events.live(run)
     else:
-        state = listing.shown(folders.training_folder(), run, key, step_asked_for(request, "until"))
+        state = listing.describe_state(folders.training_folder(), run, key, step_asked_for(request, "until"))
     return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
 
 

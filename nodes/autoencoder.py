@@ -6,14 +6,14 @@ from comfy_api.latest import io
 
 from ..training.settings import TrainingSettings
 from ..training.store.names import check_run_name
-from ..training.trainable.autoencoder import AutoencoderSettings
+from ..training.trainable.vae_parts import VaeSettings
 from .schema import Dataset, GraftNode, Settings, TrainState, aliases, inputs_of, run_name, run_seed
 
 
 class GraftTrainVAEStart(GraftNode):
     """Joins VAE, dataset and settings into a state at step 0."""
 
-    declares = AutoencoderSettings
+    declares = VaeSettings
     judged = (("part", "crop", "l1", "mse", "edge", "kl", "lpips", "discriminator"), ("run",))
 
     @classmethod
@@ -52,7 +52,7 @@ class GraftTrainVAEStart(GraftNode):
     def check_settings(cls, run="vae", **values) -> None:
         """Raises ValueError for settings that are wrong, and for a run name that cannot be one."""
         check_run_name(run)
-        AutoencoderSettings(**values)
+        VaeSettings(**values)
 
     @classmethod
     def execute(cls, vae, dataset, chosen, settings=None, seed=0, run="vae") -> io.NodeOutput:

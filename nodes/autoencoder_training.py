@@ -19,12 +19,12 @@ from ..training.store import saved_states
 from ..training.store.store import Store
 from ..training.tasks import vae as measures
 from ..training.tasks.registry import trains_vae
-from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
+from ..training.trainable.vae_parts import VaeSettings, adapter_for
 from .step_call import Subject
 
 
 def begun(
-    vae: Any, dataset: Dataset, settings: AutoencoderSettings, optimizer: Any, ema: Any, seed: int, run: str
+    vae: Any, dataset: Dataset, settings: VaeSettings, optimizer: Any, ema: Any, seed: int, run: str
 ) -> tuple[Any, str]:
     """The state of a VAE before the first step, and its report."""
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first

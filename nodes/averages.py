@@ -124,9 +124,9 @@ class GraftSnapshots(GraftNode):
         if len(lines) == 1:
             run = _run_folder(lines[0])
         if run is None:
-            snapshots = sources.of_files(_paths(lines, host.folders.weights_path))
+            snapshots = sources.sources_of_files(_paths(lines, host.folders.weights_path))
         else:
-            snapshots = sources.of_run(*run)
+            snapshots = sources.sources_of_run(*run)
         return io.NodeOutput(snapshots, snapshots.report())
 
 
@@ -206,7 +206,7 @@ class EMAMerge(GraftNode):
     @classmethod
     def execute(cls, model, chosen, clip=None, state=None, snapshots=None, lora_stack=None) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
-        from ..training.expert_lora import of_expert
+        from ..training.expert_lora import mark_expert
         from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data
         from .step_call import trained_words
@@ -229,7 +229,7 @@ class EMAMerge(GraftNode):
                 average = replace(average, lines=(*average.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
-            average = replace(average, lora=of_expert(average.lora, state.settings.objective))
+            average = replace(average, lora=mark_expert(average.lora, state.settings.objective))
         entry = LoraEntry("the average", average.lora, chosen.strength, chosen.strength)
         grafted = host.lora.apply_lora_stack(model, clip, [entry], chosen.mode, trained_words(state))
         picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
@@ -313,7 +313,7 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
     if snapshots is not None:
         return snapshots
     if state is not None:
-        return sources.of_state(state, Store(host.folders.training_folder(), state.run).folder)
+        return sources.sources_of_state(state, Store(host.folders.training_folder(), state.run).folder)
     rows = rows_of(lora_stack)
     if not rows:
         raise ValueError("EMA Merge: the LoRA stack is empty. Add LoRAs to it.")
@@ -323,18 +323,18 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
             "EMA Merge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
             f" {', '.join(changing)}, or use Merge LoRAs."
         )
-    return sources.of_files(_paths([row[0] for row in rows], host.folders.lora_path))
+    return sources.sources_of_files(_paths([row[0] for row in rows], host.folders.lora_path))
 
 
 def _running(state: Any) -> Any:
     """The EMA that was kept during training."""
-    from ..training.averages.merge import Merged
+    from ..training.averages.merge import MergedAverage
     from ..training.reports.curves import Curve, averaging_profile
     from ..training.tasks.registry import task_of
 
     shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
     line = f"EMA ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
-    return Merged(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
+    return MergedAverage(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
 def _made(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
@@ -353,7 +353,7 @@ def _made(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             sweep = merge.sweep(found, widths, score, task_of(state).lora_model(state, ema=True))
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
-    average = merge.merged(found, profile, width, weights, chosen.algebra, chosen.rank, base)
+    average = merge.merge_files(found, profile, width, weights, chosen.algebra, chosen.rank, base)
     return replace(average, lines=(*lines, *average.lines))
 
 
@@ -377,7 +377,7 @@ def _searched(state: Any, found: Any, chosen: AverageSettings) -> Any:
             return loss
 
         searched = search.search(found, widths, score, seen_and_kept, tries, chosen.search_seed)
-    return merge.with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
+    return merge.merge_with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
 
 
 def _check_dataset(state: Any, profile: str) -> None:

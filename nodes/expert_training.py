@@ -17,8 +17,8 @@ from ..storage.printable import logger
 from ..training.expert_pair import ExpertPair
 from ..training.objective import experts
 from ..training.reports import text
-from ..training.run.call import opened_call, passed_on
-from ..training.run.in_turn import train_in_turn
+from ..training.run.call import open_call, skip_training
+from ..training.run.turns import train_in_turn
 from ..training.settings import StepSettings
 from ..training.tasks.registry import task_of
 from .step_call import (
@@ -64,7 +64,7 @@ class ExpertTraining:
         """The execution for each expert, with new settings if there are any."""
         objectives: Sequence[Any] = (None, None)
         if objective is not None:
-            objectives = experts.of_pair(objective, pair.high.subject.model.model.diffusion_model)
+            objectives = experts.split_pair(objective, pair.high.subject.model.model.diffusion_model)
         calls = []
         for state, own in zip(pair.states, objectives, strict=True):
             state, count = planned(state, chosen, optimizer, own, sampled)
@@ -80,7 +80,7 @@ class ExpertTraining:
 
     def _outcomes(self, callbacks: Any, chosen: StepSettings) -> list[Any]:
         if not self.steps:
-            return [passed_on(call.state) for call in self.calls]
+            return [skip_training(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
             stops = [stack.enter_context(call.shown(chosen.tensorboard)) for call in self.calls]
@@ -90,7 +90,7 @@ class ExpertTraining:
                 own, dataset = call.watching(callbacks), call.state.subject.dataset
                 opened = partial(_alone, call.opened)
                 begun.append(
-                    opened_call(
+                    open_call(
                         stack, call.state, self.steps, opened, dataset, call.store(), own, chosen.keep, log.warning
                     )
                 )

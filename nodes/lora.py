@@ -403,11 +403,11 @@ def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, di
     from ..training.tasks.registry import task_of
 
     if state is None:
-        return [(lora_model, metadata_of(lora_model), experts.named(prefix, expert_of(lora_model)))]
+        return [(lora_model, metadata_of(lora_model), experts.name_file(prefix, expert_of(lora_model)))]
     if isinstance(state, ExpertPair):
         named = list(zip(state.states, experts.pair_names(prefix), strict=True))
     else:
-        named = [(state, experts.named(prefix, state.settings.objective.expert))]
+        named = [(state, experts.name_file(prefix, state.settings.objective.expert))]
     return [(task_of(one).lora_model(one), lora_metadata(one), own_prefix) for one, own_prefix in named]
 
 

@@ -213,7 +213,7 @@ def _rotation_hook(size: TargetSize, blocks: Tensor, dropout: Dropout) -> Hook:
         rotations = layer.rotations(rows, device)
         if not dropping:
             return rotations
-        mask = dropout.kept(blocks.shape[0], rotations.device, generator)
+        mask = dropout.draw_kept(blocks.shape[0], rotations.device, generator)
         if mask is None:
             return rotations
         identity = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)

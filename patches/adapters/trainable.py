@@ -65,7 +65,7 @@ class Dropout(Protocol):
     def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
         """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
 
-    def kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    def draw_kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
         """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, on `device`; None for all."""
 
 
@@ -235,7 +235,7 @@ def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor]
         if dropout.skips_module(generator):
             return out
         added = change(module, args[0])
-        mask = dropout.kept(rows, added.device, generator)
+        mask = dropout.draw_kept(rows, added.device, generator)
         if mask is not None:
             added = added * mask.to(added.dtype).view(-1, *after_rows)
         return out + dropout.activations(added, generator).to(out.dtype)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.parts import Parts, unpacked
+from ..data.parts import Parts, unpack_parts
 from .loss_kinds import LOSSES
 from .settings import ObjectiveSettings
 from .weightings import WEIGHTINGS
@@ -55,16 +55,16 @@ def losses(
     if not kind.of_denoised:
         error = error * output_scale(prediction, sigma).view(per_image)
     value = kind.compute(error, prediction, sigma.view(per_image))
-    first, *others = unpacked(value, parts)
+    first, *others = unpack_parts(value, parts)
     if mask is not None:
-        first = first * fitted(mask.to(first), first)
+        first = first * fit_mask(mask.to(first), first)
     mean = first.flatten(1).mean(1)
     for part in others:
         mean = mean + part.flatten(1).mean(1)
     return mean * step_weights(settings, prediction, sigma)
 
 
-def fitted(mask: Tensor, latents: Tensor) -> Tensor:
+def fit_mask(mask: Tensor, latents: Tensor) -> Tensor:
     """A mask (B, 1, H, W) at the size of latents (B, C, …, h, w), by area."""
     if mask.shape[-2:] != latents.shape[-2:]:
         mask = F.interpolate(mask, size=latents.shape[-2:], mode="area")

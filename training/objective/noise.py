@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.parts import Parts, packed, unpacked
+from ..data.parts import Parts, pack_parts, unpack_parts
 
 # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
 LAST_SIGNAL = 4.8973451890853435e-08
@@ -23,7 +23,7 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.
     A noise offset is one number per channel; pyramid noise adds coarser levels. Packed latents get it part by part.
     """
     if parts:
-        return packed([noise_like(part, offset, pyramid, generator) for part in unpacked(latents, parts)])
+        return pack_parts([noise_like(part, offset, pyramid, generator) for part in unpack_parts(latents, parts)])
     shape = latents.shape
     noise = torch.randn(shape, generator=generator)
     if offset:

@@ -17,7 +17,7 @@ def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str
         _memory(recipe, wish, device),
         _pictures(recipe, facts),
         _estimate(recipe),
-        f"how: {recipe.how}",
+        f"how: {recipe.method}",
     ]
     sources = list(dict.fromkeys(choice.source for choice in recipe.choices))
     node = ""

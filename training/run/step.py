@@ -61,7 +61,7 @@ def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], boo
     Each loss goes to `take_loss`, which says whether to go backward.
     """
     work.raise_if_interrupted()
-    with work.doing(f"part {part}"):
+    with work.set_purpose(f"part {part}"):
         _pass_groups(work, part, take_loss)
 
 
@@ -78,7 +78,7 @@ def _pass_groups(work: Workspace, part: int, take_loss: Callable[[Tensor], bool]
         batch, options = groups[number], step_options(work, number)
         is_first, is_last = (strength, number) == passes[0], (strength, number) == passes[-1]
         with work.at_strength(strength):
-            per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
+            per_image = _weigh(work, batch, batch_losses(work, batch, generator, options))
             loss = per_image.sum() / count
             if not take_loss(loss.detach()):  # before fused_backward updates anything
                 return
@@ -122,7 +122,7 @@ class _ReadLater:
         return True
 
 
-def _weighted(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
+def _weigh(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
     """Losses (B,) times the weights of their images and of the prior."""
     objective = work.start_state.settings.objective
     if batch.weights is not None:
@@ -137,7 +137,7 @@ def _backward(work: Workspace, loss: Tensor) -> None:
     if _has_no_graph(work, loss):
         return
     if work.loss_scale is not None:
-        loss = work.loss_scale.scaled(loss)
+        loss = work.loss_scale.scale_loss(loss)
     loss.backward()
 
 
@@ -200,7 +200,7 @@ def _gradients(work: Workspace) -> tuple[float, float]:
     In fp16 a step that overflows is computed again with half the loss scale.
     """
     if _reads_later(work):
-        return _gradients_read_together(work)
+        return _read_gradients_together(work)
     loss = backward_(work)
     while work.loss_scale is not None and math.isfinite(loss) and not work.loss_scale.unscale_(work.trained):
         work.stepper.drop_gradients()
@@ -216,7 +216,7 @@ def _reads_later(work: Workspace) -> bool:
     return is_alone and not work.stepper.early and work.loss_scale is None
 
 
-def _gradients_read_together(work: Workspace) -> tuple[float, float]:
+def _read_gradients_together(work: Workspace) -> tuple[float, float]:
     """The same for one process: the device is waited for once, at the end."""
     parts = work.start_state.settings.optimizer.accumulation
     readers = []

@@ -58,7 +58,7 @@ class AdapterDropout:
         keep = torch.rand(shape, generator=generator) >= chance
         return hidden * (to_device(keep, hidden.device, hidden.dtype) / (1 - chance))
 
-    def kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    def draw_kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
         """Rank dropout for adapters without ranks to drop: what is kept, on a device; None for everything.
 
         These are rows of the change (as lycoris does, not scaled up) or blocks of a rotation.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from graft_nodes.training.memory import layer_ring, offload
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.layer_ring import Group, Order, layers_on_host
 from torch import nn
 
@@ -106,7 +106,7 @@ def _named(model, copied):
 
 @contextmanager
 def _training(model):
-    with layers_on_host(model, CPU), checkpointed(model), torch.enable_grad():
+    with layers_on_host(model, CPU), checkpoint_blocks(model), torch.enable_grad():
         yield
 
 

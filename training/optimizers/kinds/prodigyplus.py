@@ -93,7 +93,7 @@ class ProdigyPlus(ByGroup):
         """Move one tensor; gives its parts of the step size's numerator and denominator."""
         state, d = self.state[p], group["d"]
         if not state:
-            state.update(_begun(p, group["factored"]))
+            state.update(_first_state(p, group["factored"]))
         z = state["z"]
         root = _second_moment(state, gradient, share, d * d)
         update = gradient.clone()
@@ -109,7 +109,7 @@ class ProdigyPlus(ByGroup):
         return found
 
 
-def _begun(p: Tensor, factored: bool) -> dict[str, Tensor]:
+def _first_state(p: Tensor, factored: bool) -> dict[str, Tensor]:
     """The state of a tensor before its first step."""
     numbers = p.detach().flatten()[::_EACH].clone(memory_format=torch.contiguous_format)
     state = {"z": p.detach().clone(), "p0": numbers, "s": torch.zeros_like(numbers)}

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..trainable.autoencoder import AutoencoderSettings
+from ..trainable.vae_parts import VaeSettings
 
 _SOBEL = ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0))
 
 
-class Autoencoder(Protocol):
+class VaeCoder(Protocol):
     """The interface of a VAE for training. ComfyUI's get it from `host.autoencoder.opened`."""
 
     module: nn.Module
@@ -29,7 +29,7 @@ class Autoencoder(Protocol):
     factor: int
     """How many pixels a latent is wide."""
 
-    def scaled(self, pixels: Tensor) -> Tensor:
+    def scale_pixels(self, pixels: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
 
     def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -41,13 +41,11 @@ class Autoencoder(Protocol):
     def decode(self, latents: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) in float32, in the scale of `scaled`, differentiable."""
 
-    def shown(self, pixels: Tensor) -> Tensor:
+    def to_pictures(self, pixels: Tensor) -> Tensor:
         """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
 
 
-def reconstruction_losses(
-    settings: AutoencoderSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None
-) -> Tensor:
+def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None) -> Tensor:
     """Losses (B,) of reconstructions (B, 3, H, W): the weighted sum of L1, MSE and the L1 of edges.
 
     `mask` (B, 1, H, W) in 0..1 says where a pixel counts.
