@@ -79,7 +79,7 @@ def feature_task(host):
             return {"critic": self.critic}
 
         def losses(self, context, batch, draws):
-            x, target, drawn = self.noised(context, batch, draws)
+            x, target, drawn = self.add_noise(context, batch, draws)
             denoised = context.denoiser.denoise(x, drawn.sigma, batch.conditionings, draws.options)
             if draws.number is None:
                 self.critic.learn(denoised, target)

@@ -206,7 +206,7 @@ class Sequence:
 
     def compile_comes(self):
         if not any(has_other_forward(block) for block in self.of.blocks):
-            self.enter("compile", Uncompiled(dynamic=False).installed(self.of))
+            self.enter("compile", Uncompiled(dynamic=False).install(self.of))
 
     def copies_come(self):
         self.enter("copies", CopiesWhereNeeded(self.of, lambda _: None))

@@ -29,7 +29,7 @@ def test_a_forward_that_somebody_replaced_is_there_again(own):
 
 
 def _used(order, groups, *names):
-    return [order.expected_after(groups[name]) for name in names]
+    return [order.expect_after(groups[name]) for name in names]
 
 
 def test_the_order_is_that_of_the_last_time_there_and_back():

@@ -174,7 +174,7 @@ def go_on(run, folder):
 
 def test_a_state_whose_exchange_with_the_average_broke_off_is_not_saved(lab, monkeypatch):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(held_out=[9]), []
-    entered = Workspace.averaged
+    entered = Workspace.use_average
 
     def broken(work):
         if work.step == 2:
@@ -190,7 +190,7 @@ def test_a_state_whose_exchange_with_the_average_broke_off_is_not_saved(lab, mon
             monkeypatch.setattr(torch.Tensor, "copy_", failing)
         return entered(work)
 
-    monkeypatch.setattr(Workspace, "averaged", broken)
+    monkeypatch.setattr(Workspace, "use_average", broken)
     callbacks = Callbacks(save_snapshot=kept.append, validate_every=2)
     with pytest.raises(KeyboardInterrupt):
         train(lab.state(denoiser, dataset), denoiser, dataset, 4, callbacks)

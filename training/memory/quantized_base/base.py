@@ -117,7 +117,7 @@ def _quantize(weight_format: WeightFormat, weight: Tensor) -> QuantizedWeight:
     if is_on_device(weight):
         return weight_format.quantize(weight)
     rows = max(MULTIPLE, IN_CACHE // weight.shape[1] // MULTIPLE * MULTIPLE)
-    parts = map(weight_format.quantized, weight.split(rows))
+    parts = map(weight_format.quantize, weight.split(rows))
     return QuantizedWeight(*map(torch.cat, zip(*parts, strict=True)))
 
 

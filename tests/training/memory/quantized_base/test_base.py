@@ -195,7 +195,7 @@ def test_validation_and_previews_see_the_weights_as_loaded(lab, base_weights):
     with torch.no_grad():
         for name, tensor in trained.trained.items():
             tensor.copy_(found.trained[name])
-        with trained.installed():
+        with trained.install():
             assert torch.equal(predicted[0], denoiser.module(torch.ones(1, WIDTH, 4, 4), 0.0))
     trained.close()
 

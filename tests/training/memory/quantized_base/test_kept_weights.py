@@ -25,8 +25,8 @@ def counted(monkeypatch):
     """How many parts of weights were quantized so far."""
     found = []
     for kind in (NF4, Int8Weights):
-        own = kind.quantized
-        monkeypatch.setattr(kind, "quantized", lambda self, weight, own=own: found.append(weight) or own(self, weight))
+        own = kind.quantize
+        monkeypatch.setattr(kind, "quantize", lambda self, weight, own=own: found.append(weight) or own(self, weight))
     return found
 
 
