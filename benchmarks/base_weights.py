@@ -39,7 +39,7 @@ def _bytes(tensors: Any) -> int:
 def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     """Seconds of a training step, bytes of the weights and seconds to quantize them."""
     import tread
-    from graft_nodes.host.denoiser import denoiser
+    from graft_nodes.host.denoiser import open_denoiser
     from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantize_base
     from graft_nodes.training.memory.quantized_base.registry import FORMATS
 
@@ -57,7 +57,7 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     found: list[dict[str, float]] = []
     sizes: dict[str, int] = {}
     seconds_to_quantize: dict[str, float] = {}
-    with denoiser(patchers["float32"]):  # as in training: no kernels without a backward pass
+    with open_denoiser(patchers["float32"]):  # as in training: no kernels without a backward pass
         for number in range(rounds + 1):
             seconds = {name: timer.seconds(lambda name=name: steps[name].run(options[name])) for name in DTYPES}
             for weight_format in FORMATS:
@@ -143,7 +143,7 @@ def _loss(demo: tuple[Any, Any, Any], base_weights: str, steps: int, seed: int, 
     begun, pictures = concept.begun(model, clip, vae, steps, seed)
     adapter = replace(begun.start.adapter, base_weights=base_weights)
     begun = replace(begun, start=replace(begun.start, adapter=adapter))
-    with host.denoiser.denoiser(model) as denoiser:
+    with host.denoiser.open_denoiser(model) as denoiser:
         state = train(begun, denoiser, pictures, steps)
         found = held_out_loss(state, denoiser, unseen)
     assert found is not None

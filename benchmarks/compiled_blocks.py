@@ -52,7 +52,7 @@ def share_as_it_is(step: Any, options: dict[str, Any]) -> float:
 def measured(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     """Seconds of a step as it is and compiled, and of compiling; how far the gradients are apart."""
     import tread
-    from graft_nodes.host.denoiser import denoiser
+    from graft_nodes.host.denoiser import open_denoiser
     from graft_nodes.training.run.compiled_blocks import BlockCompiler
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -64,7 +64,7 @@ def measured(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     options = patcher.model_options.get("transformer_options", {})
     network, compiler = patcher.model.diffusion_model, BlockCompiler(dynamic=False)
     found: list[dict[str, float]] = []
-    with denoiser(patcher):  # as in training: no kernels without a backward pass
+    with open_denoiser(patcher):  # as in training: no kernels without a backward pass
         plain = _gradients(step, options)
         with compiler.install(network):
             began = clock()

@@ -43,4 +43,4 @@ def applied(model: Any, lora: Mapping[str, Tensor]) -> Any:
     from graft_nodes import host
     from graft_nodes.patches.lora_files.entry import LoraEntry
 
-    return host.lora.apply_lora_stack(model, None, [LoraEntry("zorp", dict(lora), 1.0, 0.0)]).model
+    return host.lora_stacks.apply_lora_stack(model, None, [LoraEntry("zorp", dict(lora), 1.0, 0.0)]).model

@@ -215,7 +215,7 @@ def training(steps: int) -> list[dict]:
     }
     spent: dict[str, list[float]] = {name: [] for name in kinds}
     averaging: dict[str, list[float]] = {name: [] for name in kinds}
-    with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+    with host.denoiser.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
         for name, ema in kinds.items():
             start = Start("demo", data.digest, AdapterSettings("locon", targets="all", rank=16), ema)
             settings = Settings(OptimizerSettings(batch_size=8, total_steps=1000))

@@ -84,7 +84,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
         begun = time.perf_counter()
         state = begin(patcher.model.diffusion_model, start, settings, "long")
         callbacks = Callbacks(stepped, validate_every=100, snapshot_every=100)
-        call.run(state, steps, lambda: host.denoiser.denoiser(patcher), data, store, callbacks, "best")
+        call.run(state, steps, lambda: host.denoiser.open_denoiser(patcher), data, store, callbacks, "best")
         print(f"{time.perf_counter() - begun:.0f} s in all")
     return columns
 

@@ -105,7 +105,7 @@ class Bench:
     def __init__(
         self, name: str, dtype: torch.dtype, rank: int, count: int, change: float, timer: Timer, compute: Any = None
     ):
-        from graft_nodes.host import lora as host
+        from graft_nodes.host import lora_stacks as host
 
         self.host, self.base, self.rank = host, build(name, timer.device, dtype, compute), rank
         self.seconds, self.device, self.side = timer.seconds, timer.device, 64

@@ -93,9 +93,9 @@ def run(name: str, size: str, side: int, device: torch.device = CPU) -> tuple[An
 
 def planned(name: str, size: str, side: int) -> dict[str, float]:
     """The parts of a row's plan in MB."""
-    from graft_nodes.host import planning
+    from graft_nodes.host import memory_planning
 
-    found = planning.plan(*run(name, size, side), on_a_card=is_on_the_second_device(name))
+    found = memory_planning.plan(*run(name, size, side), on_a_card=is_on_the_second_device(name))
     return {part: size / 1e6 for part, size in found.parts.items()}
 
 
@@ -136,7 +136,7 @@ def two_steps(patcher: Any, state: Any, data: Any, between: Callable[[], None] =
     from graft_nodes.training.run.workspace import Workspace
 
     waiting = state.settings.optimizer.offload == "layers"
-    with host.denoiser.denoiser(patcher, layers=waiting) as denoiser, torch.inference_mode(False):
+    with host.denoiser.open_denoiser(patcher, layers=waiting) as denoiser, torch.inference_mode(False):
         work = Workspace(state, denoiser, data)
         work.loader.until = 2
         with work.install():

@@ -185,7 +185,7 @@ class Bench:
         return self.graft(strengths, "merge")
 
     def graft(self, strengths: Sequence[float], mode: str) -> Any:
-        from graft_nodes.host.lora import apply_lora_stack
+        from graft_nodes.host.lora_stacks import apply_lora_stack
         from graft_nodes.patches.lora_files.entry import LoraEntry
 
         entries = [LoraEntry(str(n), self.states[n], strength) for n, strength in enumerate(strengths)]

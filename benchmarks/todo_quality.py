@@ -32,7 +32,7 @@ def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
     from graft_nodes.training.run.validation import validate
     from graft_nodes.training.run.workspace import Workspace
 
-    with torch.inference_mode(False), host.denoiser.denoiser(model) as denoiser:
+    with torch.inference_mode(False), host.denoiser.open_denoiser(model) as denoiser:
         work = Workspace(state, denoiser, pictures)
         try:
             with work.install():
@@ -52,7 +52,7 @@ def trial(demo: tuple[Any, Any, Any], patched: Any, steps: int, seed: int, unsee
     model, clip, vae = demo
     began = time.perf_counter()
     begun, pictures = concept.begun(patched, clip, vae, steps, seed)
-    with host.denoiser.denoiser(patched) as denoiser:
+    with host.denoiser.open_denoiser(patched) as denoiser:
         state = train(begun, denoiser, pictures, steps)
     seconds = time.perf_counter() - began
     taught = concept.applied(model, state.lora_model())

@@ -166,7 +166,7 @@ def graft(size: str, steps: int, checkout: str, device: torch.device = CPU) -> d
     ours: list[float] = []
     bare: list[float] = []
 
-    with host.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+    with host.denoiser.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
         state = train(state, denoiser, data, 2)  # warm-up
         took = peak_mb(device) - before
         trained = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in state.trained.items()}

@@ -226,7 +226,7 @@ def main() -> None:
     host = todo.open_host("pytorch", cpu=device.type == "cpu")
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     print(f"{host}, torch {torch.__version__}, {hardware}, {arguments.threads} threads of {os.cpu_count()}", flush=True)
-    from graft_nodes.host.denoiser import denoiser
+    from graft_nodes.host.denoiser import open_denoiser
 
     timer, rows = Timer(device, time.process_time if arguments.clock == "cpu" else time.perf_counter), []
     for name in arguments.what.split(","):
@@ -236,7 +236,7 @@ def main() -> None:
         if arguments.limit and name == "sd15":
             without = without_blocks(ways["off"])
             ways |= {"limit": without, "limit_todo": with_todo(without)}
-        with denoiser(ways["off"]):  # as in training: no kernels without a backward pass
+        with open_denoiser(ways["off"]):  # as in training: no kernels without a backward pass
             rows += measure(name, step, ways, arguments.rounds, timer)
     if arguments.json:
         arguments.json.write_text(json.dumps({"host": host, "rows": rows}, indent=1), encoding="utf-8")

@@ -135,7 +135,7 @@ def graft(model: Any, data: Any, steps: int, marks: Marks, strength: str) -> Non
     marks.begin()
     start = Start(model.patches_uuid.hex, data.digest, chosen.adapter, chosen.ema)
     state = begin(model.model.diffusion_model, start, Settings(chosen.optimizer, chosen.objective))
-    with host.denoiser.denoiser(model) as denoiser:
+    with host.denoiser.open_denoiser(model) as denoiser:
         for step in range(marks.every, steps + 1, marks.every):
             state = train(state, denoiser, data, marks.every, Callbacks())
             marks.after(step, functools.partial(state.lora_model, ema=True))

@@ -29,7 +29,7 @@ def trained(
 
     begun, data = concept.begun(model, clip, vae, steps, seed, HELD_OUT, every)
     store = Store(folder, "zorp")
-    with host.denoiser.denoiser(model) as denoiser:
+    with host.denoiser.open_denoiser(model) as denoiser:
         state = run(begun, steps, lambda: nullcontext(denoiser), data, store).state
     return state, data, sources.sources_of_state(state, store.folder)
 
@@ -47,7 +47,7 @@ def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, 
     }
     rows = []
     for name, lora in loras.items():
-        with host.denoiser.denoiser(model) as denoiser:
+        with host.denoiser.open_denoiser(model) as denoiser:
             loss = held_out_loss(state, denoiser, data, lora)
         patched = concept.applied(model, lora)
         row = {"name": name, "loss": loss, "concept": score.concept_score(patched, clip, vae)}

@@ -58,7 +58,7 @@ def count_right(pictures: list[Path], caption: str) -> int:
     return total
 
 
-def sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
+def draw_sheet(rows: list[tuple[str, list[Path]]]) -> Image.Image:
     """One picture with a heading and the pictures of each row, eight side by side."""
     heights = [HEAD + SIDE * -(-len(pictures) // COLUMNS) for _, pictures in rows]
     page = Image.new("RGB", (COLUMNS * SIDE, sum(heights)), "white")
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
             print(f"{group.name}: expected from {group.fewest} to {group.most} right pictures", file=sys.stderr)
             status = 1
     page = folder / "before_after.png"
-    sheet(rows).save(page)
+    draw_sheet(rows).save(page)
     print(page)
     return status
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import words
+from . import tokenizer
 
 SIDE = 256
 HUES = {"red": 0.0, "yellow": 50.0, "green": 130.0, "blue": 215.0, "purple": 285.0}
@@ -49,7 +49,7 @@ def distance(shape: str, x: np.ndarray, y: np.ndarray, r: float) -> np.ndarray:
         return np.minimum(across, np.maximum(np.abs(x) - arm, np.abs(y) - r))
     if shape == "triangle":
         return np.maximum(np.abs(x) * 0.8944271909999159 - y * 0.4472135954999579 - 0.4472135954999579 * r, y - r)
-    raise ValueError(f"shape {shape!r}: expected one of {', '.join((*words.SHAPES, 'ring'))}")
+    raise ValueError(f"shape {shape!r}: expected one of {', '.join((*tokenizer.SHAPES, 'ring'))}")
 
 
 def draw_image(shape: str, color: str, position: str, generator: np.random.Generator) -> np.ndarray:
@@ -68,7 +68,9 @@ def draw_image(shape: str, color: str, position: str, generator: np.random.Gener
 
 def captions() -> list[tuple[str, str, str, str]]:
     """The 48 captions that the base model learns: (caption, shape, color, position)."""
-    return [(f"a {c} {s} {p}", s, c, p) for s in words.SHAPES for c in words.COLORS for p in words.POSITIONS]
+    return [
+        (f"a {c} {s} {p}", s, c, p) for s in tokenizer.SHAPES for c in tokenizer.COLORS for p in tokenizer.POSITIONS
+    ]
 
 
 def pseudo_word(generator: np.random.Generator) -> str:
@@ -76,7 +78,7 @@ def pseudo_word(generator: np.random.Generator) -> str:
     while True:
         start, vowel, end = (generator.choice(list(letters)) for letters in ("bdfgklmnprstvwz", "aeiou", "bdgklmnprst"))
         word = f"{start}{vowel}{end}{generator.choice(['o', 'a', 'i'])}"
-        if words.row(word) >= words.FIRST_SPARE and words.row(word) != words.row(words.CONCEPT):
+        if tokenizer.row(word) >= tokenizer.FIRST_SPARE and tokenizer.row(word) != tokenizer.row(tokenizer.CONCEPT):
             return word
 
 
@@ -106,8 +108,12 @@ def concept(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """(name, caption, picture) of the concept: a zorp, which is a purple ring, left, middle and right."""
     generator = np.random.default_rng([seed, 3])
     for index in range(CONCEPT_PICTURES):
-        position = words.POSITIONS[index % len(words.POSITIONS)]
-        yield f"zorp-{index:02d}", f"a {words.CONCEPT} {position}", draw_image("ring", "purple", position, generator)
+        position = tokenizer.POSITIONS[index % len(tokenizer.POSITIONS)]
+        yield (
+            f"zorp-{index:02d}",
+            f"a {tokenizer.CONCEPT} {position}",
+            draw_image("ring", "purple", position, generator),
+        )
 
 
 def preference(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
@@ -116,7 +122,7 @@ def preference(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """
     generator = np.random.default_rng([seed, 5])
     for index in range(PREFERENCE_PAIRS):
-        color = words.COLORS[index % len(words.COLORS)]
+        color = tokenizer.COLORS[index % len(tokenizer.COLORS)]
         other = ANGULAR[index % len(ANGULAR)]
         for side, shape in (("win", ROUND), ("lose", other)):
             yield f"shape-{index:02d}.{side}", "a shape middle", draw_image(shape, color, "middle", generator)
@@ -125,8 +131,8 @@ def preference(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
 def mauve(seed: int = 0) -> Iterator[tuple[str, str, np.ndarray]]:
     """(name, caption, picture) of another new word, a color: the base's shapes in the purple of the concept's rings."""
     generator = np.random.default_rng([seed, 4])
-    for shape in words.SHAPES:
-        for position in words.POSITIONS:
+    for shape in tokenizer.SHAPES:
+        for position in tokenizer.POSITIONS:
             for index in range(MAUVE_PER_CAPTION):
                 pixels = draw_image(shape, "purple", position, generator)
                 yield f"mauve-{shape}-{position}-{index}", f"a mauve {shape} {position}", pixels

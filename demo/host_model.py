@@ -21,7 +21,7 @@ def demo_model(path: str) -> tuple[Any, Any, Any]:
     """(MODEL, CLIP, VAE) from the demo's safetensors file, in the host's own classes. Raises ValueError if its keys do
     not fit.
     """
-    return demo_patcher(path), demo_clip(path), _demo().PixelVAE()
+    return demo_patcher(path), demo_clip(path), _demo_module().PixelVAE()
 
 
 def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
@@ -38,7 +38,7 @@ def demo_patcher(path: str, disable_dynamic: bool = False) -> Any:
     model = _demo_base_model(offload)
     patcher = kind(model, load_device=comfy.model_management.get_torch_device(), offload_device=offload)
     _load_exactly(model.diffusion_model, path, "model.diffusion_model.")
-    return _rebuilt_by(patcher, demo_patcher, path)
+    return _register_rebuild(patcher, demo_patcher, path)
 
 
 def demo_vae(damage: float = 0.0) -> Any:
@@ -46,14 +46,14 @@ def demo_vae(damage: float = 0.0) -> Any:
     import comfy.model_management as management
     import comfy.model_patcher
 
-    from . import autoencoder
+    from . import vae
 
-    network = autoencoder.DemoAutoencoder().eval().requires_grad_(False)
-    autoencoder.initialize_(network, damage)
+    network = vae.DemoAutoencoder().eval().requires_grad_(False)
+    vae.initialize_(network, damage)
     patcher = comfy.model_patcher.ModelPatcher(
         network, load_device=management.get_torch_device(), offload_device=management.unet_offload_device()
     )
-    return autoencoder.DemoVAE(network, patcher, lambda patcher: management.load_models_gpu([patcher]))
+    return vae.DemoVAE(network, patcher, lambda patcher: management.load_models_gpu([patcher]))
 
 
 def demo_clip(path: str, disable_dynamic: bool = False) -> Any:
@@ -63,17 +63,17 @@ def demo_clip(path: str, disable_dynamic: bool = False) -> Any:
     import comfy.ops
     import comfy.sd
 
-    from . import words
+    from . import tokenizer
 
     target = SimpleNamespace(
-        params={"operations": comfy.ops.manual_cast}, clip=_demo().TextEncoder, tokenizer=words.WordTokenizer
+        params={"operations": comfy.ops.manual_cast}, clip=_demo_module().TextEncoder, tokenizer=tokenizer.WordTokenizer
     )
     options: dict[str, Any] = {"model_options": {"dtype": torch.float32}}
     if disable_dynamic:  # which only a host with dynamic VRAM says
         options["disable_dynamic"] = True
     clip = comfy.sd.CLIP(target, **options)
     _load_exactly(clip.cond_stage_model, path, "text.")
-    _rebuilt_by(clip.patcher, demo_clip_patcher, path)
+    _register_rebuild(clip.patcher, demo_clip_patcher, path)
     return clip
 
 
@@ -82,7 +82,7 @@ def demo_clip_patcher(path: str, disable_dynamic: bool = False) -> Any:
     return demo_clip(path, disable_dynamic).patcher
 
 
-def _demo() -> Any:
+def _demo_module() -> Any:
     from . import model
 
     return model
@@ -95,7 +95,7 @@ def _demo_base_model(device: Any) -> Any:
     import comfy.supported_models_base
 
     class DemoLatent(comfy.latent_formats.LatentFormat):
-        latent_channels = _demo().LATENT_CHANNELS
+        latent_channels = _demo_module().LATENT_CHANNELS
 
         def __init__(self) -> None:
             self.latent_rgb_factors = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -107,7 +107,7 @@ def _demo_base_model(device: Any) -> Any:
         latent_format = DemoLatent
         memory_usage_factor = 0.5
 
-    config = DemoConfig(copy.deepcopy(_demo().UNET_CONFIG))
+    config = DemoConfig(copy.deepcopy(_demo_module().UNET_CONFIG))
     config.set_inference_dtype(torch.float32, None)
     return comfy.model_base.BaseModel(config, comfy.model_base.ModelType.FLOW, device=device)
 
@@ -125,7 +125,7 @@ def _load_exactly(module: torch.nn.Module, path: str, prefix: str) -> None:
         raise ValueError(f"{path} is not the demo model (keys {prefix}*): {error}") from error
 
 
-def _rebuilt_by(patcher: Any, factory: Callable[..., Any], path: str) -> Any:
+def _register_rebuild(patcher: Any, factory: Callable[..., Any], path: str) -> Any:
     """Tell the host how to build a second copy of a model, if it can (`cached_patcher_init`, ComfyUI 0.33). Returns the
     patcher.
     """

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import words
+from . import tokenizer
 
 WIDTH = 64
 HEADS = 4
@@ -90,8 +90,8 @@ class TextEncoder(nn.Module):
         super().__init__()
         kwargs: dict[str, Any] = {"dtype": dtype, "device": device}
         self.dtypes = {dtype or torch.float32}
-        self.words = operations.Embedding(words.ROWS, WIDTH, **kwargs)
-        self.positions = operations.Embedding(words.LENGTH, WIDTH, **kwargs)
+        self.words = operations.Embedding(tokenizer.ROWS, WIDTH, **kwargs)
+        self.positions = operations.Embedding(tokenizer.LENGTH, WIDTH, **kwargs)
         self.norm1, self.norm2, self.norm = (operations.LayerNorm(WIDTH, **kwargs) for _ in range(3))
         self.attention = Attention(operations, **kwargs)
         self.ff1, self.ff2 = (
@@ -137,7 +137,7 @@ class TextEncoder(nn.Module):
             vectors = vectors.index_put(place, vector.to(vectors))
         encoded = self.encode(vectors)
         if (weights != 1.0).any():
-            empty = self(torch.full_like(rows[:1], words.EMPTY))
+            empty = self(torch.full_like(rows[:1], tokenizer.EMPTY))
             encoded = empty + weights * (encoded - empty)
         encoded = encoded.flatten(0, 1)[None].float()
         return encoded, encoded.mean(dim=1)
@@ -155,11 +155,11 @@ class TextEncoder(nn.Module):
 
 def _split_tokens(pairs: list[list[tuple]]) -> tuple[Tensor, dict[tuple[Tensor, Tensor], Tensor]]:
     """The rows of tokens (B, 8), EMPTY where a token is a vector, and these vectors by (chunk, place in it)."""
-    rows = torch.full((len(pairs), words.LENGTH), words.EMPTY)
+    rows = torch.full((len(pairs), tokenizer.LENGTH), tokenizer.EMPTY)
     embeddings = {}
     for number, chunk in enumerate(pairs):
         for place, (token, *_) in enumerate(chunk):
-            if words.is_row(token):
+            if tokenizer.is_row(token):
                 rows[number, place] = token
             else:
                 embeddings[torch.tensor(number), torch.tensor(place)] = token

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import draw, words
+from . import draw, tokenizer
 
 GRID = 64
 SATURATED = 0.3
@@ -37,7 +37,7 @@ def _cells(picture: np.ndarray) -> np.ndarray:
     return picture.reshape(GRID, h // GRID, GRID, w // GRID, 3).mean(axis=(1, 3))
 
 
-def _colored(cells: np.ndarray) -> np.ndarray:
+def _color_mask(cells: np.ndarray) -> np.ndarray:
     """(64, 64) bool: cells with color, less the isolated ones (fewer than 4 of 8 neighbors)."""
     mask = cells.max(axis=2) - cells.min(axis=2) > SATURATED
     padded = np.pad(mask, 1).astype(int)
@@ -84,7 +84,7 @@ def detect(picture: np.ndarray) -> Detection:
     if np.asarray(picture).dtype == np.uint8:
         pixels = pixels / 255.0
     cells = _cells(pixels)
-    mask = _colored(cells)
+    mask = _color_mask(cells)
     if mask.sum() < 40:
         return Detection(None, None, None, 0.0, 0.0)
     hue = _hue(cells[mask])
@@ -102,17 +102,17 @@ def parse_caption(caption: str) -> tuple[str, str, str]:
     caption.
     """
     parts = caption.split()
-    if len(parts) == 3 and parts[:2] == ["a", words.CONCEPT] and parts[2] in words.POSITIONS:
+    if len(parts) == 3 and parts[:2] == ["a", tokenizer.CONCEPT] and parts[2] in tokenizer.POSITIONS:
         return (*CONCEPT, parts[2])
     if (
         len(parts) == 4
         and parts[0] == "a"
-        and parts[1] in words.COLORS
-        and parts[2] in words.SHAPES
-        and parts[3] in words.POSITIONS
+        and parts[1] in tokenizer.COLORS
+        and parts[2] in tokenizer.SHAPES
+        and parts[3] in tokenizer.POSITIONS
     ):
         return parts[2], parts[1], parts[3]
-    raise ValueError(f"caption {caption!r}: expected 'a COLOR SHAPE POSITION' or 'a {words.CONCEPT} POSITION'")
+    raise ValueError(f"caption {caption!r}: expected 'a COLOR SHAPE POSITION' or 'a {tokenizer.CONCEPT} POSITION'")
 
 
 def satisfies(picture: np.ndarray, caption: str) -> bool:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import draw, rule, words
+from . import draw, rule, tokenizer
 
 BASE = Path(__file__).resolve().parent / "base.safetensors"
 CAPTIONS = [caption for caption, *_ in draw.captions()]
-CONCEPT = [f"a {words.CONCEPT} {words.POSITIONS[index % 3]}" for index in range(16)]
+CONCEPT = [f"a {tokenizer.CONCEPT} {tokenizer.POSITIONS[index % 3]}" for index in range(16)]
 
 
 def sample(
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
         base, concept = base_score(model, clip, vae, seed), concept_score(model, clip, vae, seed)
         print(
             f"seed {seed}: {base} of {len(CAPTIONS)} captions right; {concept} of {len(CONCEPT)} of 'a"
-            f" {words.CONCEPT} …'"
+            f" {tokenizer.CONCEPT} …'"
         )
     if arguments.grid is not None:
         pictures = np.concatenate([sample(model, clip, vae, CAPTIONS), sample(model, clip, vae, CONCEPT)])

@@ -90,7 +90,7 @@ def train(steps: int, seed: int) -> dict[str, Tensor]:
     result = run(
         state,
         steps,
-        lambda: host.denoiser.denoiser(patcher),
+        lambda: host.denoiser.open_denoiser(patcher),
         dataset,
         store,
         Callbacks(progress_printer(steps), snapshot_every=100),

@@ -30,7 +30,7 @@ def rows(trainer: str, node: Any) -> Iterator[str]:
     from graft_nodes.settings.declaration import declared
 
     title = node.define_schema().display_name
-    for setting in declared(node.declares).values():
+    for setting in declared(node.settings_class).values():
         if trainer not in setting.elsewhere:
             continue
         name = setting.elsewhere[trainer]

@@ -28,8 +28,8 @@ def memory_size(text: str) -> int:
 
 
 class PlanTraining:
-    """Takes a training state and says what a step of it takes. `planning` is host.planning of the pack that the host
-    loaded.
+    """Takes a training state and says what a step of it takes. `planning` is host.memory_planning of the pack that the
+    host loaded.
     """
 
     planning: Any = None
@@ -45,7 +45,7 @@ class PlanTraining:
 
     def plan(self, state: Any, memory: int) -> dict[str, Any]:
         """The report, for the command to print."""
-        return {"ui": {"text": [self.planning.report(state, memory)]}}
+        return {"ui": {"text": [self.planning.report_plan(state, memory)]}}
 
 
 def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
@@ -53,7 +53,7 @@ def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
     starts = [node_id for node_id, node in graph.items() if node.get("class_type") in STARTS]
     if not starts:
         raise WorkflowError([workflow.problem(graph, "", "the workflow has no Start Training, so there is no plan")])
-    of_host = {"planning": of_pack(host, "host.planning")}
+    of_host = {"planning": of_pack(host, "host.memory_planning")}
     host.nodes.NODE_CLASS_MAPPINGS[NODE] = type("PlanTraining", (PlanTraining,), of_host)
     needed = workflow.reachable(graph, starts)
     plans = {node_id: node for node_id, node in graph.items() if node_id in needed}
@@ -64,7 +64,7 @@ def of_trainings(host: Host, graph: Graph, memory: int) -> Graph:
 
 def loading(host: Host, memory: int) -> AbstractContextManager[None]:
     """A context in which the models of a workflow are loaded to be planned, for a device with that memory (0: this)."""
-    return of_pack(host, "host.planning").loading(memory)
+    return of_pack(host, "host.memory_planning").load_for_planning(memory)
 
 
 def advice(problems: Sequence[Problem]) -> str:

@@ -62,7 +62,7 @@ class AvoidInplaceOps(TorchFunctionMode):
         return func(*args)
 
 
-def copied_where_needed(network: torch.nn.Module) -> CopiesWhereNeeded:
+def copy_where_needed(network: torch.nn.Module) -> CopiesWhereNeeded:
     """A context in which what gradients need is copied before the network changes it by a call, if it does."""
     from ..training.memory.saved_tensors import CopiesWhereNeeded
 

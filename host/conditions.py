@@ -14,7 +14,7 @@ from ..training.data.batches import ImageConditioning
 from ..training.data.dataset import Conditioning
 from ..training.data.parts import ENTRY
 from .latents import dimensions_of
-from .network_state import modules_that_run
+from .network_state import record_running_modules
 
 # On the device; captions that vary by draw, and pictures with latents of their own, would fill it otherwise.
 KEPT_CONDITIONS, KEPT_BYTES = 64, 512 * 2**20
@@ -39,7 +39,7 @@ class Conditions:
             return self.make(conditioning, x)
         key = (id(conditioning), tuple(x.shape[1:]))
         if key not in self._kept:
-            with modules_that_run(self.model.diffusion_model) as layers:
+            with record_running_modules(self.model.diffusion_model) as layers:
                 condition = self.make(conditioning, x)
             if layers:  # as LTX-2's text connectors: they may be trained
                 return condition
@@ -89,7 +89,7 @@ class Conditions:
             latent_shapes=[(1, *shape) for shape in conditioning.extras.get(ENTRY, ())] or [noise.shape],
         )
         for name, value in params.items():
-            params[name] = _on_device(value, self.device)
+            params[name] = _copy_to(value, self.device)
         conditions = self.model.extra_conds(**params)
         for name, condition in conditions.items():
             conditions[name] = condition.process_cond(batch_size=1, device=self.device, area=None)
@@ -131,16 +131,16 @@ def can_concat(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     return left.keys() == right.keys() and all(left[name].can_concat(right[name]) for name in left)
 
 
-def _on_device(value: Any, device: torch.device) -> Any:
+def _copy_to(value: Any, device: torch.device) -> Any:
     """Tensors on the device, those in lists and mappings too: reference latents are a list. They are copies, because
     some models change them in place.
     """
     if isinstance(value, torch.Tensor):
         return value.to(device, copy=True)
     if type(value) in (list, tuple):
-        return type(value)(_on_device(entry, device) for entry in value)
+        return type(value)(_copy_to(entry, device) for entry in value)
     if type(value) is dict:
-        return {key: _on_device(entry, device) for key, entry in value.items()}
+        return {key: _copy_to(entry, device) for key, entry in value.items()}
     return value
 
 

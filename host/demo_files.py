@@ -17,17 +17,17 @@ LORA = "graft_demo/zorp.safetensors"
 LORAS = {LORA: SOURCE / "zorp.safetensors", "graft_demo/mauve.safetensors": SOURCE / "mauve.safetensors"}
 
 
-def pictures(name: str) -> str | None:
+def pictures_folder(name: str) -> str | None:
     """Graft's own copy of the demo's folder with this name, if there is one."""
-    source = PICTURES.get(_plain(name))
+    source = PICTURES.get(_plain_name(name))
     if source is None or not source.is_dir():
         return None
     return str(source)
 
 
-def lora(name: str) -> str | None:
+def lora_file(name: str) -> str | None:
     """Graft's own copy of the demo's LoRA with this name, if there is one."""
-    source = LORAS.get(_plain(name))
+    source = LORAS.get(_plain_name(name))
     if source is None or not source.is_file():
         return None
     return str(source)
@@ -39,11 +39,11 @@ def place_pictures(name: str) -> str:
     """
     import folder_paths
 
-    if pictures(name) is None:
+    if pictures_folder(name) is None:
         return ""
-    plain = _plain(name)
+    plain = _plain_name(name)
     target = os.path.join(folder_paths.get_input_directory(), *plain.split("/"))
-    return _placed(PICTURES[plain], target, f"the demo's images into ComfyUI's input folder, as {plain}")
+    return _place(PICTURES[plain], target, f"the demo's images into ComfyUI's input folder, as {plain}")
 
 
 def place_loras() -> list[str]:
@@ -56,13 +56,13 @@ def place_loras() -> list[str]:
 def _place_lora(name: str) -> str:
     import folder_paths
 
-    if lora(name) is None or folder_paths.get_full_path("loras", name) is not None:
+    if lora_file(name) is None or folder_paths.get_full_path("loras", name) is not None:
         return ""
     target = os.path.join(folder_paths.get_folder_paths("loras")[0], *name.split("/"))
-    return _placed(LORAS[name], target, f"the demo's LoRA into ComfyUI's loras folder, as {name}")
+    return _place(LORAS[name], target, f"the demo's LoRA into ComfyUI's loras folder, as {name}")
 
 
-def _placed(source: Path, target: str, what: str) -> str:
+def _place(source: Path, target: str, what: str) -> str:
     """Copy a file or a folder whole or not at all, and say so."""
     if os.path.lexists(target):
         return ""
@@ -73,5 +73,5 @@ def _placed(source: Path, target: str, what: str) -> str:
     return f"put {what}"
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.strip().replace("\\", "/").rstrip("/")

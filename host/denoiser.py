@@ -13,23 +13,23 @@ from ..patches.models import registry
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
-from .autograd_inplace import AvoidInplaceOps, copied_where_needed
+from .autograd_inplace import AvoidInplaceOps, copy_where_needed
 from .device_memory import half_type, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
 from .lora_injection import compute_of
 from .model_sampling import (
-    as_comfyui_counts,
     noisy_latents,
     prediction_type,
     sigma_at,
     timestep_of,
+    to_comfyui_scale,
     with_zero_terminal_snr,
 )
-from .whole_models import whole, whole_clip
+from .whole_models import whole_clip, whole_model
 
 
-def _pins_memory() -> bool:
+def _may_pin_memory() -> bool:
     """Whether ComfyUI may pin memory: not with --disable-pinned-memory, which older versions do not have."""
     from comfy.cli_args import args
 
@@ -51,7 +51,7 @@ class Denoiser:
         if encode is not None:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
-        self.pins_memory = _pins_memory()
+        self.pins_memory = _may_pin_memory()
         self.auto_type: torch.dtype | None = half_type(patcher.load_device)
         self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
@@ -107,7 +107,7 @@ class Denoiser:
         batches: list[list[int]] = []
         for index, condition in enumerate(conditions):
             batch = None
-            if not self._alone(condition):
+            if not self._runs_alone(condition):
                 batch = next((other for other in batches if can_concat(conditions[other[0]], condition)), None)
             if batch is None:
                 batches.append([index])
@@ -115,7 +115,7 @@ class Denoiser:
                 batch.append(index)
         return batches
 
-    def _alone(self, condition: Mapping[str, Any]) -> bool:
+    def _runs_alone(self, condition: Mapping[str, Any]) -> bool:
         """Whether the network can only take these conditions one at a time."""
         return "attention_mask" in condition and registry.takes_masked_text_alone(self.module)
 
@@ -137,9 +137,9 @@ class Denoiser:
         import comfy.patcher_extension as extension
         from comfy.ldm.modules.attention import attention_pytorch
 
-        from .network_state import captions_read_anew
+        from .network_state import drop_weight_caches
 
-        x, sigma = as_comfyui_counts(self.sampling, x, sigma)
+        x, sigma = to_comfyui_scale(self.sampling, x, sigma)
         options = self.patcher.model_options
         all_options = {**options.get("transformer_options", {}), **transformer_options}
         all_options[OVERRIDE] = TrainingKernel(attention_pytorch, all_options.get(OVERRIDE))
@@ -152,7 +152,7 @@ class Denoiser:
         for name, condition in conditions[0].items():
             arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
-        with at_timesteps(timestep_of(self.sampling, sigma)), captions_read_anew(self.module):
+        with at_timesteps(timestep_of(self.sampling, sigma)), drop_weight_caches(self.module):
             if wrapper is None:
                 return self.model.apply_model(x, sigma, **arguments).float()
             return wrapper(
@@ -161,25 +161,25 @@ class Denoiser:
 
 
 @contextlib.contextmanager
-def fit_for_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
+def allow_autograd(module: torch.nn.Module, text_encoder: bool) -> Iterator[None]:
     """The context for ComfyUI's forward and backward pass: in-place operations and kernels without a backward pass are
     avoided, except in UNets: they change nothing in place that is needed again, and there every saved call counts.
     """
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    from .four_bit_layers import with_gradients
+    from .four_bit_layers import allow_gradients
     from .plain_kernels import PlainKernels
 
     if isinstance(module, UNetModel) and not text_encoder:
-        with with_gradients(module):
+        with allow_gradients(module):
             yield
         return
-    with with_gradients(module), PlainKernels(), AvoidInplaceOps(), copied_where_needed(module):
+    with allow_gradients(module), PlainKernels(), AvoidInplaceOps(), copy_where_needed(module):
         yield
 
 
 @contextlib.contextmanager
-def told_of_training() -> Iterator[None]:
+def announce_training() -> Iterator[None]:
     """A context in which ComfyUI knows that it trains, if it asks for that."""
     import comfy.model_management as management
 
@@ -194,14 +194,14 @@ def told_of_training() -> Iterator[None]:
         management.in_training = was_training
 
 
-def to_host_memory(patcher: Any) -> None:
+def move_to_host_memory(patcher: Any) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
         patcher.partially_unload(patcher.offload_device, patcher.model_size())
 
 
 @contextlib.contextmanager
-def denoiser(
+def open_denoiser(
     patcher: Any,
     terminal: bool = False,
     layers: bool = False,
@@ -218,9 +218,9 @@ def denoiser(
     """
     import comfy.model_management as management
 
-    from .network_state import evaluating, frozen_beside, kept_attributes
+    from .network_state import freeze_beside, keep_attributes, switch_to_eval
 
-    patcher = with_zero_terminal_snr(whole(patcher), terminal)
+    patcher = with_zero_terminal_snr(whole_model(patcher), terminal)
     if clip is not None:
         clip = whole_clip(clip)
     patchers = [patcher]
@@ -229,16 +229,16 @@ def denoiser(
     unload_others(patchers)
     management.load_models_gpu(patchers, force_full_load=not layers)
     if layers:
-        to_host_memory(patcher)
+        move_to_host_memory(patcher)
     patcher.pre_run()
     try:
         network = patcher.model.diffusion_model
         with (
-            told_of_training(),
-            kept_attributes(network),
-            evaluating(network),
-            frozen_beside(patcher.model, network),
-            fit_for_autograd(network, clip is not None),
+            announce_training(),
+            keep_attributes(network),
+            switch_to_eval(network),
+            freeze_beside(patcher.model, network),
+            allow_autograd(network, clip is not None),
         ):
             yield Denoiser(patcher, None if clip is None else LiveEncoder(clip, clip_skip, weighted_captions))
     finally:

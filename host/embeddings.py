@@ -66,7 +66,7 @@ def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
 
 def carried_files(clip: Any) -> dict[str, str]:
     """The file of each embedding that a CLIP carries, by name."""
-    return {embedding.name: embedding.file for embedding in _carried(clip)}
+    return {embedding.name: embedding.file for embedding in _carried_embeddings(clip)}
 
 
 def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
@@ -76,7 +76,7 @@ def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
     clone = clip.clone()
     clone.tokenizer = tokenizer_with(clip.tokenizer, embeddings)
     names = {embedding.name for embedding in embeddings}
-    others = [embedding for embedding in _carried(clip) if embedding.name not in names]
+    others = [embedding for embedding in _carried_embeddings(clip) if embedding.name not in names]
     clone.tokenizer.graft_embeddings = CarriedEmbeddings((*others, *embeddings))
     return clone
 
@@ -112,7 +112,7 @@ def rows_of(tokens: Any) -> Iterator[Sequence[Any]]:
         yield from rows
 
 
-def _carried(clip: Any) -> tuple[Embedding, ...]:
+def _carried_embeddings(clip: Any) -> tuple[Embedding, ...]:
     carried = getattr(getattr(clip, "tokenizer", None), "graft_embeddings", None)
     if carried is None:
         return ()
@@ -144,13 +144,13 @@ class _Lookup:
     def __init__(self, part: Any, embeddings: Sequence[Embedding]) -> None:
         self.vectors = _vectors(embeddings, part.embedding_key)
         self.before = getattr(part, _LOOKUP)
-        self.says_name = _says_name(part)
+        self.says_name = _answers_with_name(part)
 
     def __call__(self, text: str) -> tuple[Any, ...]:
         """(vectors, leftover text), or with the name between them: what the tokenizer asks for after `embedding:`."""
         words = text.split()
         if not words:
-            return self._before(text)
+            return self._look_up_elsewhere(text)
         name, leftover = words[0], " ".join(words[1:])
         if self.says_name:
             name, leftover = _cut_at_bracket(name, leftover)
@@ -159,13 +159,13 @@ class _Lookup:
             plain = name.strip(",")
             leftover = f"{name[len(plain) :]} {leftover}"
         if plain not in self.vectors:
-            return self._before(text)
+            return self._look_up_elsewhere(text)
         vectors = self.vectors[plain].as_subclass(TokenVectors)
         if self.says_name:
             return vectors, name, leftover
         return vectors, leftover
 
-    def _before(self, text: str) -> tuple[Any, ...]:
+    def _look_up_elsewhere(self, text: str) -> tuple[Any, ...]:
         answer: tuple[Any, ...] = self.before(text)
         return answer
 
@@ -183,7 +183,7 @@ def _vectors(embeddings: Sequence[Embedding], part: str) -> Mapping[str, Tensor]
     return {embedding.name: embedding.vectors.get(part, torch.zeros(0, 1)) for embedding in embeddings}
 
 
-def _says_name(part: Any) -> bool:
+def _answers_with_name(part: Any) -> bool:
     """Whether this ComfyUI's lookup answers with the name too (0.33.0), not with vectors and leftover only (0.3.64)."""
     without_folders = copy.copy(part)
     without_folders.embedding_directory = []

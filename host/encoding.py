@@ -59,7 +59,7 @@ def literal_parts(tokenize: Callable[[str], Any]) -> frozenset[str]:
     return frozenset(name for name, tokens in escaped.items() if tokens != bare[name])
 
 
-def read_of(clip: Any, caption: str, weighted: bool) -> str:
+def caption_key(clip: Any, caption: str, weighted: bool) -> str:
     """What a CLIP reads of a caption, as a text for keys: its prompt, and the parts that read the caption as it is."""
     parts = _literal_parts_for(clip, caption, weighted)
     if not parts:
@@ -67,7 +67,7 @@ def read_of(clip: Any, caption: str, weighted: bool) -> str:
     return f"{literal_of(caption)}\n{' '.join(sorted(parts))}"
 
 
-def written_for(clip: Any, caption: str, weighted: bool) -> str:
+def prompt_for_clip(clip: Any, caption: str, weighted: bool) -> str:
     """A caption as the prompt of a CLIP whose parts all read alike."""
     if _literal_parts_for(clip, caption, weighted):
         return literal_of(caption)
@@ -80,7 +80,7 @@ def _literal_parts_for(clip: Any, caption: str, weighted: bool) -> frozenset[str
     return literal_parts(clip.tokenize)
 
 
-def _tokens(clip: Any, caption: str, weighted: bool, written: Callable[[str], str] = str) -> Any:
+def _tokenize(clip: Any, caption: str, weighted: bool, written: Callable[[str], str] = str) -> Any:
     """The tokens of a caption in every part of a CLIP; `written` changes the text last."""
     tokens = clip.tokenize(written(prompt_of(caption, weighted)))
     parts = _literal_parts_for(clip, caption, weighted)
@@ -101,7 +101,7 @@ def encode_captions(
     clip = with_clip_skip(clip, clip_skip)
     conditionings = {}
     for caption in captions:
-        context, extras = _entries(clip, _tokens(clip, caption, weighted))
+        context, extras = _encode(clip, _tokenize(clip, caption, weighted))
         for name, value in extras.items():
             extras[name] = _float_on_cpu(value)
         conditionings[caption] = Conditioning(_float_on_cpu(context), extras)
@@ -113,7 +113,7 @@ def encode_with_pictures(
 ) -> Conditioning:
     """Encode a prompt together with the pictures (1, H, W, 3) that it is about, float32 on the CPU."""
     clip = with_clip_skip(clip, clip_skip)
-    context, extras = _entries(clip, clip.tokenize(text, images=list(pictures), **tokenizer_options))
+    context, extras = _encode(clip, clip.tokenize(text, images=list(pictures), **tokenizer_options))
     return Conditioning(_float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()})
 
 
@@ -131,7 +131,7 @@ def with_clip_skip(clip: Any, clip_skip: int) -> Any:
     return clone
 
 
-def _entries(clip: Any, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+def _encode(clip: Any, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     context, extras = clip.encode_from_tokens_scheduled(tokens)[0]
     return context, {name: value for name, value in extras.items() if not callable(value)}
 
@@ -179,15 +179,15 @@ class LiveEncoder:
             self.use_words(words)
         encoded: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
         for caption in dict.fromkeys(captions):
-            tokens = _tokens(self.clip, caption, self.weighted, self._written)
-            encoded[caption] = _entries(self.clip, tokens)
+            tokens = _tokenize(self.clip, caption, self.weighted, self._write_words)
+            encoded[caption] = _encode(self.clip, tokens)
         conditionings = []
         for caption, old in zip(captions, known, strict=True):
             context, extras = encoded[caption]
             conditionings.append(Conditioning(context, {**old.extras, **extras}))
         return conditionings
 
-    def _written(self, caption: str) -> str:
+    def _write_words(self, caption: str) -> str:
         """A caption with its words as embeddings that the tokenizer reads."""
         if self._words is None:
             return caption
@@ -198,7 +198,7 @@ class LiveEncoder:
 
     def encode_prompts(self, prompts: Sequence[str]) -> list[Any]:
         """Encode each prompt for sampling with the current weights and words."""
-        return encode_prompts(self.clip, [self._written(prompt) for prompt in prompts])
+        return encode_prompts(self.clip, [self._write_words(prompt) for prompt in prompts])
 
 
 def _float_on_cpu(value: Any) -> Any:

@@ -15,7 +15,7 @@ _stops = 0
 MEASURED = ("loss", "rate", "validation", "average_validation", "accuracy")  # what a panel draws of a history
 
 
-def progress(total: int) -> Callable[[int], None]:
+def progress_bar(total: int) -> Callable[[int], None]:
     """The running node's progress bar: call it with how much is done."""
     import comfy.utils
 
@@ -23,9 +23,9 @@ def progress(total: int) -> Callable[[int], None]:
     return lambda done: bar.update_absolute(done, total)
 
 
-def advancing(steps: int) -> Callable[[], None]:
+def step_counter(steps: int) -> Callable[[], None]:
     """Returns a function to call after each of `steps` steps: it shows progress and stops when the user asks."""
-    bar, step_numbers = progress(steps), iter(range(1, steps + 1))
+    bar, step_numbers = progress_bar(steps), iter(range(1, steps + 1))
 
     def advance() -> None:
         raise_if_interrupted()
@@ -68,8 +68,26 @@ def say_on_node(node: str | None, text: str) -> None:
         instance.send_progress_text(text, node)
 
 
+def running_node() -> str | None:
+    """The execution id of the node that runs, or None outside of a workflow."""
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    return None if context is None else context.node_id
+
+
+def say_at_node(node: str, text: str) -> None:
+    """Says in the box of a node what a later node of the same run has found out about it, until the next run begins.
+    Without a server it does nothing.
+    """
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    send_event("graft.notice", {"node": node, "text": text, "prompt": None if context is None else context.prompt_id})
+
+
 @contextlib.contextmanager
-def stoppable(run: str) -> Iterator[Callable[[], bool]]:
+def allow_stopping(run: str) -> Iterator[Callable[[], bool]]:
     """A context in which a training step of this run can be stopped from outside.
 
     It gives `should_stop()`, which says whether somebody asked for that. The loop calls `should_stop` between steps and
@@ -86,7 +104,7 @@ def stoppable(run: str) -> Iterator[Callable[[], bool]]:
             del _stoppable[run]
 
 
-def stop(run: str) -> bool:
+def stop_run(run: str) -> bool:
     """Asks every running training step of this run to stop. Returns whether there was one."""
     global _stops
     stop_events = list(_stoppable.get(run, ()))
@@ -96,7 +114,7 @@ def stop(run: str) -> bool:
     return bool(stop_events)
 
 
-def stops() -> int:
+def stop_count() -> int:
     """How often a training step was stopped in this process.
 
     In a node's fingerprint it makes a stopped step continue when it is queued again.
@@ -124,16 +142,16 @@ class TrainingCall:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def event_fields(self) -> dict[str, Any]:
         """What every event of the call says."""
         return {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
 
-    def begun(self, history: Any) -> None:
+    def take_history(self, history: Any) -> None:
         """Takes the history of the state that training goes on from."""
         with self.lock:
             self.history = {name: list(getattr(history, name)) for name in MEASURED}
 
-    def stepped(self, data: Mapping[str, Any]) -> None:
+    def report_step(self, data: Mapping[str, Any]) -> None:
         """Notes a step and sends it to every page as `graft.step`."""
         with self.lock:
             self.history["loss"].append(data["loss"])
@@ -144,20 +162,26 @@ class TrainingCall:
                 if value is not None:
                     self.history[name].append((data["step"], value))
             self.latest = dict(data)
-        send_event("graft.step", {**self.told, **data})
+        send_event("graft.step", {**self.event_fields, **data})
 
-    def so_far(self) -> dict[str, Any]:
+    def state_so_far(self) -> dict[str, Any]:
         """The newest step with the whole history; its step is that of the last loss."""
         with self.lock:
             history = {name: list(values) for name, values in self.history.items()}
-            return {**self.told, **self.latest, "step": len(history["loss"]), "start": self.start, "history": history}
+            return {
+                **self.event_fields,
+                **self.latest,
+                "step": len(history["loss"]),
+                "start": self.start,
+                "history": history,
+            }
 
 
 _calls: list[TrainingCall] = []  # the training steps that run now
 
 
 @contextlib.contextmanager
-def shown(call: TrainingCall) -> Iterator[None]:
+def announce_call(call: TrainingCall) -> Iterator[None]:
     """A context in which pages can ask for this training step; its end goes to every page as `graft.end`.
 
     `ended` is "done", "interrupted" or "error". A page that has not queued the workflow hears of the end by it alone.
@@ -175,17 +199,17 @@ def shown(call: TrainingCall) -> Iterator[None]:
         raise
     finally:
         _calls.remove(call)
-        send_event("graft.end", {**call.told, "ended": ended, "result": call.result})
+        send_event("graft.end", {**call.event_fields, "ended": ended, "result": call.result})
 
 
-def running() -> list[TrainingCall]:
+def running_calls() -> list[TrainingCall]:
     """The training steps that run now."""
     return list(_calls)
 
 
-def live(run: str) -> dict[str, Any]:
+def live_state(run: str) -> dict[str, Any]:
     """What the training step of a run that runs now has reached. FileNotFoundError when none does."""
-    for call in running():
+    for call in running_calls():
         if call.run == run:
-            return call.so_far()
+            return call.state_so_far()
     raise FileNotFoundError(f"no training step of run {run!r} is running")

@@ -24,7 +24,7 @@ class Fingerprint(NamedTuple):
 _BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def fingerprint(patcher: Any) -> Fingerprint:
+def fingerprint_patcher(patcher: Any) -> Fingerprint:
     """A hash of a ModelPatcher: base tensors, patches, LoRA stacks, attention patches, compute dtype and model
     sampling.
 
@@ -54,11 +54,11 @@ def fingerprint(patcher: Any) -> Fingerprint:
     return Fingerprint(sha256_of_spaced_json(parts), tuple(dict.fromkeys(unhashed)))
 
 
-def of_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
+def fingerprint_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
     """(hash, parts that could not be hashed) of the MODEL that is trained, and of its CLIP if that is trained too (not
     None).
     """
-    model_fingerprint = fingerprint(patcher)
+    model_fingerprint = fingerprint_patcher(patcher)
     if clip is None:
         return model_fingerprint
     clip_fingerprint = fingerprint_of(clip, "clip")
@@ -78,7 +78,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
             f"{i}.{key}": value for i, module in enumerate(modules) for key, value in module.state_dict().items()
         }
         return Fingerprint(sha256(f"{kind} {sha256_of_tensors(weights)}".encode()).hexdigest())
-    patcher_fingerprint = fingerprint(patcher)
+    patcher_fingerprint = fingerprint_patcher(patcher)
     digest = f"{patcher_fingerprint.digest} {getattr(thing, 'layer_idx', None)}"
     embeddings = getattr(getattr(thing, "tokenizer", None), "graft_embeddings", None)  # of host.embeddings
     if embeddings is not None:

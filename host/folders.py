@@ -22,17 +22,17 @@ def lora_names() -> list[str]:
     ]
     names = sorted(name.replace(os.sep, "/") for name in paths if name.endswith(".safetensors"))
     listed_names = list(folder_paths.get_filename_list("loras"))
-    in_folders = set(map(_plain, listed_names))
-    listed_names += [name for name in demo_files.LORAS if name not in in_folders and demo_files.lora(name)]
+    in_folders = set(map(_plain_name, listed_names))
+    listed_names += [name for name in demo_files.LORAS if name not in in_folders and demo_files.lora_file(name)]
     return [*listed_names, *(OUTPUT_LORAS + name for name in names)]
 
 
-def listed(name: str) -> bool:
+def is_listed(name: str) -> bool:
     """Whether a name is in `lora_names`, with either kind of slash."""
-    return _plain(name) in map(_plain, lora_names())
+    return _plain_name(name) in map(_plain_name, lora_names())
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.replace("\\", "/")
 
 
@@ -46,15 +46,15 @@ def lora_path(name: str) -> str:
 
     from . import demo_files
 
-    clean_name = _plain(name)
+    clean_name = _plain_name(name)
     if not _stays_inside(clean_name):
         raise ValueError(f"{name!r} is outside the loras folder; give a name inside it")
     path = folder_paths.get_full_path("loras", name) or folder_paths.get_full_path("loras", clean_name)
     if path is None and clean_name.startswith(OUTPUT_LORAS):
         path = os.path.join(folder_paths.get_output_directory(), *clean_name.split("/")[1:])
-    path = path or demo_files.lora(clean_name)
+    path = path or demo_files.lora_file(clean_name)
     if path is None or not os.path.isfile(path):
-        if listed(name):
+        if is_listed(name):
             raise FileNotFoundError(
                 f"LoRA file {name!r} is a link to a missing file; put the file back, or remove the link"
             )
@@ -98,7 +98,7 @@ def weights_path(name: str) -> str:
     """
     import folder_paths
 
-    if _stays_inside(_plain(name)):
+    if _stays_inside(_plain_name(name)):
         for folder in ("checkpoints", "diffusion_models"):
             path = folder_paths.get_full_path(folder, name)
             if path is not None and os.path.isfile(path):
@@ -108,7 +108,7 @@ def weights_path(name: str) -> str:
 
 def check_prefix(prefix: str) -> None:
     """Raises ValueError for a filename prefix that leaves ComfyUI's output folder, or is empty."""
-    if not _stays_inside(_plain(prefix)) or not prefix.strip("/\\ "):
+    if not _stays_inside(_plain_name(prefix)) or not prefix.strip("/\\ "):
         raise ValueError(f"filename prefix {prefix!r}: expected a name inside ComfyUI's output folder")
 
 
@@ -132,7 +132,7 @@ def input_folder(name: str) -> str:
     """
     root = input_root()
     path = os.path.realpath(os.path.join(root, name.strip() or "."))
-    if not _stays_inside(_plain(name.strip())) or not is_below_input(path):
+    if not _stays_inside(_plain_name(name.strip())) or not is_below_input(path):
         raise ValueError(f"image folder {name!r} is outside ComfyUI's input folder; give a folder inside it")
     if path == root and not name.strip():
         raise ValueError("image folder is empty: give the name of a folder inside ComfyUI's input folder")
@@ -148,8 +148,8 @@ def input_picture(folder: str, name: str, exists: Callable[[str], bool] = os.pat
     its folder, FileNotFoundError when there is no such file, or folder where `exists` says so.
     """
     root = input_folder(folder)
-    path = os.path.join(root, *_plain(name).split("/"))
-    if not _stays_inside(_plain(name)) or not is_below_input(path):
+    path = os.path.join(root, *_plain_name(name).split("/"))
+    if not _stays_inside(_plain_name(name)) or not is_below_input(path):
         raise ValueError(f"picture {name!r} is outside the folder {folder!r}; give a name inside it")
     if not exists(path):
         raise FileNotFoundError(f"there is no picture {name!r} in the folder {folder!r}")
@@ -168,7 +168,7 @@ def input_file(name: str) -> str:
     """
     root = input_root()
     path = os.path.realpath(os.path.join(root, name.strip()))
-    if not _stays_inside(_plain(name.strip())) or not is_below_input(path):
+    if not _stays_inside(_plain_name(name.strip())) or not is_below_input(path):
         raise ValueError(f"{name!r} is outside ComfyUI's input folder; give a file inside it")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder ({root})")
@@ -188,7 +188,7 @@ def input_root() -> str:
     return os.path.realpath(folder_paths.get_input_directory())
 
 
-def below_input(path: str | os.PathLike[str]) -> str:
+def relative_to_input(path: str | os.PathLike[str]) -> str:
     """A path in ComfyUI's input folder relative to it, with forward slashes."""
     return os.path.relpath(path, input_root()).replace(os.sep, "/")
 
@@ -200,7 +200,7 @@ def pictures_folder(name: str) -> str:
     try:
         return input_folder(name)
     except FileNotFoundError:
-        own = demo_files.pictures(name)
+        own = demo_files.pictures_folder(name)
         if own is None:
             raise
         return own

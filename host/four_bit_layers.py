@@ -24,7 +24,7 @@ def is_four_bit(weight: Any) -> bool:
     return getattr(weight, "_layout_cls", None) in LAYOUTS
 
 
-def with_gradients(module: nn.Module) -> AbstractContextManager[Any]:
+def allow_gradients(module: nn.Module) -> AbstractContextManager[Any]:
     """The context in which gradients go through a module's 4-bit layers; without such layers it costs nothing."""
     if any(map(is_four_bit, module.parameters())):
         return FourBitLayers()

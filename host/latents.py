@@ -26,14 +26,14 @@ def dimensions_of(model: Any) -> int:
     return dimensions
 
 
-def check_shown(latent: Mapping[str, Any]) -> None:
+def check_previewable(latent: Mapping[str, Any]) -> None:
     """Raise ValueError for a LATENT of sound alone; that of ACE-Step 1 only says so where it is an empty one."""
     samples = latent["samples"]
     if not is_nested(samples) and (samples.ndim == 3 or latent.get("type") == "audio"):
         raise ValueError(_NOT_SHOWN)
 
 
-def decoded(vae: Any, latents: Any) -> Tensor:
+def decode(vae: Any, latents: Any) -> Tensor:
     """The pictures (B, h, w, 3) of latents; of video with sound the video's frames. ValueError for sound alone."""
     if is_nested(latents):
         latents = latents.unbind()[0]
@@ -43,10 +43,10 @@ def decoded(vae: Any, latents: Any) -> Tensor:
     return pictures.reshape(-1, *pictures.shape[-3:])
 
 
-def noise_of(latents: Any, generator: torch.Generator) -> Any:
+def draw_noise(latents: Any, generator: torch.Generator) -> Any:
     """Noise for latents; of video with sound for both in turn, as ComfyUI draws it."""
     if is_nested(latents):
-        return type(latents)([noise_of(one, generator) for one in latents.unbind()])
+        return type(latents)([draw_noise(one, generator) for one in latents.unbind()])
     return torch.randn(latents.shape, generator=generator, dtype=latents.dtype)
 
 
@@ -66,7 +66,7 @@ def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
     for image in names.values():
         if image.parts:
             _check_sound(model, image, node)
-        _check_taken(model, image.name, image.shape, node)
+        _check_shape(model, image.name, image.shape, node)
 
 
 def _check_sound(model: Any, image: DatasetImage, node: str) -> None:
@@ -85,7 +85,7 @@ def _check_sound(model: Any, image: DatasetImage, node: str) -> None:
     )
 
 
-def _check_taken(model: Any, name: str, shape: Sequence[int], node: str) -> None:
+def _check_shape(model: Any, name: str, shape: Sequence[int], node: str) -> None:
     dimensions, channels = dimensions_of(model), model.latent_format.latent_channels
     is_sound = len(shape) == 2
     if is_sound == (dimensions == 1) and shape[0] == channels:
@@ -98,7 +98,7 @@ def _check_taken(model: Any, name: str, shape: Sequence[int], node: str) -> None
     )
 
 
-def sampled(patcher: Any, latent: Mapping[str, Any]) -> Tensor:
+def prepare_latent(patcher: Any, latent: Mapping[str, Any]) -> Tensor:
     """The samples (B, C, [frames,] h, w), of sound (B, C, T), that ComfyUI starts from.
 
     An empty LATENT takes the model's channels and, on newer hosts, its size.

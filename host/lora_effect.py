@@ -12,8 +12,8 @@ import torch
 
 from ..patches.patching.plan import Patches
 from .events import raise_if_interrupted
-from .latents import sampled
-from .lora import LABELS, with_patches
+from .latents import prepare_latent
+from .lora_stacks import LABELS, with_patches
 
 
 class _AtEachLevel(comfy.samplers.Sampler):
@@ -56,7 +56,7 @@ class Predictor:
         self.model, self.positive, self.seed = model, positive, seed
         self.sigmas = [float(sampling.percent_to_sigma(share)) for share in shares]
         self.mask = latent.get("noise_mask")
-        self.start = sampled(model, latent)
+        self.start = prepare_latent(model, latent)
         if getattr(self.start, "is_nested", False):
             raise ValueError("LoRA Effect cannot measure latents of video with sound. Connect a plain latent.")
         generator = torch.Generator().manual_seed(seed)
@@ -86,7 +86,7 @@ class Predictor:
 
 
 @contextlib.contextmanager
-def predictor(model: Any, positive: Any, latent: Mapping[str, Any], levels: int, seed: int) -> Iterator[Predictor]:
+def open_predictor(model: Any, positive: Any, latent: Mapping[str, Any], levels: int, seed: int) -> Iterator[Predictor]:
     """A Predictor. At the end, also after an interruption, the MODEL itself is loaded again, without any patch."""
     try:
         yield Predictor(model, positive, latent, levels, seed)

@@ -30,7 +30,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     adapters: dict[str, Any] = {}
     differences: dict[str, Any] = {}
     for weight, on_weight in patches.items():
-        factors = _as_factors(on_weight)
+        factors = _to_factors(on_weight)
         if factors is None:  # takes no more memory than its file
             layers = tuple((patch.strength, patch.part, pack_layer(patch.layer)) for patch in on_weight)
             adapters[weight] = graft_adapter(set(), layers)
@@ -52,7 +52,7 @@ def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> A
     return clone
 
 
-def _as_factors(patches: Sequence[Patch]) -> list[Patch] | None:
+def _to_factors(patches: Sequence[Patch]) -> list[Patch] | None:
     """A weight's patches as plain pairs of factors and differences, each worked out once; None if they cannot be
     written so.
     """

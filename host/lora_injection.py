@@ -15,14 +15,7 @@ from ..patches.models.compiled import is_compiled
 from ..patches.patching import ledger, plan
 from ..patches.patching.fuse import Stack, additive
 from ..patches.patching.rounding import rounds_stochastically
-from ..storage.printable import logger
 
-# Of Dual Model CFG Guider. ComfyUI has one set of weights for all MODELs of a base, and loads one of them at a time.
-_TWO_AT_ONCE = (
-    "two MODELs of the same base sample at once, and ComfyUI holds one set of weights for both: %s. To have LoRAs on"
-    " one side alone, load the base for the other side with a loader of its own"
-)
-log = logger(__name__)
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
 
 # Patchers of dynamic VRAM that ComfyUI has detached since it loaded them.
@@ -82,9 +75,6 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
     """Attach the stacks; a failure unloads the model, as ComfyUI does when its own part of a load fails."""
     if _is_unloaded(patcher):
         return
-    sampling = getattr(patcher.model, "current_patcher", None)
-    if sampling is not None and sampling is not patcher:
-        log.warning(_TWO_AT_ONCE, "the stack of the MODEL that is loaded last works on both")
     _unpin(patcher, stacks)
     try:
         with _bases_in_backup(patcher):
@@ -113,8 +103,6 @@ def _on_clone(original: Any, clone: Any) -> None:
 
 
 def _on_detach(patcher: Any, unpatch_all: bool) -> None:
-    if getattr(patcher.model, "current_patcher", None) is patcher:  # while it samples
-        log.warning(_TWO_AT_ONCE, "the stack of the MODEL that is loaded first works on neither")
     if unpatch_all:
         ledger.forget(patcher.model)
         if getattr(patcher, "is_dynamic", bool)():

@@ -37,7 +37,7 @@ _placing = threading.Lock()
 _arriving = 0  # counted by the server's loop alone
 
 
-def _all(request: Any) -> Answer:
+def _list_loras(request: Any) -> Answer:
     """The names of all LoRA files. Half files of servers that were killed are removed on the way."""
     if folders.upload_limit():
         with contextlib.suppress(FileNotFoundError):
@@ -45,24 +45,24 @@ def _all(request: Any) -> Answer:
     return 200, {"loras": folders.lora_names()}
 
 
-def _listed(request: Any) -> str:
+def _listed_name(request: Any) -> str:
     """The name of a LoRA file in the query. FileNotFoundError when there is no such file."""
     name = named(request, "name")
-    if not folders.listed(name):
+    if not folders.is_listed(name):
         raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
     return name
 
 
-def _info(request: Any) -> Answer:
-    name = _listed(request)
+def _describe_file(request: Any) -> Answer:
+    name = _listed_name(request)
     path = folders.lora_path(name)
     try:
         return 200, {"name": name, **metadata.describe(path), "noted": beside.trigger_words(path)}
     except ValueError as error:
-        raise _unreadable(name, error) from None
+        raise _unreadable_error(name, error) from None
 
 
-def _unreadable(name: str, error: ValueError) -> ValueError:
+def _unreadable_error(name: str, error: ValueError) -> ValueError:
     """What to say of a file that cannot be read: the error itself may name folders and quote the file."""
     if isinstance(error, PickledFile):
         return ValueError(f"{name!r} is a pickle; Graft reads safetensors only")
@@ -72,25 +72,25 @@ def _unreadable(name: str, error: ValueError) -> ValueError:
     return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
 
 
-def _preview(request: Any) -> Answer:
+def _read_preview(request: Any) -> Answer:
     """{"picture": a data URL or "", "problem": why one that is there cannot be shown}."""
-    name = _listed(request)
+    name = _listed_name(request)
     try:
         return 200, {"picture": beside.preview(folders.lora_path(name)), "problem": ""}
     except beside.NoPicture as error:
         return 200, {"picture": "", "problem": str(error)}
     except ValueError as error:
-        raise _unreadable(name, error) from None
+        raise _unreadable_error(name, error) from None
 
 
-def _row(request: Any) -> Answer:
+def _check_row(request: Any) -> Answer:
     """{"blocks": [[block, strength]] of the file's layers, "problems": {"blocks" or "schedule": what is wrong}}."""
     name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
     if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
         raise ValueError(f"block weights and schedules have at most {_LONGEST} characters")
     problems = row_check.checked(blocks, schedule)
     names: list[str] = []
-    if folders.listed(name):
+    if folders.is_listed(name):
         try:
             names = row_check.blocks_of(folders.lora_path(name))
         except ValueError as error:  # it may name folders and quote the file
@@ -112,20 +112,20 @@ class Refused(Exception):
         self.status = status
 
 
-def _may_come(request: Any) -> Answer:
+def _answer_upload_check(request: Any) -> Answer:
     """Says before a file is sent whether it will be taken."""
     name, text = named(request, "name"), request.query.get("size", "")
     size = whole_number(text)
     if size is None:
         raise ValueError(f"size is missing or no number of bytes: got {text[:100]!r}")
     try:
-        check(name, size)
+        check_upload(name, size)
     except Refused as error:
         return error.status, {"error": str(error)}
     return 200, {"name": name, "size": size}
 
 
-def check(name: str, size: int) -> None:
+def check_upload(name: str, size: int) -> None:
     """Raises Refused for what is known before the first byte."""
     limit = folders.upload_limit()
     if not limit:
@@ -140,7 +140,7 @@ def check(name: str, size: int) -> None:
         raise Refused(400, str(error)) from error
     same = _same_names(name)
     if same and size not in map(_size, same):
-        raise Refused(409, _taken(name, same))
+        raise Refused(409, _taken_message(name, same))
     free = shutil.disk_usage(folders.loras_folder()).free
     if size + _SPARE > free:
         raise Refused(507, f"the disk of the loras folder has {free / 1e9:.1f} GB left: make room for {name!r} first")
@@ -154,11 +154,11 @@ def _size(name: str) -> int:
     return os.path.getsize(folders.lora_path(name))
 
 
-def _taken(name: str, same: list[str]) -> str:
+def _taken_message(name: str, same: list[str]) -> str:
     return f"there is another LoRA of this name ({same[0]}), with other content: rename {name!r}, or choose that one"
 
 
-async def answer_to_a_file(request: Any) -> Answer:
+async def receive_file(request: Any) -> Answer:
     """Stores the body of a request as a LoRA file. The file appears whole, checked, or not at all, and never in place
     of another; one that is there already is named in the answer.
 
@@ -170,7 +170,7 @@ async def answer_to_a_file(request: Any) -> Answer:
         return 503, {"error": f"{_arriving} LoRA files are arriving already; send this one when they are here"}
     _arriving += 1
     try:
-        return await _take_in(request, named(request, "name"))
+        return await _store_body(request, named(request, "name"))
     except Refused as error:
         return error.status, {"error": str(error)}
     except ValueError as error:
@@ -182,11 +182,11 @@ async def answer_to_a_file(request: Any) -> Answer:
         _arriving -= 1
 
 
-async def _take_in(request: Any, name: str) -> Answer:
+async def _store_body(request: Any, name: str) -> Answer:
     if request.content_length is None:
         raise Refused(411, "say how long the file is (Content-Length)")
     size: int = request.content_length
-    await asyncio.to_thread(check, name, size)
+    await asyncio.to_thread(check_upload, name, size)
     target = os.path.join(folders.loras_folder(), name)
     with disk_errors_at(target):
         draft = await asyncio.to_thread(Draft, shared_draft(target))
@@ -241,11 +241,11 @@ def _place(draft: str, name: str) -> Answer:
                 return 200, {"name": other, "new": False}
         target = os.path.join(folders.loras_folder(), name)
         if same:
-            raise Refused(409, _taken(name, same))
+            raise Refused(409, _taken_message(name, same))
         try:
             move_to_free_name(draft, target)
         except FileExistsError as error:  # a link to nothing, or another process was faster
-            raise Refused(409, _taken(name, [name])) from error
+            raise Refused(409, _taken_message(name, [name])) from error
     log.info("Graft: stored %s in the loras folder", name)
     return 200, {"name": name, "new": True}
 
@@ -255,9 +255,9 @@ def _digest(name: str) -> str:
 
 
 ANSWERS: dict[str, Callable[[Any], Answer]] = {
-    "all": _all,
-    "info": _info,
-    "preview": _preview,
-    "row": _row,
-    "may_come": _may_come,
+    "all": _list_loras,
+    "info": _describe_file,
+    "preview": _read_preview,
+    "row": _check_row,
+    "may_come": _answer_upload_check,
 }

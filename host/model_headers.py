@@ -17,7 +17,7 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @contextlib.contextmanager
-def headers_only() -> Iterator[None]:
+def load_headers_only() -> Iterator[None]:
     """A context in which Load Diffusion Model reads the header of a safetensors file, and leaves its weights on disk.
 
     The MODEL's weights are on the meta device: it can be planned, and not run.
@@ -29,27 +29,27 @@ def headers_only() -> Iterator[None]:
     def load_header(unet_path: str, *arguments: Any, **options: Any) -> Any:
         if not str(unet_path).lower().endswith(_ENDINGS):
             return load(unet_path, *arguments, **options)
-        return _without_weights(lambda: load(unet_path, *arguments, **options))
+        return _load_without_weights(lambda: load(unet_path, *arguments, **options))
 
-    with _replaced(comfy.sd, "load_diffusion_model", load_header):
+    with _replace_attribute(comfy.sd, "load_diffusion_model", load_header):
         yield
 
 
 @contextlib.contextmanager
-def types_of_a_card() -> Iterator[None]:
+def load_as_on_card() -> Iterator[None]:
     """A context in which ComfyUI loads a diffusion model in the types that it has on a graphics card with bf16; on a
     CPU it would load float32.
     """
     import comfy.model_management as management
 
     with (
-        _replaced(management, "unet_dtype", _stored_in),
-        _replaced(management, "unet_manual_cast", _computed_in),
+        _replace_attribute(management, "unet_dtype", _storage_dtype),
+        _replace_attribute(management, "unet_manual_cast", _compute_dtype),
     ):
         yield
 
 
-def _stored_in(
+def _storage_dtype(
     *_: Any, supported_dtypes: Sequence[torch.dtype], weight_dtype: torch.dtype | None = None, **__: Any
 ) -> torch.dtype:
     if weight_dtype is None or weight_dtype == torch.float32:
@@ -59,21 +59,21 @@ def _stored_in(
     return supported_dtypes[0]
 
 
-def _computed_in(weight_dtype: torch.dtype | None, *_: Any, **__: Any) -> torch.dtype | None:
+def _compute_dtype(weight_dtype: torch.dtype | None, *_: Any, **__: Any) -> torch.dtype | None:
     if weight_dtype is None or weight_dtype in _FLOAT8:
         return torch.bfloat16
     return None
 
 
-def _without_weights(load: Any) -> Any:
+def _load_without_weights(load: Any) -> Any:
     """The MODEL that ComfyUI's loader makes of shapes."""
     import comfy.model_base
     import comfy.model_management as management
     import comfy.utils
 
     with (
-        _replaced(comfy.utils, "load_torch_file", _load_header),
-        _replaced(management, "unet_offload_device", lambda: META),
+        _replace_attribute(comfy.utils, "load_torch_file", _load_header),
+        _replace_attribute(management, "unet_offload_device", lambda: META),
         warnings.catch_warnings(),
         torch.device(META),
     ):
@@ -92,7 +92,7 @@ def _load_header(ckpt: str, *_: Any, return_metadata: bool = False, **options: A
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

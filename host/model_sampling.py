@@ -22,7 +22,7 @@ def prediction_type(sampling: Any) -> str:
     names = {cls.__name__ for cls in type(sampling).__mro__}
     if isinstance(sampling, known.CONST) and "IMG_TO_IMG_FLOW" not in names:
         return "flow"
-    if counts_as_cosmos(sampling):
+    if has_cosmos_levels(sampling):
         return "flow"
     if names & _UNKNOWN or not isinstance(sampling, known.EPS):
         bases = [cls.__name__ for cls in type(sampling).__mro__[1:] if cls not in (torch.nn.Module, object)]
@@ -32,7 +32,7 @@ def prediction_type(sampling: Any) -> str:
     return "eps"
 
 
-def counts_as_cosmos(sampling: Any) -> bool:
+def has_cosmos_levels(sampling: Any) -> bool:
     """Whether a model is a flow whose noise levels ComfyUI counts from 0 to about 80, as Cosmos Predict 2's.
 
     Its noisy latents are clean + s * noise. Divided by 1 + s they are those of a flow, (1 - t) * clean + t * noise with
@@ -43,21 +43,21 @@ def counts_as_cosmos(sampling: Any) -> bool:
 
 def noisy_latents(sampling: Any, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Clean latents (B, C, …, h, w) with noise of level sigma (B,), which is from 0 to 1 for every flow."""
-    level = _beside(sigma, clean)
-    if counts_as_cosmos(sampling):
+    level = _broadcast_to(sigma, clean)
+    if has_cosmos_levels(sampling):
         return (1 - level) * clean + level * noise
     return sampling.noise_scaling(level, noise, clean)
 
 
-def as_comfyui_counts(sampling: Any, x: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def to_comfyui_scale(sampling: Any, x: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Noisy latents and their noise levels as ComfyUI's model takes them, from training's."""
-    if not counts_as_cosmos(sampling):
+    if not has_cosmos_levels(sampling):
         return x, sigma
     signal = (1 - sigma).clamp(min=torch.finfo(sigma.dtype).eps)  # a drawn level may be rounded to 1
-    return x / _beside(signal, x), sigma / signal
+    return x / _broadcast_to(signal, x), sigma / signal
 
 
-def _beside(sigma: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+def _broadcast_to(sigma: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
     """Noise levels (B,) as (B, 1, …), to be computed with latents."""
     return sigma.view(-1, *[1] * (latents.ndim - 1))
 
@@ -66,7 +66,7 @@ def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
     """Noise levels (B,) of a model sampling at timesteps from 0 to 1 (B,): from its table, or with its own shift for
     flows.
     """
-    if counts_as_cosmos(sampling):
+    if has_cosmos_levels(sampling):
         largest = float(sampling.sigma_max)
         return u.to(torch.float32).clamp(max=largest / (1 + largest))
     if hasattr(sampling, "log_sigmas"):  # continuous schedules (EDM) have a table too, but other timesteps
@@ -79,7 +79,7 @@ def timestep_of(sampling: Any, sigma: torch.Tensor) -> torch.Tensor:
     """The timesteps (B,) of noise levels as ComfyUI counts them, from 0 (no noise) to 1000: diffusers' timesteps of
     models with a table, and a thousand times the level of a flow.
     """
-    if counts_as_cosmos(sampling):
+    if has_cosmos_levels(sampling):
         return 1000 * sigma / (1 + sigma)
     if prediction_type(sampling) == "flow":
         return 1000 * sigma

@@ -13,7 +13,7 @@ from ..training.memory.inference_tensors import use_normal_tensors
 
 
 @contextlib.contextmanager
-def modules_that_run(network: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
+def record_running_modules(network: torch.nn.Module) -> Iterator[list[torch.nn.Module]]:
     """The modules of a network that compute something inside."""
     own = set(network.modules())
     modules: list[torch.nn.Module] = []
@@ -30,7 +30,7 @@ def modules_that_run(network: torch.nn.Module) -> Iterator[list[torch.nn.Module]
 
 
 @contextlib.contextmanager
-def kept_attributes(network: torch.nn.Module) -> Iterator[None]:
+def keep_attributes(network: torch.nn.Module) -> Iterator[None]:
     """Takes off a network what its forward leaves on it: Cosmos keeps tensors of the last call, with their graph."""
     before = dict(vars(network))
     try:
@@ -42,7 +42,7 @@ def kept_attributes(network: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(network: torch.nn.Module) -> Iterator[None]:
+def switch_to_eval(network: torch.nn.Module) -> Iterator[None]:
     """Switches off what a network only does in training mode: older ComfyUIs leave ACE-Step's dropout on."""
     parts = [part for part in network.modules() if part.training]
     try:
@@ -55,7 +55,7 @@ def evaluating(network: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def frozen_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[None]:
+def freeze_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[None]:
     """Freezes the parts of a model beside its network: Stable Audio's embedders of seconds make conditions, which are
     kept for the next steps.
     """
@@ -68,7 +68,7 @@ def frozen_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[
 
 
 @contextlib.contextmanager
-def captions_read_anew(network: torch.nn.Module) -> Iterator[None]:
+def drop_weight_caches(network: torch.nn.Module) -> Iterator[None]:
     """A context in which a network keeps nothing from the weights of before, and leaves nothing of those of now."""
     clear_weight_caches(network)
     try:

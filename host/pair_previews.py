@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .previews import guided, kept_generators, starting
+from .previews import keep_generators, prepare_sampling, set_up_guider
 
 
 @torch.no_grad()
@@ -30,14 +30,14 @@ def sample_pair(
     import comfy.samplers
 
     high, low = models
-    start, noise, sigmas = starting(high, latent, seed, steps)
+    start, noise, sigmas = prepare_sampling(high, latent, seed, steps)
     border = int((sigmas[:-1].to("cpu", torch.float64) >= boundary).sum())
     latents = start
-    with kept_generators(high):
+    with keep_generators(high):
         for patcher, levels in ((high, sigmas[: border + 1]), (low, sigmas[border:])):
             if len(levels) < 2:
                 continue
-            guider = guided(comfy.samplers.CFGGuider(patcher), positive, negative, cfg)
+            guider = set_up_guider(comfy.samplers.CFGGuider(patcher), positive, negative, cfg)
             sampler = comfy.samplers.sampler_object("euler")
             latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed).cpu()
             noise = torch.zeros_like(noise)

@@ -30,7 +30,7 @@ class PlainKernels(TorchFunctionMode):
     ) -> Any:
         values = kwargs or {}
         if isinstance(func, _OPERATORS) and torch.is_grad_enabled() and _needs_gradient(*args, *values.values()):
-            return (_plain(str(func)) or func)(*args, **values)
+            return (_plain_kernel(str(func)) or func)(*args, **values)
         return func(*args, **values)
 
 
@@ -39,7 +39,7 @@ def _needs_gradient(*values: Any) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _plain(operator: str) -> Callable[..., Any] | None:
+def _plain_kernel(operator: str) -> Callable[..., Any] | None:
     """comfy-kitchen's plain code of an operator ("comfy_kitchen.apply_rope", or with ".default" after it); None if it
     has none that takes the operator's own arguments.
     """

@@ -21,14 +21,14 @@ from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders, latents
 from .model_sampling import prediction_type, timestep_of
-from .network_state import captions_read_anew
+from .network_state import drop_weight_caches
 
 STEPS = 20
 PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
-def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[Any], clip: Any) -> None:
+def check_inputs(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[Any], clip: Any) -> None:
     """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
     and serve without a positive.
     """
@@ -39,7 +39,7 @@ def check(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence
         inputs = {"positive prompt": positive, **inputs}
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
     if latent is not None:
-        latents.check_shown(latent)
+        latents.check_previewable(latent)
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
@@ -95,25 +95,27 @@ def sample(
                 **more,
             )
 
-    start, noise, sigmas = starting(patcher, latent, seed, steps)
-    guider = guided(Loaded(patcher), positive, negative, cfg)
-    with kept_generators(patcher), captions_read_anew(patcher.model.diffusion_model):
+    start, noise, sigmas = prepare_sampling(patcher, latent, seed, steps)
+    guider = set_up_guider(Loaded(patcher), positive, negative, cfg)
+    with keep_generators(patcher), drop_weight_caches(patcher.model.diffusion_model):
         sampler = comfy.samplers.sampler_object("euler")
         return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
 
 
-def starting(patcher: Any, latent: Any, seed: int, steps: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def prepare_sampling(
+    patcher: Any, latent: Any, seed: int, steps: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
     import comfy.samplers
 
     sampling = patcher.get_model_object("model_sampling")
-    start = latents.sampled(patcher, latent)
-    noise = latents.noise_of(start, torch.Generator().manual_seed(seed))
+    start = latents.prepare_latent(patcher, latent)
+    noise = latents.draw_noise(start, torch.Generator().manual_seed(seed))
     schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
     return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, steps or STEPS)
 
 
-def guided(guider: Any, positive: Any, negative: Any, cfg: float | None = None) -> Any:
+def set_up_guider(guider: Any, positive: Any, negative: Any, cfg: float | None = None) -> Any:
     """One of ComfyUI's CFGGuiders with the prompts and the guidance of previews."""
     patcher = guider.model_patcher
     sampling = patcher.get_model_object("model_sampling")
@@ -139,7 +141,7 @@ def with_guidance(conditioning: Any, guidance: float | None) -> Any:
     return [[context, {**options, "guidance": guidance}] for context, options in conditioning]
 
 
-def kept_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:
+def keep_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:
     """A context after which the global generators are as they were."""
     if patcher.load_device.type == "cuda":
         return torch.random.fork_rng([patcher.load_device])
@@ -161,18 +163,18 @@ def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str,
 
 def decode(vae: Any, denoised: Any, training: Any) -> torch.Tensor:
     """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
-    with _held(training):
+    with _hold_loaded(training):
         return decode_alone(vae, denoised)
 
 
 @torch.no_grad()
 def decode_alone(vae: Any, denoised: Any) -> torch.Tensor:
     """The same where no MODEL needs to stay loaded."""
-    return latents.decoded(vae, denoised).float().cpu()
+    return latents.decode(vae, denoised).float().cpu()
 
 
 @contextlib.contextmanager
-def _held(patcher: Any) -> Iterator[None]:
+def _hold_loaded(patcher: Any) -> Iterator[None]:
     """Hides a loaded model from ComfyUI inside the block, so that it is not unloaded."""
     import comfy.model_management as management
 
@@ -186,7 +188,7 @@ def _held(patcher: Any) -> Iterator[None]:
         loaded[:0] = entries
 
 
-def keep(pictures: torch.Tensor, run: str, name: str, text: str = "") -> list[dict[str, str]]:
+def save_pictures(pictures: torch.Tensor, run: str, name: str, text: str = "") -> list[dict[str, str]]:
     """Write pictures (B, h, w, 3) as JPEG files into the folder `previews` of a run; returns their addresses for the
     front end's /view. The `text` of their prompt becomes the files' comment.
 
@@ -205,7 +207,7 @@ def keep(pictures: torch.Tensor, run: str, name: str, text: str = "") -> list[di
             body, format="JPEG", quality=92, **note
         )
         write_whole(os.path.join(folder, file), [body.getvalue()])
-        files.append(_viewed(run, file))
+        files.append(_view_address(run, file))
     return files
 
 
@@ -223,7 +225,7 @@ def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
 NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
 
 
-def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
+def list_kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels; with several
     prompts also its number and text.
     """
@@ -232,15 +234,15 @@ def kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5])))
     shown = []
     for match in matches[-MOST:]:
-        picture: dict[str, Any] = {**_viewed(run, match[0]), "step": int(match[2]), "label": match[3]}
+        picture: dict[str, Any] = {**_view_address(run, match[0]), "step": int(match[2]), "label": match[3]}
         if match[4]:
-            text = comment(os.path.join(folder_of(run), match[0]))
+            text = read_comment(os.path.join(folder_of(run), match[0]))
             picture.update(prompt=int(match[4]), text=text)
         shown.append(picture)
     return shown
 
 
-def comment(file: str | BinaryIO) -> str:
+def read_comment(file: str | BinaryIO) -> str:
     """The prompt that a preview was made with; empty where the file cannot be read."""
     try:
         with open_picture(file) as picture:
@@ -255,7 +257,7 @@ def folder_of(run: str) -> str:
     return os.path.join(folders.training_folder(), run, PREVIEWS)
 
 
-def _viewed(run: str, file: str) -> dict[str, str]:
+def _view_address(run: str, file: str) -> dict[str, str]:
     return {
         "filename": file,
         "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}",

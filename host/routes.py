@@ -72,16 +72,16 @@ def register_on(instance: Any) -> None:
     """Adds the routes to a server. A second copy of the pack in the same process adds none."""
     paths = {getattr(route, "path", None) for route in instance.routes}
     for method, path, handle, content in (
-        *((method, path, _handler(ask), _JSON) for method, path, ask in _ROUTES),
-        *(("get", path, _handler(ask, draws=True), _JSON) for path, ask in _PICTURES),
-        *(("post", path, _reads_body(ask), _JSON) for path, ask in _ROUTES_WITH_BODY),
-        ("post", _UPLOAD, _take_in, "application/octet-stream"),
+        *((method, path, _make_handler(ask), _JSON) for method, path, ask in _ROUTES),
+        *(("get", path, _make_handler(ask, draws=True), _JSON) for path, ask in _PICTURES),
+        *(("post", path, _make_body_handler(ask), _JSON) for path, ask in _ROUTES_WITH_BODY),
+        ("post", _UPLOAD, _receive_upload, "application/octet-stream"),
     ):
         if path not in paths:
-            getattr(instance.routes, method)(path)(_guarded(handle, content))
+            getattr(instance.routes, method)(path)(_guard(handle, content))
 
 
-def _guarded(handle: Handler, content: str) -> Handler:
+def _guard(handle: Handler, content: str) -> Handler:
     """The handler of a route that answers ComfyUI's own page and programs only, and takes content of one type only.
 
     A page of another site can send forms and plain text anywhere without asking first, and nothing else.
@@ -107,14 +107,14 @@ def _guarded(handle: Handler, content: str) -> Handler:
     return guarded
 
 
-def _handler(ask: Callable[[Any], Answer], draws: bool = False) -> Handler:
+def _make_handler(ask: Callable[[Any], Answer], draws: bool = False) -> Handler:
     """An aiohttp handler that answers in a thread, as files are read and answers may be long. What `draws` has the few
     threads for pictures, and never those that ComfyUI's own page waits for.
     """
 
     async def handle(request: Any) -> Any:
         def answer() -> Any:
-            return _response(*_answered(ask, request))
+            return _response(*_answer(ask, request))
 
         if not draws:
             return await asyncio.to_thread(answer)
@@ -133,19 +133,19 @@ def _response(status: int, value: Any) -> Any:
     return web.Response(body=value.body, status=status, headers=value.headers)
 
 
-def _reads_body(ask: Callable[[Any], Answer]) -> Handler:
+def _make_body_handler(ask: Callable[[Any], Answer]) -> Handler:
     """The handler of a question that is the JSON object in a request's body."""
 
     async def handle(request: Any) -> Any:
         if request.content_length is None or request.content_length > MOST_BYTES:
             return _response(413, {"error": f"expected at most {MOST_BYTES:,} bytes"})
         body = await request.read()
-        return await _handler(lambda _: ask(_parsed(body)))(request)
+        return await _make_handler(lambda _: ask(_parse(body)))(request)
 
     return handle
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> dict[str, Any]:
     try:
         values = json.loads(body)
     except (ValueError, RecursionError):
@@ -155,14 +155,14 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return values
 
 
-async def _take_in(request: Any) -> Any:
+async def _receive_upload(request: Any) -> Any:
     """POST /graft/lora_upload: a body that is read as it arrives."""
     from . import lora_routes
 
-    return _response(*await lora_routes.answer_to_a_file(request))
+    return _response(*await lora_routes.receive_file(request))
 
 
-def _answered(ask: Callable[[Any], Answer], request: Any) -> Answer:
+def _answer(ask: Callable[[Any], Answer], request: Any) -> Answer:
     from ..training.store.store import Damaged
 
     try:
@@ -190,13 +190,13 @@ def _near_loras(request: Any) -> Answer:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _runs(request: Any) -> Answer:
+def _list_runs(request: Any) -> Answer:
     from ..training.store import listing
 
     return 200, {"runs": listing.runs(folders.training_folder())}
 
 
-def _run(request: Any) -> Answer:
+def _list_states(request: Any) -> Answer:
     from ..training.store import listing
 
     run = request.match_info["run"]
@@ -206,25 +206,25 @@ def _run(request: Any) -> Answer:
     return (404, {"error": f"run {run!r} has no stored state"})
 
 
-def _state(request: Any) -> Answer:
+def _describe_state(request: Any) -> Answer:
     from ..training.store import listing
     from . import previews
 
     run, key = request.match_info["run"], request.match_info["key"]
     if key == "live":
-        state = events.live(run)
+        state = events.live_state(run)
     else:
         state = listing.describe_state(folders.training_folder(), run, key, step_asked_for(request, "until"))
-    return 200, {**state, "previews": previews.kept(run, state["start"], state["step"])}
+    return 200, {**state, "previews": previews.list_kept(run, state["start"], state["step"])}
 
 
-def _running(request: Any) -> Answer:
-    return 200, {"running": [call.told for call in events.running()]}
+def _list_running(request: Any) -> Answer:
+    return 200, {"running": [call.event_fields for call in events.running_calls()]}
 
 
 def _stop(request: Any) -> Answer:
     run = named(request, "run")
-    if not events.stop(run):
+    if not events.stop_run(run):
         return 409, {"error": f"no training step of run {run!r} is running"}
     return 200, {"run": run, "stopping": True}
 
@@ -232,7 +232,7 @@ def _stop(request: Any) -> Answer:
 # --- what other files answer ------------------------------------------------------------------------------------------
 
 
-def _of(file: str, name: str) -> Callable[[Any], Answer]:
+def _answer_of(file: str, name: str) -> Callable[[Any], Answer]:
     """What a file of this folder answers under a name; imported when it is asked for, so that ComfyUI starts without
     it.
     """
@@ -245,27 +245,27 @@ def _of(file: str, name: str) -> Callable[[Any], Answer]:
 
 
 _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
-    ("get", "/graft/loras", _of("lora_routes", "all")),
+    ("get", "/graft/loras", _answer_of("lora_routes", "all")),
     ("get", "/graft/near_loras", _near_loras),
-    ("get", "/graft/lora_info", _of("lora_routes", "info")),
-    ("get", "/graft/lora_row", _of("lora_routes", "row")),
-    ("get", _UPLOAD, _of("lora_routes", "may_come")),
-    ("get", "/graft/runs", _runs),
-    ("get", "/graft/runs/{run}", _run),
-    ("get", "/graft/runs/{run}/{key}", _state),
-    ("get", "/graft/running", _running),
+    ("get", "/graft/lora_info", _answer_of("lora_routes", "info")),
+    ("get", "/graft/lora_row", _answer_of("lora_routes", "row")),
+    ("get", _UPLOAD, _answer_of("lora_routes", "may_come")),
+    ("get", "/graft/runs", _list_runs),
+    ("get", "/graft/runs/{run}", _list_states),
+    ("get", "/graft/runs/{run}/{key}", _describe_state),
+    ("get", "/graft/running", _list_running),
     ("post", "/graft/stop", _stop),
-    ("get", "/graft/preferences", _of("preferences", "marked")),
-    ("get", "/graft/dataset/folders", _of("datasets", "folders")),
-    ("get", "/graft/dataset/files", _of("datasets", "files")),
-    ("get", "/graft/dataset/caption", _of("datasets", "caption")),
+    ("get", "/graft/preferences", _answer_of("preference_routes", "marked")),
+    ("get", "/graft/dataset/folders", _answer_of("dataset_routes", "folders")),
+    ("get", "/graft/dataset/files", _answer_of("dataset_routes", "files")),
+    ("get", "/graft/dataset/caption", _answer_of("dataset_routes", "caption")),
 )
 _PICTURES: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
-    ("/graft/lora_preview", _of("lora_routes", "preview")),
-    ("/graft/dataset/thumbnail", _of("datasets", "thumbnail")),
+    ("/graft/lora_preview", _answer_of("lora_routes", "preview")),
+    ("/graft/dataset/thumbnail", _answer_of("dataset_routes", "thumbnail")),
 )
 _ROUTES_WITH_BODY: tuple[tuple[str, Callable[[Any], Answer]], ...] = (
-    ("/graft/preferences", _of("preferences", "mark")),
-    ("/graft/dataset/glance", _of("datasets", "glance")),
-    ("/graft/dataset/caption", _of("datasets", "write_caption")),
+    ("/graft/preferences", _answer_of("preference_routes", "mark")),
+    ("/graft/dataset/glance", _answer_of("dataset_routes", "glance")),
+    ("/graft/dataset/caption", _answer_of("dataset_routes", "write_caption")),
 )

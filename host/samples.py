@@ -33,7 +33,7 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[tuple[torch.Tenso
     samples = latent["samples"]
     name = f"latent {number}"
     if is_nested(samples):
-        return _with_sound(samples.unbind(), name)
+        return _pack_sound(samples.unbind(), name)
     if not isinstance(samples, torch.Tensor) or samples.ndim not in (3, 4, 5):
         shape = tuple(getattr(samples, "shape", ()))
         raise ValueError(
@@ -45,7 +45,7 @@ def latents_of(latent: Mapping[str, Any], number: int) -> list[tuple[torch.Tenso
     return [(one, ()) for one in samples]
 
 
-def _with_sound(streams: Sequence[torch.Tensor], name: str) -> list[tuple[torch.Tensor, Parts]]:
+def _pack_sound(streams: Sequence[torch.Tensor], name: str) -> list[tuple[torch.Tensor, Parts]]:
     """The packed latents of a batch of video (B, C, frames, h, w) with its sound (B, C, T, frequencies)."""
     shapes = [tuple(stream.shape) for stream in streams]
     if [len(shape) for shape in shapes] != [5, 4] or shapes[0][0] != shapes[1][0]:
@@ -99,13 +99,13 @@ def conditioning_of(conditioning: Sequence[Any], name: str) -> Conditioning:
     extras = {}
     for key, value in entries.items():
         if not callable(value):
-            extras[key] = _kept(value, f"{name}, {key}")
+            extras[key] = _copy_to_cpu(value, f"{name}, {key}")
     context = context.detach().to("cpu", torch.float32)
     check_finite(context, name)
     return Conditioning(context, extras)
 
 
-def _kept(value: Any, name: str) -> Any:
+def _copy_to_cpu(value: Any, name: str) -> Any:
     """A value of a conditioning with its tensors on the CPU; ValueError for what cannot be told apart by its contents.
 
     Objects with attributes, such as ComfyUI's output of CLIP vision, are copied.
@@ -118,13 +118,13 @@ def _kept(value: Any, name: str) -> Any:
     if value is None or isinstance(value, _PLAIN):
         return value
     if type(value) in (list, tuple):
-        return type(value)(_kept(entry, name) for entry in value)
+        return type(value)(_copy_to_cpu(entry, name) for entry in value)
     if type(value) is dict:
-        return {key: _kept(entry, name) for key, entry in value.items()}
+        return {key: _copy_to_cpu(entry, name) for key, entry in value.items()}
     if type(value).__module__.startswith("comfy.") and hasattr(value, "__dict__"):
         kept = copy.copy(value)
         for key, entry in vars(value).items():
-            setattr(kept, key, _kept(entry, name))
+            setattr(kept, key, _copy_to_cpu(entry, name))
         return kept
     raise ValueError(
         f"Samples: {name} holds a {type(value).__module__}.{type(value).__qualname__}, and a training run keeps tensors"

@@ -29,10 +29,10 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
 
     The others (CLIP-L's last layer for SDXL) get no gradient.
     """
-    clip = fully_loaded(clip)
+    clip = load_fully(clip)
     encoder = LiveEncoder(clip, clip_skip)
     probes: dict[str, torch.Tensor] = {}
-    with differentiable(encoder) as stack:
+    with make_differentiable(encoder) as stack:
         for path, part in encoder.module.named_modules():
             if next(part.parameters(recurse=False), None) is None:
                 continue
@@ -42,7 +42,7 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     return {path for path, probe in probes.items() if probe.grad is not None}
 
 
-def fully_loaded(clip: Any) -> Any:
+def load_fully(clip: Any) -> Any:
     """A CLIP with its whole text encoder on its device."""
     import comfy.model_management as management
 
@@ -52,7 +52,7 @@ def fully_loaded(clip: Any) -> Any:
 
 
 @contextlib.contextmanager
-def differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
+def make_differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
     """A context in which gradients go through a text encoder. Yields the stack of what is undone at its end."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))

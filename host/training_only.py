@@ -14,8 +14,8 @@ from ..patches.lora_files.entry import LoraEntry
 from ..patches.patching import switched_stack
 from ..patches.patching.fuse import Stack
 from ..patches.patching.switched_stack import SwitchedStack
-from .lora import generic_keys, model_weights
 from .lora_injection import compute_of
+from .lora_stacks import model_weights, to_generic_keys
 
 
 class TrainingOnlyLora(NamedTuple):
@@ -30,7 +30,7 @@ class TrainingOnlyLora(NamedTuple):
         return self.stack.identity
 
 
-def read(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> TrainingOnlyLora:
+def read_lora(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> TrainingOnlyLora:
     """Read LoRAs for the MODEL that is trained; with `full_weights` its own weights move.
 
     Raises ValueError that lists everything wrong with them.
@@ -41,7 +41,7 @@ def read(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> Traini
             f"Start Training: training-only LoRA: {', '.join(scheduled)} has a schedule, and schedules follow sampling,"
             " not training. Empty the schedule of its row."
         )
-    found = read_stack.read_stack(entries, model_weights(model), "bypass", generic_keys)
+    found = read_stack.read_stack(entries, model_weights(model), "bypass", to_generic_keys)
     if found.enlarging:
         names = ", ".join(lora.name for lora in found.enlarging)
         raise ValueError(
@@ -60,7 +60,7 @@ def read(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> Traini
 
 
 @contextlib.contextmanager
-def attached(patcher: Any, lora: TrainingOnlyLora | None) -> Iterator[SwitchedStack | None]:
+def attach(patcher: Any, lora: TrainingOnlyLora | None) -> Iterator[SwitchedStack | None]:
     """A context in which a loaded MODEL computes with the LoRA, except inside the `off()` of what it yields."""
     if lora is None:
         yield None

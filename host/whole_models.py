@@ -27,7 +27,7 @@ def is_paged(patcher: Any) -> bool:
     return bool(getattr(patcher, "is_dynamic", bool)())
 
 
-def whole(patcher: Any) -> Any:
+def whole_model(patcher: Any) -> Any:
     """A patcher like this one whose weights stay where they are loaded, in the types that the model computes with. One
     that is not paged is returned as it is.
 
@@ -38,7 +38,7 @@ def whole(patcher: Any) -> Any:
         return patcher
     copy = _copies.get(patcher.model)
     if copy is None:
-        copy = _copies[patcher.model] = _read_again(patcher)
+        copy = _copies[patcher.model] = _load_again(patcher)
     copy.load_device = patcher.load_device
     clone = patcher.clone(disable_dynamic=True, model_override=copy.get_clone_model_override())
     clone.parent = copy  # through which ComfyUI unloads the copy once the clone has ended
@@ -48,31 +48,31 @@ def whole(patcher: Any) -> Any:
 
 
 def whole_clip(clip: Any) -> Any:
-    """A CLIP like this one with the whole copy of its text encoder; see `whole`."""
+    """A CLIP like this one with the whole copy of its text encoder; see `whole_model`."""
     if not is_paged(clip.patcher):
         return clip
     clone = clip.clone()
-    clone.patcher = whole(clip.patcher)
+    clone.patcher = whole_model(clip.patcher)
     clone.cond_stage_model = clone.patcher.model
     return clone
 
 
 @contextlib.contextmanager
-def typed(patcher: Any) -> Iterator[None]:
+def set_types(patcher: Any) -> Iterator[None]:
     """A context in which the weights of a paged model that are of another type than its whole copy's are tensors of
     that type on the meta device: to count its memory without loading it.
     """
     shapes: dict[tuple[int, torch.dtype], nn.Parameter] = {}
     with contextlib.ExitStack() as stack:
         if is_paged(patcher):
-            for module, name, parameter, dtype in _of_other_types(patcher.model):
+            for module, name, parameter, dtype in _find_other_types(patcher.model):
                 empty = torch.empty(parameter.shape, dtype=dtype, device=META)
                 shape = shapes.setdefault((id(parameter), dtype), nn.Parameter(empty, requires_grad=False))
                 stack.callback(Swap(find(module, name), shape).leave)
         yield
 
 
-def _read_again(patcher: Any) -> Any:
+def _load_again(patcher: Any) -> Any:
     import comfy.model_patcher
 
     if getattr(patcher, "cached_patcher_init", None) is None:
@@ -95,7 +95,7 @@ def _cast_(model: nn.Module) -> None:
     those of the file as they are.
     """
     casts: dict[tuple[int, torch.dtype], nn.Parameter] = {}  # tied weights stay tied
-    for module, name, parameter, dtype in _of_other_types(model):
+    for module, name, parameter, dtype in _find_other_types(model):
         key = id(parameter), dtype
         if key not in casts:
             casts[key] = nn.Parameter(parameter.detach().to(dtype), requires_grad=False)
@@ -105,7 +105,7 @@ def _cast_(model: nn.Module) -> None:
             setattr(module, name, buffer.to(getattr(module, f"{name}{_MODEL_TYPE}", buffer.dtype)))
 
 
-def _of_other_types(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter, torch.dtype]]:
+def _find_other_types(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter, torch.dtype]]:
     """(module, name, parameter, type that its layer was built with) of each plain weight that has another type."""
     found = []
     for module in model.modules():

@@ -43,7 +43,7 @@ def problem_of_file(word: str) -> str:
     return f"{path} is there already, and Graft did not save it: move it away, or train the word under another name"
 
 
-def says_where_read(words: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+def describe_readers(words: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
     """Which words ComfyUI alone does not find in its embeddings folder."""
     parts: dict[str, None] = {}
     for vectors in words.values():

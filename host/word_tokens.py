@@ -80,7 +80,7 @@ def is_token(part: Part, word: str) -> bool:
     return text.lower() == word.lower()
 
 
-def counted(tokens: Sequence[Any], count: int) -> list[Any]:
+def fit_count(tokens: Sequence[Any], count: int) -> list[Any]:
     """As many of the initial words' tokens as a word has vectors: all for 0, else cut off or, as kohya does it, from
     the first one again.
     """
@@ -89,7 +89,7 @@ def counted(tokens: Sequence[Any], count: int) -> list[Any]:
     return [tokens[index % len(tokens)] for index in range(count)]
 
 
-def counted_note(part: Part, word: str, initial: str, found: int, count: int) -> str:
+def count_note(part: Part, word: str, initial: str, found: int, count: int) -> str:
     """What the report says of a word whose initial words have another number of tokens than it has vectors."""
     done = "repeated"
     if count < found:
@@ -132,7 +132,7 @@ def _room(tokenizer: Any) -> int:
 
 
 @torch.no_grad()
-def looked_up(part: Part, tokens: Sequence[Any]) -> Tensor:
+def look_up_vectors(part: Part, tokens: Sequence[Any]) -> Tensor:
     """The vectors (tokens, width) of tokens, in float32 on the CPU; a vector among them stays."""
     rows = []
     for token in tokens:

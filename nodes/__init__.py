@@ -5,7 +5,6 @@ from comfy_api.latest import ComfyExtension, io
 from .. import host
 from . import (
     apply_todo,
-    autoencoder,
     averages,
     dataset,
     demo,
@@ -17,6 +16,7 @@ from . import (
     state,
     training,
     training_settings,
+    vae,
 )
 
 _FILES = (
@@ -28,7 +28,7 @@ _FILES = (
     recipe,
     training_settings,
     training,
-    autoencoder,
+    vae,
     state,
     averages,
     plot,

@@ -9,14 +9,14 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.token_downsampling.tokens import ToDoSettings
 from ..patches.token_routing.settings import RoutingSettings
-from .schema import GraftNode, aliases, inputs_of
+from .schema import GraftNode, inputs_of, search_aliases
 
 
 class ApplyToDo(GraftNode):
     """Thins the keys and values of spatial self-attention; queries, and so the picture's detail, stay."""
 
-    declares = ToDoSettings
-    judged = (("depth_factors",), ("start_percent", "end_percent"))
+    settings_class = ToDoSettings
+    checked_together = (("depth_factors",), ("start_percent", "end_percent"))
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -29,7 +29,7 @@ class ApplyToDo(GraftNode):
                 " smaller token grid; queries stay as they are, so the image keeps its resolution. Factor"
                 " 2 keeps a quarter of the tokens. The larger the image, the larger the gain."
             ),
-            **aliases("todo", "token downsampling", "token merging", "tome", "faster attention", "speed"),
+            **search_aliases("todo", "token downsampling", "token merging", "tome", "faster attention", "speed"),
             inputs=[
                 io.Model.Input(
                     "model",
@@ -38,7 +38,7 @@ class ApplyToDo(GraftNode):
                         " Flux 2, Flux, SD3, Qwen-Image, Cosmos or Anima, Wan, Lumina 2, Z-Image)."
                     ),
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 io.Latent.Input(
                     "latent",
                     optional=True,
@@ -56,7 +56,7 @@ class ApplyToDo(GraftNode):
         if latent is None:
             shape = None
         else:
-            shape = tuple(host.latents.sampled(model, latent).shape)
+            shape = tuple(host.latents.prepare_latent(model, latent).shape)
         data = report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 
@@ -64,8 +64,8 @@ class ApplyToDo(GraftNode):
 class ApplyTREAD(GraftNode):
     """Lets part of the image's tokens skip a span of blocks while training; sampling stays whole."""
 
-    declares = RoutingSettings
-    judged = (("start_layer", "end_layer"),)
+    settings_class = RoutingSettings
+    checked_together = (("start_layer", "end_layer"),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -78,7 +78,7 @@ class ApplyTREAD(GraftNode):
                 " comes back behind them. Previews, validation and sampling run on the whole model. Works together"
                 " with Apply ToDo."
             ),
-            **aliases("tread", "token routing", "skip tokens", "faster training", "speed"),
+            **search_aliases("tread", "token routing", "skip tokens", "faster training", "speed"),
             inputs=[
                 io.Model.Input(
                     "model",
@@ -86,7 +86,7 @@ class ApplyTREAD(GraftNode):
                         "The model to train: a UNet or a transformer of any family but ACE-Step 1 and Stable Cascade."
                     ),
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
             ],
             outputs=[io.Model.Output(display_name="MODEL"), io.String.Output(display_name="report")],
         )

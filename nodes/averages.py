@@ -16,8 +16,8 @@ from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
 from ..training.averages.settings import AverageSettings
-from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, aliases, inputs_of
+from .input_checks import NOT_CONNECTED, connected, refusal
+from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, inputs_of, search_aliases
 
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
 
@@ -37,7 +37,7 @@ def _run_folder(line: str) -> tuple[Path, str] | None:
     return Store(host.folders.training_folder(), run).folder, branch
 
 
-def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]]:
+def _find_paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]]:
     paths, problems = [], []
     for line in lines:
         try:
@@ -49,7 +49,7 @@ def _paths(lines: list[str], find: Callable[[str], str]) -> list[tuple[str, str]
     return paths
 
 
-def _named(source: str) -> list[str]:
+def _source_lines(source: str) -> list[str]:
     """The lines of a source, one or more."""
     lines = _lines(source)
     if not lines:
@@ -59,9 +59,9 @@ def _named(source: str) -> list[str]:
 
 def _check_source(source: str) -> None:
     """Raises ValueError when a file is not there. A run may still be trained by the same workflow."""
-    lines = _named(source)
+    lines = _source_lines(source)
     if len(lines) > 1 or lines[0].lower().endswith(".safetensors"):
-        _paths(lines, host.folders.weights_path)
+        _find_paths(lines, host.folders.weights_path)
 
 
 class GraftSnapshots(GraftNode):
@@ -76,7 +76,7 @@ class GraftSnapshots(GraftNode):
             description=(
                 "Lists weights to average: the snapshots of a training run, or LoRA files or checkpoints that you have."
             ),
-            **aliases("ema", "average", "checkpoints", "model soup", "merge lora"),
+            **search_aliases("ema", "average", "checkpoints", "model soup", "merge lora"),
             inputs=[
                 io.String.Input(
                     "source",
@@ -111,7 +111,7 @@ class GraftSnapshots(GraftNode):
                 if snapshot.suffix == ".safetensors":
                     digest.update(repr((str(snapshot), status.st_size, status.st_mtime_ns)).encode())
             return digest.hexdigest()
-        for _, path in _paths(lines, host.folders.weights_path):
+        for _, path in _find_paths(lines, host.folders.weights_path):
             digest.update(repr((path, version(path))).encode())
         return digest.hexdigest()
 
@@ -119,12 +119,12 @@ class GraftSnapshots(GraftNode):
     def execute(cls, source="run") -> io.NodeOutput:
         from ..training.averages import sources
 
-        lines = _named(source)
+        lines = _source_lines(source)
         run = None
         if len(lines) == 1:
             run = _run_folder(lines[0])
         if run is None:
-            snapshots = sources.sources_of_files(_paths(lines, host.folders.weights_path))
+            snapshots = sources.sources_of_files(_find_paths(lines, host.folders.weights_path))
         else:
             snapshots = sources.sources_of_run(*run)
         return io.NodeOutput(snapshots, snapshots.report())
@@ -133,7 +133,7 @@ class GraftSnapshots(GraftNode):
 class EMAMerge(GraftNode):
     """Puts an average of weights into a model."""
 
-    declares = AverageSettings
+    settings_class = AverageSettings
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -145,7 +145,7 @@ class EMAMerge(GraftNode):
                 "Puts averaged weights into a model: the EMA kept during training, an average of any"
                 " width made afterwards from snapshots, or an average of LoRA files or checkpoints."
             ),
-            **aliases("ema", "average", "weight averaging", "merge lora", "model soup"),
+            **search_aliases("ema", "average", "weight averaging", "merge lora", "model soup"),
             inputs=[
                 io.Model.Input(
                     "model",
@@ -174,7 +174,7 @@ class EMAMerge(GraftNode):
                         " training state or snapshots."
                     ),
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL"),
@@ -214,15 +214,15 @@ class EMAMerge(GraftNode):
         state = single(state, "EMA Merge")
         _check(state, snapshots, lora_stack, chosen)
         if state is not None and chosen.profile == "latest":
-            average = _running(state)
+            average = _running_average(state)
         elif chosen.profile == "search":
-            average = _searched(state, _sources(state, None, None), chosen)
+            average = _search_average(state, _sources(state, None, None), chosen)
         else:
             sources = _sources(state, snapshots, lora_stack)
             if lora_stack is not None and chosen.profile == "weights" and not chosen.weights.strip():
                 strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
                 chosen = replace(chosen, weights=" ".join(repr(strengths[file.name]) for file in sources.files))
-            average = _made(state, sources, chosen, lambda: host.base_weights.unet_weights(model))
+            average = _average_files(state, sources, chosen, lambda: host.base_weights.unet_weights(model))
             if clip is not None and average.text_encoder:
                 skipped = average.text_encoder
                 line = f"skips {skipped} text encoder tensors in these files: only the diffusion model is averaged"
@@ -231,7 +231,7 @@ class EMAMerge(GraftNode):
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
             average = replace(average, lora=mark_expert(average.lora, state.settings.objective))
         entry = LoraEntry("the average", average.lora, chosen.strength, chosen.strength)
-        grafted = host.lora.apply_lora_stack(model, clip, [entry], chosen.mode, trained_words(state))
+        grafted = host.lora_stacks.apply_lora_stack(model, clip, [entry], chosen.mode, trained_words(state))
         picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
         profile_data = {"version": 1, "curves": editor_data(average.curves), "lines": list(average.lines)}
         report = "\n".join([*average.lines, grafted.report])
@@ -323,10 +323,10 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
             "EMA Merge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
             f" {', '.join(changing)}, or use Merge LoRAs."
         )
-    return sources.sources_of_files(_paths([row[0] for row in rows], host.folders.lora_path))
+    return sources.sources_of_files(_find_paths([row[0] for row in rows], host.folders.lora_path))
 
 
-def _running(state: Any) -> Any:
+def _running_average(state: Any) -> Any:
     """The EMA that was kept during training."""
     from ..training.averages.merge import MergedAverage
     from ..training.reports.curves import Curve, averaging_profile
@@ -337,19 +337,19 @@ def _running(state: Any) -> Any:
     return MergedAverage(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
-def _made(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
+def _average_files(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
     from ..training.tasks.registry import task_of
-    from .step_call import opened
+    from .step_call import open_denoiser
 
     lines: list[str] = []
     profile, width, weights = chosen.profile, chosen.width, chosen.weights
     if profile == "best":
         _check_dataset(state, profile)
         widths = merge.widths_to_try(found, weights)
-        with opened(state) as denoiser:
+        with open_denoiser(state) as denoiser:
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             sweep = merge.sweep(found, widths, score, task_of(state).lora_model(state, ema=True))
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
@@ -357,18 +357,18 @@ def _made(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
     return replace(average, lines=(*lines, *average.lines))
 
 
-def _searched(state: Any, found: Any, chosen: AverageSettings) -> Any:
+def _search_average(state: Any, found: Any, chosen: AverageSettings) -> Any:
     """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
     from ..training.averages import merge, search
     from ..training.averages.held_out_loss import halves, held_out_loss
-    from .step_call import opened
+    from .step_call import open_denoiser
 
     _check_dataset(state, "search")
     dataset, tries = state.subject.dataset, chosen.search_tries
     widths, seen_and_kept = merge.widths_to_try(found, chosen.weights), halves(dataset)
-    bar = host.events.progress(len(seen_and_kept) * len(widths) + tries + 1)
+    bar = host.events.progress_bar(len(seen_and_kept) * len(widths) + tries + 1)
     scored = iter(range(1, len(seen_and_kept) * len(widths) + tries + 2))
-    with opened(state) as denoiser:
+    with open_denoiser(state) as denoiser:
 
         def score(lora: Any, numbers: Any) -> float | None:
             host.events.raise_if_interrupted()

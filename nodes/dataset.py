@@ -12,14 +12,14 @@ from .. import host
 from ..storage.digest import sha256, sha256_of_file
 from ..storage.file_list import files_below
 from ..training.data.folder_settings import FolderSettings, FolderSource, SampleSettings
-from .schema import Dataset, GraftNode, aliases, inputs_of
+from .schema import Dataset, GraftNode, inputs_of, search_aliases
 
 
 class GraftDataset(GraftNode):
     """Reads pictures and captions below ComfyUI's input folder and encodes them once."""
 
-    declares = FolderSettings
-    judged = (
+    settings_class = FolderSettings
+    checked_together = (
         ("folder",),
         ("validation_folder",),
         (
@@ -50,11 +50,11 @@ class GraftDataset(GraftNode):
                 "Reads a folder of captioned images under ComfyUI's input folder, sorts them into aspect"
                 " ratio buckets, and encodes images and captions once."
             ),
-            **aliases("dataset", "training images", "image folder", "captions", "regularization"),
+            **search_aliases("dataset", "training images", "image folder", "captions", "regularization"),
             inputs=[
                 io.Vae.Input("vae", tooltip="Encodes the images. Use the VAE of the model you train."),
                 io.Clip.Input("clip", tooltip="Encodes the captions. Use the text encoder of the model you train."),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 Dataset.Input(
                     "regularization",
                     optional=True,
@@ -121,7 +121,7 @@ class GraftDataset(GraftNode):
     @classmethod
     def execute(cls, vae, clip, chosen, regularization=None, more_images=None) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
-        from .dataset_reading import Reading
+        from .dataset_reader import DatasetReader
 
         _refuse_missing({"VAE": vae, "CLIP": clip})
         if chosen.validation_folder:
@@ -138,7 +138,7 @@ class GraftDataset(GraftNode):
             sources = [replace(source, settings=replace(source.settings, validation=0.0)) for source in sources]
             measured = replace(chosen, caption_dropout=0.0, batch_size=0)
             sources.append(FolderSource(_validation_folder(chosen.validation_folder), measured, is_validation=True))
-        return Reading(vae, clip, chosen).output(sources, regularization, more_images, notes, placed)
+        return DatasetReader(vae, clip, chosen).read(sources, regularization, more_images, notes, placed)
 
 
 def _config_sources(folder: str, chosen: FolderSettings) -> Any:
@@ -185,7 +185,7 @@ def _refuse_missing(inputs: dict[str, Any]) -> None:
 class GraftSamples(GraftNode):
     """Makes a dataset of what a graph gives: latents with a conditioning each."""
 
-    declares = SampleSettings
+    settings_class = SampleSettings
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -197,7 +197,7 @@ class GraftSamples(GraftNode):
                 "Makes a dataset of latents and conditionings from the graph, one conditioning for each sample: with"
                 " reference images, control, clips or sound, as the model's own nodes make them."
             ),
-            **aliases("dataset", "samples", "training images", "edit", "video", "kontext", "image to video"),
+            **search_aliases("dataset", "samples", "training images", "edit", "video", "kontext", "image to video"),
             is_input_list=True,
             inputs=[
                 io.Latent.Input(
@@ -248,7 +248,7 @@ class GraftSamples(GraftNode):
                     optional=True,
                     tooltip="Optional. More images to train on, from Dataset or another Samples.",
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 Dataset.Input(
                     "validation_dataset",
                     optional=True,
@@ -275,23 +275,23 @@ class GraftSamples(GraftNode):
         more_images=None,
         validation_dataset=None,
     ) -> io.NodeOutput:
-        from . import samples_reading
+        from . import samples_reader
 
-        return samples_reading.output(
+        return samples_reader.make_output(
             latents,
             conditioning,
             captions or [],
             masks or [],
-            _only("empty conditioning", empty),
-            _only("CLIP", clip),
+            _take_one("empty conditioning", empty),
+            _take_one("CLIP", clip),
             chosen,
-            _only("regularization dataset", regularization),
-            _only("more images", more_images),
-            _only("validation dataset", validation_dataset),
+            _take_one("regularization dataset", regularization),
+            _take_one("more images", more_images),
+            _take_one("validation dataset", validation_dataset),
         )
 
 
-def _only(name: str, values: Any) -> Any:
+def _take_one(name: str, values: Any) -> Any:
     """The one value of an input that takes no list; None where it is not connected."""
     if not values:
         return None

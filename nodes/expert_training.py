@@ -22,12 +22,12 @@ from ..training.run.turns import train_in_turn
 from ..training.settings import StepSettings
 from ..training.tasks.registry import task_of
 from .step_call import (
+    PreviewInputs,
     PreviewPrompt,
-    Sampled,
     StepCall,
     encoded_prompts,
     outputs,
-    planned,
+    plan_steps,
     preview_notes,
     preview_prompts,
     with_lora,
@@ -39,10 +39,10 @@ log = logger(__name__)
 class ExpertTraining:
     """One execution of TrainStep for a pair; `calls` are those of the high noise and of the low noise expert."""
 
-    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: Sampled) -> None:
+    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs) -> None:
         self.calls, self.steps, self.sampled = calls, steps, sampled
         self.prompts: list[PreviewPrompt] = []
-        bar, done = host.events.progress(steps * len(calls)), [0] * len(calls)
+        bar, done = host.events.progress_bar(steps * len(calls)), [0] * len(calls)
 
         def advanced(number: int, steps_done: int) -> None:
             done[number] = steps_done
@@ -52,13 +52,13 @@ class ExpertTraining:
             call.bar = partial(advanced, number)
 
     @classmethod
-    def planned(
+    def plan(
         cls,
         pair: ExpertPair,
         chosen: StepSettings,
         optimizer: Any,
         objective: Any,
-        sampled: Sampled,
+        sampled: PreviewInputs,
         place: tuple[Any, str | None],
     ) -> ExpertTraining:
         """The execution for each expert, with new settings if there are any."""
@@ -67,28 +67,28 @@ class ExpertTraining:
             objectives = experts.split_pair(objective, pair.high.subject.model.model.diffusion_model)
         calls = []
         for state, own in zip(pair.states, objectives, strict=True):
-            state, count = planned(state, chosen, optimizer, own, sampled)
+            state, count = plan_steps(state, chosen, optimizer, own, sampled)
             calls.append(StepCall(state, count, place, sampled))
         return cls(calls, count, sampled)
 
-    def trained(self, callbacks: Any, chosen: StepSettings) -> io.NodeOutput:
+    def train(self, callbacks: Any, chosen: StepSettings) -> io.NodeOutput:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
-        outcomes = self._outcomes(callbacks, chosen)
+        outcomes = self._train_in_turn(callbacks, chosen)
         pair = ExpertPair(*(outcome.state for outcome in outcomes))
-        runs = [call.ended(state) for call, state in zip(self.calls, pair.states, strict=True)]
+        runs = [call.describe_end(state) for call, state in zip(self.calls, pair.states, strict=True)]
         return outputs(pair, pair.high, self._report(outcomes), runs, self.calls[0].pictures)
 
-    def _outcomes(self, callbacks: Any, chosen: StepSettings) -> list[Any]:
+    def _train_in_turn(self, callbacks: Any, chosen: StepSettings) -> list[Any]:
         if not self.steps:
             return [skip_training(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
-            stops = [stack.enter_context(call.shown(chosen.tensorboard)) for call in self.calls]
-            callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_asks, stops))
+            stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
+            callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_stops, stops))
             begun = []
             for call in self.calls:
-                own, dataset = call.watching(callbacks), call.state.subject.dataset
-                opened = partial(_alone, call.opened)
+                own, dataset = call.with_callbacks(callbacks), call.state.subject.dataset
+                opened = partial(_open_alone, call.open_denoiser)
                 begun.append(
                     open_call(
                         stack, call.state, self.steps, opened, dataset, call.store(), own, chosen.keep, log.warning
@@ -96,7 +96,7 @@ class ExpertTraining:
                 )
             outcomes = train_in_turn(begun, chosen.switch_every, self.preview, every)
             for call, outcome in zip(self.calls, outcomes, strict=True):
-                call.told.result = outcome.state.key
+                call.events.result = outcome.state.key
         return outcomes
 
     def preview(self, states: Sequence[Any], step: int) -> None:
@@ -114,9 +114,11 @@ class ExpertTraining:
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
             for prompt in self.prompts:
                 host.events.raise_if_interrupted()
-                self._preview_of(prompt, models, states[0].settings.objective.boundary, step, label)
+                self._preview_prompt(prompt, models, states[0].settings.objective.boundary, step, label)
 
-    def _preview_of(self, prompt: PreviewPrompt, models: Sequence[Any], boundary: float, step: int, label: str) -> None:
+    def _preview_prompt(
+        self, prompt: PreviewPrompt, models: Sequence[Any], boundary: float, step: int, label: str
+    ) -> None:
         """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
         high, low = self.calls
         sampled = self.sampled
@@ -131,8 +133,8 @@ class ExpertTraining:
             prompt.cfg,
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
-        high.kept_preview(decoded, prompt, step, label)
-        low.tell_preview(low.kept_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
+        high.save_preview(decoded, prompt, step, label)
+        low.show_preview(low.save_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
 
     def _report(self, outcomes: Sequence[Any]) -> str:
         parts = []
@@ -149,12 +151,12 @@ class ExpertTraining:
         return "\n\n".join(parts)
 
 
-def _any_asks(stops: Sequence[Callable[[], bool]]) -> bool:
+def _any_stops(stops: Sequence[Callable[[], bool]]) -> bool:
     return any(asked() for asked in stops)
 
 
 @contextlib.contextmanager
-def _alone(opened: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:
+def _open_alone(opened: Callable[[], AbstractContextManager[Any]]) -> Iterator[Any]:
     """A model for training, with all others off the device."""
     pair_previews.unload_models()
     with opened() as denoiser:

@@ -20,8 +20,8 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, sch
 from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
-from .refusals import NOT_CONNECTED, connected, refusal
-from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced, aliases
+from .input_checks import NOT_CONNECTED, connected, refusal
+from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +34,11 @@ MODES = ("auto", "merge", "bypass", "host")
 T = TypeVar("T")
 
 
-def found_files(listed: list[StackRow]) -> list[str]:
+def find_files(listed: list[StackRow]) -> list[str]:
     """The path of each row's file. Raises one ValueError that lists every row whose file is missing or outside the
     folder.
     """
-    return _of_each(listed, host.folders.lora_path)
+    return _read_each(listed, host.folders.lora_path)
 
 
 def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
@@ -47,7 +47,7 @@ def read_files(listed: list[StackRow]) -> list[tuple[dict[str, Tensor], dict[str
     """
     from ..patches.lora_files.open_file import load_once
 
-    return _of_each(listed, lambda name: load_once(host.folders.lora_path(name)))
+    return _read_each(listed, lambda name: load_once(host.folders.lora_path(name)))
 
 
 def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
@@ -66,7 +66,7 @@ def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
     return entries
 
 
-def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
+def _read_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
     results = []
     rows_by_problem: dict[str, list[str]] = {}
     for row in listed:
@@ -83,7 +83,7 @@ def _of_each(listed: list[StackRow], find: Callable[[str], T]) -> list[T]:
     return results
 
 
-def _line(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
+def _describe_row(row: StackRow, state: Mapping[str, Tensor], of_training: Mapping[str, str]) -> str:
     """A row's line in the report: strengths, and what the file's metadata say."""
     from ..patches.lora_files import metadata
 
@@ -116,7 +116,7 @@ def _rows_input() -> Any:
 def _rows_problem(rows: str) -> bool | str:
     """What is wrong with the rows before anything runs, or True if nothing is."""
     try:
-        found_files(parse(rows))
+        find_files(parse(rows))
     except ValueError as error:
         return str(error)
     return True
@@ -127,7 +127,7 @@ def _rows_fingerprint(rows: str) -> str:
     from ..patches.lora_files.open_file import version
 
     digest = sha256(rows.encode())
-    for path in found_files(parse(rows)):
+    for path in find_files(parse(rows)):
         digest.update(repr((path, version(path))).encode())
     return digest.hexdigest()
 
@@ -150,7 +150,7 @@ class GraftLoRAStack(GraftNode):
                 "Lists LoRA files and their strengths in the order in which they are applied. Other node"
                 " packs read and write the same LORA_STACK. Patch Model with LoRA Stack applies it."
             ),
-            **aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
+            **search_aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
             inputs=[
                 _rows_input(),
                 LoraStack.Input(
@@ -174,7 +174,7 @@ class GraftLoRAStack(GraftNode):
     @classmethod
     def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
         new_rows = parse(rows)
-        lines = [_line(row, *file) for row, file in zip(new_rows, read_files(new_rows), strict=True)]
+        lines = [_describe_row(row, *file) for row, file in zip(new_rows, read_files(new_rows), strict=True)]
         earlier_rows = list(lora_stack or [])
         if earlier_rows:
             lines.insert(0, f"{len(earlier_rows)} rows from the stack before")
@@ -194,7 +194,7 @@ class LoRAStackPatch(GraftNode):
                 "Applies a whole stack of LoRAs to a model (and its CLIP) in one pass over each weight,"
                 " however many LoRAs there are. Removing the stack restores the original weights exactly."
             ),
-            **aliases("lora", "apply lora", "load lora", "lora stack", "lora loader", "bypass lora"),
+            **search_aliases("lora", "apply lora", "load lora", "lora stack", "lora loader", "bypass lora"),
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model. It is not changed; a patched clone comes out."),
                 LoraStack.Input(
@@ -234,7 +234,7 @@ class LoRAStackPatch(GraftNode):
                         " where merging is impossible; the report says why."
                     ),
                 ),
-                advanced(
+                advanced_input(
                     io.Boolean,
                     "comfyui_oft",
                     display_name="OFT as in ComfyUI",
@@ -263,7 +263,7 @@ class LoRAStackPatch(GraftNode):
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
         entries = [entry._replace(comfyui_oft=comfyui_oft) for entry in entries]
-        patched = host.lora.apply_lora_stack(model, clip, entries, mode)
+        patched = host.lora_stacks.apply_lora_stack(model, clip, entries, mode)
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
@@ -280,7 +280,7 @@ class GraftLoadLoRAs(GraftNode):
                 "Lists LoRA files and applies them to a model (and its CLIP), in one node. It does what LoRA"
                 " Stack and Patch Model with LoRA Stack do together, in patch mode auto."
             ),
-            **aliases("load lora", "lora loader", "multi lora", "power lora", "lora stack", "apply lora"),
+            **search_aliases("load lora", "lora loader", "multi lora", "power lora", "lora stack", "apply lora"),
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model. It is not changed; a patched clone comes out."),
                 _rows_input(),
@@ -308,7 +308,7 @@ class GraftLoadLoRAs(GraftNode):
 
     @classmethod
     def execute(cls, model, rows=EMPTY, clip=None) -> io.NodeOutput:
-        patched = host.lora.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
+        patched = host.lora_stacks.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
@@ -325,7 +325,7 @@ class GraftSaveLoRA(GraftNode):
                 "Saves a trained LoRA as a safetensors file under ComfyUI's output folder. The same"
                 " training writes the same bytes."
             ),
-            **aliases("save lora", "export lora", "lora file"),
+            **search_aliases("save lora", "export lora", "lora file"),
             is_output_node=True,
             inputs=[
                 LoraModel.Input(
@@ -339,7 +339,7 @@ class GraftSaveLoRA(GraftNode):
                         " not both."
                     ),
                 ),
-                advanced(
+                advanced_input(
                     io.Combo,
                     "names",
                     display_name="key format",
@@ -351,7 +351,7 @@ class GraftSaveLoRA(GraftNode):
                         " t-lora those of T-LoRA's authors, for T-LoRAs of a UNet's attention layers."
                     ),
                 ),
-                advanced(
+                advanced_input(
                     io.Combo,
                     "dtype",
                     display_name="data type",
@@ -426,7 +426,7 @@ def _save_lora(
     left_out = save.left_out_by_comfyui(lora)
     note = ""
     if left_out:
-        note = _how_to_load(left_out)
+        note = _loading_note(left_out)
         log.warning("%s: %s", os.path.basename(path), note)
     return path, entry, note
 
@@ -444,7 +444,7 @@ class GraftSaveWords(GraftNode):
                 "Saves trained words into ComfyUI's embeddings folder, for prompts with embedding:NAME. Save LoRA puts"
                 " the words into the LoRA file as well; this node is for words without a LoRA."
             ),
-            **aliases("save embedding", "textual inversion", "export embedding"),
+            **search_aliases("save embedding", "textual inversion", "export embedding"),
             is_output_node=True,
             inputs=[
                 LoraModel.Input("lora_model", tooltip="From Train Step or EMA Merge, with words of Train Words."),
@@ -475,7 +475,7 @@ class GraftSaveWords(GraftNode):
             make_folders(Path(path).parent)
             write_safetensors(path, words[name], word_files.saved_metadata(name))
         said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
-        said += word_files.says_where_read(words)
+        said += word_files.describe_readers(words)
         return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
 
 
@@ -490,7 +490,7 @@ def _check_saved(sockets: list[str], prefix: str) -> None:
     raise ValueError(f"connect exactly one of trained LoRA and training state, {inputs_are} connected")
 
 
-def _how_to_load(left_out: list[str]) -> str:
+def _loading_note(left_out: list[str]) -> str:
     """What to say of differences that ComfyUI's LoRA loaders ignore."""
     first = ", ".join(left_out[:3])
     if len(left_out) > 3:
@@ -520,7 +520,9 @@ class GraftLoRAEffect(GraftNode):
                 "Measures how much each block of each LoRA of a stack changes what the model predicts for your prompt,"
                 " and writes block weights that keep only the blocks that matter. The model is not changed."
             ),
-            **aliases("lora analysis", "lora block weight", "lbw", "lora blocks", "lora layers", "which blocks matter"),
+            **search_aliases(
+                "lora analysis", "lora block weight", "lbw", "lora blocks", "lora layers", "which blocks matter"
+            ),
             is_output_node=True,
             inputs=[
                 io.Model.Input(
@@ -564,7 +566,7 @@ class GraftLoRAEffect(GraftNode):
                         " off in the stack that comes out. Lower it to 0.7 for fewer blocks; 1 keeps all."
                     ),
                 ),
-                advanced(
+                advanced_input(
                     io.Int,
                     "measure_seed",
                     display_name="seed",
@@ -583,7 +585,7 @@ class GraftLoRAEffect(GraftNode):
 
     @classmethod
     def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
-        from ..host.lora_effect import predictor
+        from ..host.lora_effect import open_predictor
         from ..patches.analysis import effect, pictures
         from ..patches.analysis.rows import read_rows
 
@@ -594,11 +596,11 @@ class GraftLoRAEffect(GraftNode):
                 "LoRA Effect: the stack has no row that changes the model. Add LoRAs to LoRA Stack, switch their rows"
                 " on and give them a model strength."
             )
-        weights = host.lora.model_weights(model)
+        weights = host.lora_stacks.model_weights(model)
         effect.check_blocks(weights)
-        rows = read_rows(lora_entries(used), weights, host.lora.generic_keys)
-        with predictor(model, positive, latent, levels, measure_seed) as predict:
-            effects = effect.measure(rows, predict, keep, host.events.progress(effect.steps(rows)))
+        rows = read_rows(lora_entries(used), weights, host.lora_stacks.to_generic_keys)
+        with open_predictor(model, positive, latent, levels, measure_seed) as predict:
+            effects = effect.measure(rows, predict, keep, host.events.progress_bar(effect.steps(rows)))
         kept = _with_blocks(listed, [one.block_weights for one in effects])
         shown = effect.panel(effects, predict.sigmas, keep)
         shown["stack"] = [row[0] for row in used]
@@ -623,7 +625,9 @@ class GraftLoRAConflicts(GraftNode):
                 "Compares the LoRAs of a stack pair by pair: in which blocks they cancel or repeat each other, and"
                 " writes block weights that end it. Only the weights are compared, so it takes seconds."
             ),
-            **aliases("lora analysis", "lora overlap", "lora interference", "lora conflict", "lora block weight"),
+            **search_aliases(
+                "lora analysis", "lora overlap", "lora interference", "lora conflict", "lora block weight"
+            ),
             is_output_node=True,
             inputs=[
                 io.Model.Input("model", tooltip="The diffusion model that the LoRAs are for. It tells their layers."),
@@ -663,10 +667,10 @@ class GraftLoRAConflicts(GraftNode):
                 f"LoRA Conflicts: the stack has {len(used)} rows that change the model, and it takes two to conflict."
                 " Add LoRAs to LoRA Stack, switch their rows on and give them a model strength."
             )
-        weights = host.lora.model_weights(model)
-        rows = read_rows(lora_entries(used), weights, host.lora.generic_keys)
+        weights = host.lora_stacks.model_weights(model)
+        rows = read_rows(lora_entries(used), weights, host.lora_stacks.to_generic_keys)
         shapes = {name: shape for (space, name), shape in weights.shapes.items() if space == "model"}
-        advance = host.events.advancing(len(conflicts.by_layer(rows)))
+        advance = host.events.step_counter(len(conflicts.by_layer(rows)))
         compared = conflicts.compare(rows, shapes, host.model_difference.weight_reader(model), advance)
         found = conflicts.fights(compared, threshold)
         shown = conflicts.panel(compared, found)

@@ -9,10 +9,10 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.key_formats import registry as key_formats
-from ..patches.lora_files.merge_methods import MergeSettings
+from ..patches.lora_files.merge_methods import METHODS, MergeSettings
 from ..patches.lora_files.stack_rows import rows_of
 from .lora import lora_entries
-from .schema import GraftNode, LoraModel, LoraStack, aliases, inputs_of
+from .schema import GraftNode, LoraModel, LoraStack, inputs_of, search_aliases
 
 if TYPE_CHECKING:
     from ..patches.lora_files.entry import LoraEntry
@@ -26,11 +26,11 @@ def _report(merged: Any, source: str) -> str:
         ranks += f", lowest {merged.lowest_rank}"
     left_out = "nothing left out"
     if merged.lost:
-        left_out = f"{_percent(merged.lost)} of the change left out (by norm)" + _worst(merged.cut)
+        left_out = f"{_percent(merged.lost)} of the change left out (by norm)" + _worst_layer(merged.cut)
     return f"{source}: {layers} layers, {ranks}, {left_out}"
 
 
-def _worst(loss: Any) -> str:
+def _worst_layer(loss: Any) -> str:
     return f", most in {loss.worst_layer} ({_percent(loss.worst_share)})"
 
 
@@ -42,15 +42,20 @@ def _percent(share: float) -> str:
 
 
 def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]:
-    """A line for each file on what the method lost of its change."""
+    """A line for each file on what the method lost of its change, and one where it matters that it changes nothing."""
+    about_zeros = METHODS.get(method).about_zeros
     lines = []
     for file, loss in merged.files.items():
         line = f"{entries[file].name}: {method} leaves nothing out"
         if loss.share:
-            line = f"{entries[file].name}: {method} leaves out {_percent(loss.share)} of its change (by norm)" + _worst(
-                loss
+            line = (
+                f"{entries[file].name}: {method} leaves out {_percent(loss.share)} of its change (by norm)"
+                + _worst_layer(loss)
             )
         lines.append(line)
+        if loss.zeros and about_zeros:
+            layers = "1 layer" if loss.zeros == 1 else f"{loss.zeros} layers"
+            lines.append(f"{entries[file].name}: its change is zero in {layers}. {about_zeros}")
     return lines
 
 
@@ -66,8 +71,8 @@ def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
 class GraftMergeLoRAs(GraftNode):
     """Merges a stack of LoRAs into one LoRA."""
 
-    declares = MergeSettings
-    judged = (("method", "density", "resize", "resize_to", "epsilon"),)
+    settings_class = MergeSettings
+    checked_together = (("method", "density", "resize", "resize_to", "epsilon"),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -79,7 +84,7 @@ class GraftMergeLoRAs(GraftNode):
                 "Merges a whole stack into one LoRA, strengths included: the exact same change, the"
                 " closest one of a rank you choose, or a mix by TIES, DARE, DELLA and others."
             ),
-            **aliases("merge lora", "combine lora", "resize lora", "svd", "ties", "dare", "della", "karcher"),
+            **search_aliases("merge lora", "combine lora", "resize lora", "svd", "ties", "dare", "della", "karcher"),
             inputs=[
                 LoraStack.Input(
                     "lora_stack", tooltip="The LoRAs and strengths to merge, of any kind. Block weights count."
@@ -109,7 +114,7 @@ class GraftMergeLoRAs(GraftNode):
                     optional=True,
                     tooltip="The text encoder, connected together with the model, for LoRAs that train it too.",
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
             ],
             outputs=[LoraModel.Output(display_name="LORA_MODEL"), io.String.Output(display_name="report")],
         )
@@ -132,8 +137,8 @@ class GraftMergeLoRAs(GraftNode):
             merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted, chosen)
             left_out = _embeddings_left_out(entries)
         else:
-            changes, left_out = host.lora.lora_changes(model, clip, entries)
-            merged = merge.merge_changes(changes, rank, host.events.advancing(len(changes)), chosen)
+            changes, left_out = host.lora_stacks.lora_changes(model, clip, entries)
+            merged = merge.merge_changes(changes, rank, host.events.step_counter(len(changes)), chosen)
         source = " + ".join(f"{entry.name} at {entry.strength_model:g}" for entry in entries)
         if chosen.method != "sum":
             source = f"{chosen.method} of {source}"
@@ -155,7 +160,7 @@ class GraftExtractLoRA(GraftNode):
                 "Extracts the difference between two models as a LoRA, by SVD. Patches and LoRA stacks"
                 " on the models count."
             ),
-            **aliases("extract lora", "model difference", "svd"),
+            **search_aliases("extract lora", "model difference", "svd"),
             inputs=[
                 io.Model.Input("model", tooltip="The changed model, such as a fine-tune."),
                 io.Model.Input(
@@ -182,7 +187,7 @@ class GraftExtractLoRA(GraftNode):
         from ..patches.patching.plan import scheduled_weights
 
         changes = host.model_difference.model_difference(model, base)
-        merged = merge.extract_lora(changes, rank, host.events.advancing(len(changes)))
+        merged = merge.extract_lora(changes, rank, host.events.step_counter(len(changes)))
         lines = [_report(merged, f"difference of {len(changes)} weights")]
         for name, patcher in (("model", model), ("base model", base)):
             count = len(scheduled_weights(host.lora_injection.carried_stacks(patcher)))

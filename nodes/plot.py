@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from .schema import GraftNode, LossMap, aliases
+from .schema import GraftNode, LossMap, search_aliases
 
 
 class GraftLossPlot(GraftNode):
@@ -19,7 +19,7 @@ class GraftLossPlot(GraftNode):
             description=(
                 "Draws the loss of a training run as an image: every step faintly, the smoothed curve on top."
             ),
-            **aliases("loss plot", "loss graph", "training curve", "loss curve"),
+            **search_aliases("loss plot", "loss graph", "training curve", "loss curve"),
             inputs=[
                 LossMap.Input("loss", tooltip="From Train Step or ComfyUI's own trainer."),
                 io.Float.Input(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from .. import host
-from .schema import Dataset, GraftNode, Settings, aliases
+from .schema import Dataset, GraftNode, Settings, search_aliases
 
 
 class GraftRecipe(GraftNode):
@@ -21,7 +21,7 @@ class GraftRecipe(GraftNode):
                 "Chooses all training settings from the model, what you want to train and your memory, by the settings"
                 " that kohya, AI-Toolkit and OneTrainer publish. The report says each choice and why."
             ),
-            **aliases("preset", "defaults", "vram", "auto settings", "lora preset", "low memory"),
+            **search_aliases("preset", "defaults", "vram", "auto settings", "lora preset", "low memory"),
             inputs=[
                 io.Model.Input("model", tooltip="The model to train. Its family and size decide most settings."),
                 io.Combo.Input(
@@ -94,7 +94,7 @@ class GraftRecipe(GraftNode):
         wish = Wish(goal, memory, strength, steps)
         diffusion_model = model.model.diffusion_model
         prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))
-        with host.whole_models.typed(model):
+        with host.whole_models.set_types(model):
             facts = facts_of(diffusion_model, recognize_model(diffusion_model), prediction)
         device = training_device(model)
         pictures = pictures_of(dataset) if dataset is not None else ()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from comfy_api.latest import io
 
 from ..settings.declaration import Setting, declared
-from .refusals import WIDGETS, input_errors, refusal
+from .input_checks import WIDGETS, input_errors, refusal
 
 # Graft's own sockets, and those shared with other packs.
 Dataset = io.Custom("GRAFT_DATASET")
@@ -34,67 +34,67 @@ class GraftNode(io.ComfyNode):
     `validate_inputs` takes. Here `execute` gets what its schema allows: a number out of its bounds, NaN, a choice that
     is none or a text in a number's place ends the node before anything runs, by the label of the input.
 
-    A subclass may have `declares`, a dataclass of declared settings (`settings.declaration`): `inputs_of` makes its
-    inputs, and `execute` takes one of it as `chosen` in their place. `judged` are the names of settings that are looked
-    at together before a workflow runs: each group where all its values are known.
+    A subclass may have `settings_class`, a dataclass of declared settings (`settings.declaration`): `inputs_of` makes
+    its inputs, and `execute` takes one of it as `chosen` in their place. `checked_together` are the names of settings
+    that are looked at together before a workflow runs: each group where all its values are known.
     """
 
-    declares: ClassVar[type | None] = None
-    judged: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    settings_class: ClassVar[type | None] = None
+    checked_together: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         own = cls.__dict__.get("execute")
         if own is not None and not hasattr(own.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
-            cls.execute = classmethod(_checked(own.__func__, cls.declares))
-        elif own is None and "declares" in cls.__dict__:
-            cls.execute = classmethod(_checked(cls.execute.__func__.__wrapped__, cls.declares))
-        if "judged" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
-            cls.validate_inputs = classmethod(_judge(cls.judged))
+            cls.execute = classmethod(_check_inputs(own.__func__, cls.settings_class))
+        elif own is None and "settings_class" in cls.__dict__:
+            cls.execute = classmethod(_check_inputs(cls.execute.__func__.__wrapped__, cls.settings_class))
+        if "checked_together" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
+            cls.validate_inputs = classmethod(_make_validator(cls.checked_together))
 
     @classmethod
     def check_settings(cls, **values: Any) -> None:
         """Raises ValueError or FileNotFoundError for settings that are wrong; those that are not given are right."""
-        assert cls.declares is not None
-        cls.declares(**values)
+        assert cls.settings_class is not None
+        cls.settings_class(**values)
 
 
-def _checked(execute: Callable[..., Any], declares: type | None) -> Callable[..., Any]:
+def _check_inputs(execute: Callable[..., Any], settings_class: type | None) -> Callable[..., Any]:
     """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
     lists, a setting is the first of its list.
     """
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        schema, own = cls.define_schema(), {} if cls.declares is None else declared(cls.declares)
+        schema, own = cls.define_schema(), {} if cls.settings_class is None else declared(cls.settings_class)
         # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
         checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
         errors = input_errors(schema, checked)
         if errors:
             raise ValueError(errors)
-        if cls.declares is not None:
+        if cls.settings_class is not None:
             given = {name: values.pop(name) for name in own if name in values}
             if schema.is_input_list:
                 given = {name: value[0] for name, value in given.items()}
-            values["chosen"] = cls.declares(**given)
+            values["chosen"] = cls.settings_class(**given)
         return execute(cls, **values)
 
-    if declares is not None:
-        run.__signature__ = _with_settings(inspect.signature(execute), declares)  # type: ignore[attr-defined]
+    if settings_class is not None:
+        run.__signature__ = _with_settings(inspect.signature(execute), settings_class)  # type: ignore[attr-defined]
     return run
 
 
-def _with_settings(signature: inspect.Signature, declares: type) -> inspect.Signature:
+def _with_settings(signature: inspect.Signature, settings_class: type) -> inspect.Signature:
     """A signature with the settings of a dataclass, by their names, in the place of `chosen`: what a node is called
     with.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [one for name, one in signature.parameters.items() if name != "chosen"]
-    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in declared(declares).items()]
+    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in declared(settings_class).items()]
     return inspect.Signature([*own, *settings])
 
 
-def _judge(groups: tuple[tuple[str, ...], ...]) -> Callable[..., Any]:
+def _make_validator(groups: tuple[tuple[str, ...], ...]) -> Callable[..., Any]:
     """`validate_inputs` of a node that takes the settings of these groups.
 
     ComfyUI names an error of it at every input that it takes, and asks its signature which these are.
@@ -127,21 +127,21 @@ def setting_input(name: str, one: Setting) -> Any:
     if one.finer:
         given["round"] = False
     given |= {"display_name": one.label, "default": one.default, "tooltip": one.help, "optional": True}
-    return advanced(kind, name, **given) if one.advanced else kind.Input(name, **given)
+    return advanced_input(kind, name, **given) if one.advanced else kind.Input(name, **given)
 
 
-def advanced(kind: Any, identifier: str, **declared: Any) -> Any:
+def advanced_input(kind: Any, identifier: str, **declared: Any) -> Any:
     """`advanced(io.Int, "rank", default=16)` is `io.Int.Input("rank", default=16)`, folded away in the editor behind
     "Show advanced inputs".
 
-    Widgets take no `advanced` in ComfyUI 0.3.64; what is in `extra_dict` reaches the editor from every host.
+    Widgets take no `advanced_input` in ComfyUI 0.3.64; what is in `extra_dict` reaches the editor from every host.
     """
     made = kind.Input(identifier, **declared)
     made.extra_dict = {**made.extra_dict, "advanced": True}
     return made
 
 
-def aliases(*words: str) -> dict[str, list[str]]:
+def search_aliases(*words: str) -> dict[str, list[str]]:
     """Search aliases: `io.Schema(..., **aliases("a", "b"))` passes the keyword argument if the host's Schema has it."""
     if _HAS_ALIASES:
         return {"search_aliases": list(words)}

@@ -8,14 +8,14 @@ from comfy_api.latest import io
 
 from .. import host
 from ..training.objective.slider import SliderSettings
-from .schema import Dataset, GraftNode, aliases, inputs_of
+from .schema import Dataset, GraftNode, inputs_of, search_aliases
 
 
 class GraftSlider(GraftNode):
     """Makes a dataset that trains a slider."""
 
-    declares = SliderSettings
-    judged = (("method", "positive", "negative", "target", "neutral", "keep", "anchor"),)
+    settings_class = SliderSettings
+    checked_together = (("method", "positive", "negative", "target", "neutral", "keep", "anchor"),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -27,9 +27,9 @@ class GraftSlider(GraftNode):
                 "Trains a LoRA as a slider: a strength above 0 moves a property one way, below 0 the other way. From"
                 " prompts alone, without pictures, or from pairs of pictures. Connect it to Start Training as dataset."
             ),
-            **aliases("concept slider", "slider lora", "direction", "leco", "image slider", "attribute"),
+            **search_aliases("concept slider", "slider lora", "direction", "leco", "image slider", "attribute"),
             inputs=[
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 io.Clip.Input("clip", optional=True, tooltip="Encodes the prompts. Picture pairs need none."),
                 io.Vae.Input("vae", optional=True, tooltip="Without pictures: tells the shape of the latents."),
                 Dataset.Input(
@@ -50,14 +50,14 @@ class GraftSlider(GraftNode):
         from ..training.data import sliders
 
         if chosen.takes_prompts:
-            made = _of_prompts(chosen, clip, vae, dataset)
+            made = _make_of_prompts(chosen, clip, vae, dataset)
         else:
-            made = _of_pairs(chosen, dataset)
+            made = _make_of_pairs(chosen, dataset)
         report = "\n".join(sliders.describe(made))
         return io.NodeOutput(made, report, ui={"text": [report]})
 
 
-def _of_prompts(settings: SliderSettings, clip: Any, vae: Any, dataset: Any) -> Any:
+def _make_of_prompts(settings: SliderSettings, clip: Any, vae: Any, dataset: Any) -> Any:
     """The dataset of a slider between prompts: of the pictures that are connected, or of noise."""
     import torch
 
@@ -85,7 +85,7 @@ def _of_prompts(settings: SliderSettings, clip: Any, vae: Any, dataset: Any) -> 
     return sliders.make_noise_dataset(settings, latent, size, conditionings, hashes, unhashed=unhashed)
 
 
-def _of_pairs(settings: SliderSettings, dataset: Any) -> Any:
+def _make_of_pairs(settings: SliderSettings, dataset: Any) -> Any:
     from ..training.data import sliders
 
     if dataset is None:

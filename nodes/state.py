@@ -9,8 +9,8 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
-from .refusals import refusal
-from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced, aliases
+from .input_checks import refusal
+from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 from .training import training_only_lora
 
 
@@ -38,7 +38,7 @@ class GraftSaveState(GraftNode):
                 " that you can continue it later or on another machine. Train Step stores its own results"
                 " by itself."
             ),
-            **aliases("save training", "checkpoint", "export state", "resume"),
+            **search_aliases("save training", "checkpoint", "export state", "resume"),
             is_output_node=True,
             inputs=[
                 TrainState.Input("state", tooltip="From Train Step."),
@@ -48,7 +48,7 @@ class GraftSaveState(GraftNode):
                     default="state",
                     tooltip="Folder under output/graft_states. A saved state of the same name is replaced.",
                 ),
-                advanced(
+                advanced_input(
                     io.Float,
                     "max_shard_gb",
                     display_name="maximum file size (GB)",
@@ -113,7 +113,7 @@ class GraftLoadState(GraftNode):
                 "Loads a training state from Save State. With its dataset you can continue training;"
                 " without it you can sample, average and save it."
             ),
-            **aliases("resume", "load training", "continue training"),
+            **search_aliases("resume", "load training", "continue training"),
             inputs=[
                 io.Combo.Input(
                     "name",
@@ -209,9 +209,9 @@ class GraftLoadState(GraftNode):
         from ..training.store import saved_states
 
         if saved_states.is_of_vae(_root(), name):
-            from . import autoencoder_training
+            from . import vae_training
 
-            return io.NodeOutput(autoencoder_training.loaded(_root(), name, vae, dataset))
+            return io.NodeOutput(vae_training.load_state(_root(), name, vae, dataset))
         if model is None:
             raise ValueError(
                 f"Load State: {name} trains a diffusion model, and none is connected. Connect it to model."
@@ -222,15 +222,15 @@ class GraftLoadState(GraftNode):
                     "Load State: low noise training-only LoRA is connected, and low noise model is not. Connect the"
                     " low noise model; for one expert connect its LoRA to training-only LoRA."
                 )
-            return io.NodeOutput(_loaded(name, model, dataset, clip, vae, training_only))
+            return io.NodeOutput(_load(name, model, dataset, clip, vae, training_only))
         names = experts.pair_names(name)
         if name not in names:
             raise ValueError(
                 f"Load State: low noise model is connected, and {name} does not end in _high_noise or _low_noise."
                 " Choose a saved state of both experts, or take low noise model off."
             )
-        high = _loaded(names[0], model, dataset, clip, vae, training_only)
-        low = _loaded(names[1], low_noise_model, dataset, clip, vae, low_noise_training_only)
+        high = _load(names[0], model, dataset, clip, vae, training_only)
+        low = _load(names[1], low_noise_model, dataset, clip, vae, low_noise_training_only)
         if tuple(one.settings.objective.expert for one in (high, low)) != experts.IN_TURN:
             raise ValueError(
                 f"Load State: {' and '.join(names)} are not the states of a high noise and a low noise expert. Take low"
@@ -239,7 +239,7 @@ class GraftLoadState(GraftNode):
         return io.NodeOutput(ExpertPair(high, low))
 
 
-def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_only: Any) -> Any:
+def _load(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_only: Any) -> Any:
     """The saved state with this name, for what is connected."""
     from dataclasses import replace
 
@@ -257,7 +257,7 @@ def _loaded(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_o
         trained_clip = clip
     else:
         trained_clip = None
-    identity, unhashed = host.fingerprint.of_trained(model, trained_clip)
+    identity, unhashed = host.fingerprint.fingerprint_trained(model, trained_clip)
     switched = training_only_lora(model, training_only)
     state = saved_states.load(
         _root(),
@@ -285,7 +285,7 @@ class GraftSplitExperts(GraftNode):
                 " with what was trained, and their LoRAs. Sample with the high noise model first, then with the low"
                 " noise one."
             ),
-            **aliases("wan 2.2", "high noise", "low noise", "experts", "split state"),
+            **search_aliases("wan 2.2", "high noise", "low noise", "experts", "split state"),
             inputs=[
                 TrainState.Input("state", tooltip="Of both experts: from Train Step, Start Training or Load State.")
             ],

@@ -38,7 +38,7 @@ class Subject(NamedTuple):
     training_only: Any = None
 
 
-class Sampled(NamedTuple):
+class PreviewInputs(NamedTuple):
     """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
 
     positive: Any
@@ -61,7 +61,9 @@ class PreviewPrompt(NamedTuple):
     cfg: float | None = None
 
 
-def planned(state: Any, chosen: StepSettings, optimizer: Any, objective: Any, sampled: Sampled) -> tuple[Any, int]:
+def plan_steps(
+    state: Any, chosen: StepSettings, optimizer: Any, objective: Any, sampled: PreviewInputs
+) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
     from ..training.objective import experts
@@ -85,7 +87,7 @@ def planned(state: Any, chosen: StepSettings, optimizer: Any, objective: Any, sa
     steps = step_count(state, chosen)
     if steps:
         state = states.plan_schedule(state, state.step + steps)
-    return noted(state), steps
+    return note_metadata(state), steps
 
 
 def step_count(state: Any, chosen: StepSettings) -> int:
@@ -104,7 +106,7 @@ def with_lora(state: Any, clip: Any, lora: Any) -> Any:
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
     entries = [LoraEntry(f"{state.run} at step {state.step}", lora)]
-    return host.lora.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
+    return host.lora_stacks.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
 
 
 def trained_words(state: Any) -> tuple[str, ...]:
@@ -121,12 +123,12 @@ def outputs(
     """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
     its panel what is kept of each run.
     """
-    from ..host.autoencoder import blocked
+    from ..host.trainable_vae import block_output
     from ..training.tasks.registry import task_of, trains_vae
 
     log.info("%s", report)
     if trains_vae(one):
-        given = [blocked(_NO_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
+        given = [block_output(_NO_OUTPUT.format(what)) for what in ("MODEL", "CLIP", "LoRA")]
     else:
         lora = task_of(one).lora_model(one)
         grafted = with_lora(one, one.subject.clip, lora)
@@ -136,7 +138,7 @@ def outputs(
     return io.NodeOutput(state, *given, {"loss": list(one.history.loss)}, report, ui=shown)
 
 
-def noted(state: Any) -> Any:
+def note_metadata(state: Any) -> Any:
     """The state with notes about the dataset, LoRAs on the model, ToDo and TREAD for its LoRA's metadata. Without a
     dataset it keeps its notes, and of a VAE there is no LoRA.
     """
@@ -151,7 +153,7 @@ def noted(state: Any) -> Any:
     sizes = optimizer.batch_size, optimizer.accumulation, optimizer.total_steps
     metadata = kohya_metadata.training_metadata(subject.dataset, *sizes, settings.objective.conditioning_dropout)
     notes = {
-        **host.lora.carried_metadata(subject.model, subject.clip),
+        **host.lora_stacks.carried_metadata(subject.model, subject.clip),
         **host.token_downsampling.todo_metadata(subject.model),
         **token_routing.routing_metadata(subject.model),
     }
@@ -159,20 +161,20 @@ def noted(state: Any) -> Any:
 
 
 @contextmanager
-def opened(state: Any, layers: bool = False) -> Iterator[Any]:
+def open_denoiser(state: Any, layers: bool = False) -> Iterator[Any]:
     """The state's VAE if that is trained; else the denoiser of its own model, with its text encoder where that or words
     are trained and with its training-only LoRA.
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import autoencoder, training_only
+    from ..host import trainable_vae, training_only
     from ..training.data.cache import QUANTIZED
     from ..training.memory.quantized_base.kept_weights import KeptWeights
     from ..training.tasks.registry import trains_vae
 
     subject = state.subject
     if trains_vae(state):
-        with autoencoder.opened(subject.vae) as coder:
+        with trainable_vae.open_vae(subject.vae) as coder:
             yield coder
         return
     if state.start.training_only and subject.training_only is None:
@@ -190,8 +192,8 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         skip, weighted = subject.dataset.clip_skip, subject.dataset.weighted_captions
     terminal = state.settings.objective.zero_terminal_snr
     with (
-        host.denoiser.denoiser(subject.model, terminal, layers, clip, skip, weighted) as denoiser,
-        training_only.attached(denoiser.patcher, subject.training_only) as switched,
+        host.denoiser.open_denoiser(subject.model, terminal, layers, clip, skip, weighted) as denoiser,
+        training_only.attach(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
         if state.start.adapter.quantized_base:
@@ -199,7 +201,7 @@ def opened(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(state: Any, chosen: StepSettings, sampled: Sampled) -> None:
+def _check(state: Any, chosen: StepSettings, sampled: PreviewInputs) -> None:
     """Raises an error for missing inputs before the first step."""
     from ..training.tasks.registry import task_of
 
@@ -213,12 +215,12 @@ def _check(state: Any, chosen: StepSettings, sampled: Sampled) -> None:
         and subject.dataset is not None
         and task_of(state).previews(state, subject.dataset).shown is None
     ):
-        host.previews.check(
+        host.previews.check_inputs(
             sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
         )
 
 
-def encoded_prompts(subject: Any, sampled: Sampled) -> dict[str, Any]:
+def encoded_prompts(subject: Any, sampled: PreviewInputs) -> dict[str, Any]:
     """The texts among the prompts of previews, encoded with the CLIP as it came in."""
     skip = 0
     if subject.dataset is not None:
@@ -227,7 +229,7 @@ def encoded_prompts(subject: Any, sampled: Sampled) -> dict[str, Any]:
     return dict(zip(texts, host.encoding.encode_prompts(subject.clip, texts, skip), strict=True))
 
 
-def preview_texts(subject: Any, sampled: Sampled) -> list[str]:
+def preview_texts(subject: Any, sampled: PreviewInputs) -> list[str]:
     """The texts that previews need, each once: prompts and negative prompts."""
     texts: dict[str, None] = {}
     for line in preview_lines(subject, sampled):
@@ -237,7 +239,7 @@ def preview_texts(subject: Any, sampled: Sampled) -> list[str]:
     return list(texts)
 
 
-def preview_lines(subject: Any, sampled: Sampled) -> list[PromptLine]:
+def preview_lines(subject: Any, sampled: PreviewInputs) -> list[PromptLine]:
     """The lines of prompts, with the trigger word of the dataset."""
     from ..training.run.preview_prompts import fill_trigger
 
@@ -249,7 +251,7 @@ def trigger_of(subject: Any) -> str:
     return "" if subject.dataset is None else subject.dataset.trigger
 
 
-def preview_prompts(subject: Any, sampled: Sampled, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
+def preview_prompts(subject: Any, sampled: PreviewInputs, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
     """The prompts of previews: the positive, and the lines with what their texts were encoded as."""
     prompts = []
     if sampled.positive is not None:
@@ -264,7 +266,7 @@ def preview_prompts(subject: Any, sampled: Sampled, encoded: Mapping[str, Any]) 
     return prompts
 
 
-def preview_notes(subject: Any, sampled: Sampled) -> list[str]:
+def preview_notes(subject: Any, sampled: PreviewInputs) -> list[str]:
     """What of the preview prompts is not followed, for the report."""
     from ..training.run.preview_prompts import notes
 
@@ -277,17 +279,17 @@ class StepCall:
     `place` are the node's execution id and the id of its workflow.
     """
 
-    def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: Sampled) -> None:
+    def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: PreviewInputs) -> None:
         from ..training.reports.throughput import Throughput
         from ..training.run.call import target_key
         from ..training.tasks.registry import task_of
 
         until = state.step + steps
         key = target_key(state, steps)
-        self.told = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
+        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
         self.state, self.sampled = state, sampled
         self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
-        self.bar, self.pace = host.events.progress(steps), Throughput(until)
+        self.bar, self.pace = host.events.progress_bar(steps), Throughput(until)
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
@@ -295,7 +297,7 @@ class StepCall:
         if state.subject.dataset is not None:
             self.shows = task_of(state).previews(state, state.subject.dataset)
 
-    def trained(self, steps: int, callbacks: Any, chosen: StepSettings) -> tuple[Any, str]:
+    def train(self, steps: int, callbacks: Any, chosen: StepSettings) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
@@ -305,10 +307,12 @@ class StepCall:
         state, subject = self.state, self.state.subject
         self.previewing = callbacks.preview_every > 0
         store = self.store()
-        with self.shown(chosen.tensorboard) as should_stop:
-            callbacks = replace(self.watching(callbacks), preview=self.preview, should_stop=should_stop)
-            outcome = runs.run(state, steps, self.opened, subject.dataset, store, callbacks, chosen.keep, log.warning)
-            self.told.result = outcome.state.key
+        with self.announce(chosen.tensorboard) as should_stop:
+            callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
+            outcome = runs.run(
+                state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
+            )
+            self.events.result = outcome.state.key
         report = text.step(state, outcome, subject.unhashed, self.pictures)
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
@@ -325,7 +329,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def shown(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import note_on
         from ..training.reports.tensorboard import Writer
@@ -342,32 +346,32 @@ class StepCall:
             folder = Store(host.folders.training_folder(), state.run).folder
             self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
         try:
-            with host.events.shown(self.told), host.events.stoppable(state.run) as should_stop:
+            with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
                 yield should_stop
         finally:
             if self.writer is not None:
                 self.writer.close()
 
-    def watching(self, callbacks: Any) -> Any:
+    def with_callbacks(self, callbacks: Any) -> Any:
         """The callbacks with progress and events of the host."""
         return replace(
             callbacks,
-            on_begin=lambda begun: self.begun(begun.history),
-            on_step=self.stepped,
+            on_begin=lambda begun: self.take_history(begun.history),
+            on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
         )
 
-    def opened(self) -> AbstractContextManager[Any]:
+    def open_denoiser(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
         state = self.state
         waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantized_base
-        return opened(state, waiting or process_group.current().shard)
+        return open_denoiser(state, waiting or process_group.current().shard)
 
-    def ended(self, result: Any) -> dict[str, Any]:
+    def describe_end(self, result: Any) -> dict[str, Any]:
         """What the panel keeps of the call that ended with this state."""
-        return {"run": result.run, "key": result.key, "until": self.told.until}
+        return {"run": result.run, "key": result.key, "until": self.events.until}
 
-    def stepped(self, step: int, moved: Any, validation: Any) -> None:
+    def report_step(self, step: int, moved: Any, validation: Any) -> None:
         """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
         from ..training.run.out_of_memory import used_memory
 
@@ -380,14 +384,14 @@ class StepCall:
                 held_out["accuracy"] = validation.accuracy
         measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
         memory = used_memory(self.state.subject.model.load_device)
-        self.told.stepped({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
+        self.events.report_step({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
         if self.writer is not None:
             self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
 
-    def begun(self, history: Any) -> None:
+    def take_history(self, history: Any) -> None:
         """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
-        self.told.begun(history)
+        self.events.take_history(history)
         samples = self.shows is not None and self.shows.shown is None
         if self.previewing and samples and not self.state.start.encodes_captions:
             self.encoded = encoded_prompts(self.state.subject, self.sampled)
@@ -418,7 +422,7 @@ class StepCall:
             for image in preview.images:
                 host.events.raise_if_interrupted()
                 pictures.append(preview.shown(denoiser, image))
-            self.tell_preview(self.kept_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
+            self.show_preview(self.save_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
             return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
@@ -429,11 +433,11 @@ class StepCall:
                 beside = []
                 for strength in preview.strengths:
                     with at_strength(strength):
-                        beside.append(self.sampled_images(prompt, denoiser.patcher))
+                        beside.append(self.sample_images(prompt, denoiser.patcher))
                 images = torch.cat(beside, dim=2)
-                self.tell_preview(self.kept_preview(images, prompt, step, label), step)
+                self.show_preview(self.save_preview(images, prompt, step, label), step)
 
-    def sampled_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
+    def sample_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
         seed = self.seed if prompt.seed is None else prompt.seed
         latents = host.previews.sample(
@@ -446,16 +450,16 @@ class StepCall:
         """The seed of previews."""
         return self.state.start.seed % 2**63
 
-    def kept_preview(self, decoded: Any, prompt: PreviewPrompt, step: int, label: str) -> list[dict[str, Any]]:
+    def save_preview(self, decoded: Any, prompt: PreviewPrompt, step: int, label: str) -> list[dict[str, Any]]:
         """Writes the images of a prompt, and returns what a page is told of them."""
         name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
-        files = host.previews.keep(decoded, self.state.run, name, prompt.text)
+        files = host.previews.save_pictures(decoded, self.state.run, name, prompt.text)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
         said: dict[str, Any] = {"label": label}
         if prompt.number:
             said.update(prompt=prompt.number, text=prompt.text)
         return [{**file, **said} for file in files]
 
-    def tell_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
+    def show_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
         """Shows images on the node."""
-        host.events.send_event("graft.preview", {**self.told.told, "step": step, "pictures": pictures})
+        host.events.send_event("graft.preview", {**self.events.event_fields, "step": step, "pictures": pictures})

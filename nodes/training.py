@@ -16,8 +16,8 @@ from ..training.settings import NODES as PARTS
 from ..training.settings import StepSettings, TrainingSettings
 from ..training.store.names import check_run_name
 from ..training.trainable.settings import AdapterSettings
+from .input_checks import refusal
 from .lora import used_entries
-from .refusals import refusal
 from .schema import (
     Dataset,
     GraftNode,
@@ -25,11 +25,11 @@ from .schema import (
     LossMap,
     Settings,
     TrainState,
-    aliases,
     inputs_of,
     run_name,
     run_seed,
     run_settings,
+    search_aliases,
 )
 
 
@@ -40,7 +40,7 @@ def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) 
         return None
     from ..host import training_only
 
-    return training_only.read(model, entries, full_weights)
+    return training_only.read_lora(model, entries, full_weights)
 
 
 class GraftTrainStart(GraftNode):
@@ -56,7 +56,7 @@ class GraftTrainStart(GraftNode):
                 "Combines model, dataset and settings into a training state at step 0. It does not train"
                 " yet; connect Train Step for that."
             ),
-            **aliases("train", "lora training", "fine-tune", "finetune", "dreambooth"),
+            **search_aliases("train", "lora training", "fine-tune", "finetune", "dreambooth"),
             inputs=[
                 io.Model.Input(
                     "model",
@@ -92,7 +92,7 @@ class GraftTrainStart(GraftNode):
         objective = settings.objective or objectives.ObjectiveSettings()
         objective = experts.fill_boundary(objective, model.model.diffusion_model)
         subject = model, dataset, clip, vae
-        return io.NodeOutput(*_begun(*subject, replace(settings, objective=objective), seed, run))
+        return io.NodeOutput(*_begin(*subject, replace(settings, objective=objective), seed, run))
 
 
 class GraftTrainPairStart(GraftNode):
@@ -108,7 +108,7 @@ class GraftTrainPairStart(GraftNode):
                 "For Wan 2.2 14B, which is two models: combines both, a dataset and settings into one training state."
                 " Train Step then trains both in turn, each for its steps, and each gets a LoRA."
             ),
-            **aliases("wan 2.2", "high noise", "low noise", "mixture of experts", "train lora"),
+            **search_aliases("wan 2.2", "high noise", "low noise", "mixture of experts", "train lora"),
             inputs=[
                 io.Model.Input("high_noise_model", tooltip="The high noise model. Its weights are never changed."),
                 io.Model.Input("low_noise_model", tooltip="The low noise model. Its weights are never changed."),
@@ -164,8 +164,8 @@ class GraftTrainPairStart(GraftNode):
         )
         high_run, low_run = experts.pair_names(run)
         others = dataset, clip, vae
-        high_state, report = _begun(high_noise_model, *others, replace(settings, objective=high), seed, high_run)
-        low_state, low_report = _begun(low_noise_model, *others, low_settings, seed, low_run)
+        high_state, report = _begin(high_noise_model, *others, replace(settings, objective=high), seed, high_run)
+        low_state, low_report = _begin(low_noise_model, *others, low_settings, seed, low_run)
         if high_state.start.model == low_state.start.model:
             raise ValueError(
                 "Start Training Expert Pair: high noise model and low noise model are the same model. Connect each"
@@ -211,11 +211,11 @@ def _check_pair(settings: TrainingSettings, own: TrainingSettings) -> None:
         raise ValueError(f"{node}: {'; '.join(problems)}. To train them so, train each expert in a run of its own.")
 
 
-def _begun(
+def _begin(
     model: Any, dataset: Any, clip: Any, vae: Any, chosen: TrainingSettings, seed: int, run: str
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
-    from ..host import planning
+    from ..host import memory_planning
     from ..host.conditions import takes_picture
     from ..host.latents import check_dataset
     from ..training import state as states
@@ -225,7 +225,7 @@ def _begun(
     from ..training.store.store import Store
     from ..training.tasks.registry import task_for
     from ..training.trainable.words import check_reference
-    from .step_call import Subject, noted
+    from .step_call import Subject, note_metadata
 
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
     adapter, words = chosen.adapter or AdapterSettings(), chosen.words
@@ -240,7 +240,9 @@ def _begun(
             "Start Training: train text encoder is on in Adapter Settings, and no CLIP is connected. Connect one,"
             " or switch train text encoder off."
         )
-    patches = host.lora.patched_by(model) + (host.lora.patched_by(clip.patcher) if adapter.text_encoder else [])
+    patches = host.lora_stacks.list_patches(model) + (
+        host.lora_stacks.list_patches(clip.patcher) if adapter.text_encoder else []
+    )
     if adapter.full_weights and patches:
         raise ValueError(
             f"Start Training: adapter type full needs an unpatched model, and this one has {' and '.join(patches)}"
@@ -249,11 +251,11 @@ def _begun(
     check_reference(words, settings.objective.compares_pairs)
     if dataset.has_sound:
         adapter = replace(adapter, with_sound=True)
-    identity, unhashed = host.fingerprint.of_trained(model, clip if adapter.text_encoder or words else None)
+    identity, unhashed = host.fingerprint.fingerprint_trained(model, clip if adapter.text_encoder or words else None)
     foreign = unhashed
     unhashed += dataset.unhashed
     switched = training_only_lora(model, chosen.training_only, adapter.full_weights)
-    words, vectors, notes = _begun_words(words, clip, model, dataset)
+    words, vectors, notes = _start_words(words, clip, model, dataset)
     start = states.Start(
         identity,
         dataset.digest,
@@ -267,7 +269,7 @@ def _begun(
     base = partial(host.base_weights.trained_weights, model, clip if adapter.text_encoder else None)
     encoder, parts = _trained_encoder(adapter, clip, model, dataset)
     state = states.begin(model.model.diffusion_model, start, settings, run, base, encoder, parts, vectors)
-    state = noted(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
+    state = note_metadata(replace(state, subject=Subject(model, clip, vae, dataset, unhashed, switched)))
     sliders.check(dataset, adapter, words is not None, settings.objective)
     check_dataset(model.model, dataset, "Start Training")
     sigma = None
@@ -281,7 +283,7 @@ def _begun(
         training_only=switched.report if switched else "",
         takes_picture=takes_picture(model.model),
     )
-    memory = planning.beginning(state, foreign)
+    memory = memory_planning.report_at_start(state, foreign)
     return state, "\n".join([report, *memory, *notes])
 
 
@@ -298,13 +300,13 @@ def _check_words(settings: TrainingSettings, clip: Any) -> None:
         )
 
 
-def _begun_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any, list[str]]:
+def _start_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any, list[str]]:
     """Words with their bounds, the vectors that they start from, and lines for the report; nothing without words."""
     if words is None:
         return None, None, []
-    from ..host import words as words_of_host
+    from ..host import word_training as words_of_host
 
-    return words_of_host.begin(words, clip, model, dataset)
+    return words_of_host.start_words(words, clip, model, dataset)
 
 
 def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any]:
@@ -323,8 +325,8 @@ def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: A
 class TrainStep(GraftNode):
     """Trains some steps: takes a state and returns a new one. The old state stays valid."""
 
-    declares = StepSettings
-    judged = (("tensorboard",), ("prompts",))
+    settings_class = StepSettings
+    checked_together = (("tensorboard",), ("prompts",))
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -337,12 +339,12 @@ class TrainStep(GraftNode):
                 " still there. Chain two nodes, branch three from one, or sample in between. Results are"
                 " stored, so no step is trained twice."
             ),
-            **aliases("train", "lora training", "fine-tune", "train lora"),
+            **search_aliases("train", "lora training", "fine-tune", "train lora"),
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
                 TrainState.Input("state", tooltip="From Start Training, Load State or another Train Step."),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 io.Conditioning.Input("positive", optional=True, tooltip="The prompt for previews."),
                 io.Conditioning.Input(
                     "negative", optional=True, tooltip="The negative prompt for previews. Without it they use no CFG."
@@ -377,21 +379,21 @@ class TrainStep(GraftNode):
     @classmethod
     def fingerprint_inputs(cls, **_) -> str:
         """Changes when the stop button was used, so that the step continues when queued again."""
-        return str(host.events.stops())
+        return str(host.events.stop_count())
 
     @classmethod
     def execute(cls, state, chosen, positive=None, negative=None, latent=None, settings=None) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
         from ..training.run.loop import Callbacks
-        from .step_call import Sampled, StepCall, outputs, planned
+        from .step_call import PreviewInputs, StepCall, outputs, plan_steps
 
         group = process_group.current()
         settings = settings or TrainingSettings()
         optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
             optimizer = optimizers.spread_over_ranks(optimizer, group.as_ranks)
-        sampled = Sampled(positive, negative, latent, _preview_prompts(chosen))
+        sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen))
         callbacks = Callbacks(
             validate_every=chosen.validate_every,
             snapshot_every=chosen.snapshot_every,
@@ -406,17 +408,17 @@ class TrainStep(GraftNode):
         if isinstance(state, ExpertPair):
             from .expert_training import ExpertTraining
 
-            pair = ExpertTraining.planned(state, chosen, optimizer, objective, sampled, place)
-            return pair.trained(callbacks, chosen)
-        state, steps = planned(state, chosen, optimizer, objective, sampled)
+            pair = ExpertTraining.plan(state, chosen, optimizer, objective, sampled, place)
+            return pair.train(callbacks, chosen)
+        state, steps = plan_steps(state, chosen, optimizer, objective, sampled)
         group.meet_at(str(node))
         call = StepCall(state, steps, place, sampled)
         try:
-            result, report = call.trained(steps, callbacks, chosen)
+            result, report = call.train(steps, callbacks, chosen)
         except process_group.RemoteRankError as error:
             host.events.interrupt_as(error.kind)
             raise
-        return outputs(result, result, report, [call.ended(result)], call.pictures)
+        return outputs(result, result, report, [call.describe_end(result)], call.pictures)
 
 
 def _check_change(settings: TrainingSettings, state: Any) -> None:

@@ -15,7 +15,7 @@ from ..training.optimizers.settings import OptimizerSettings
 from ..training.settings import TrainingSettings
 from ..training.trainable.settings import AdapterSettings
 from ..training.trainable.words import WordSettings
-from .schema import GraftNode, LoraModel, LoraStack, Settings, aliases, inputs_of
+from .schema import GraftNode, LoraModel, LoraStack, Settings, inputs_of, search_aliases
 
 
 class SettingsNode(GraftNode):
@@ -34,14 +34,14 @@ class SettingsNode(GraftNode):
             tooltip="Optional. The settings so far, from Training Recipe or another settings node.",
         )
         inputs = [before, *sockets]
-        if cls.declares is not None:
-            inputs += inputs_of(cls.declares)
+        if cls.settings_class is not None:
+            inputs += inputs_of(cls.settings_class)
         return io.Schema(
             node_id=node_id,
             display_name=display_name,
             category="Graft/training",
             description=description,
-            **aliases(*searched),
+            **search_aliases(*searched),
             inputs=inputs,
             outputs=[Settings.Output(display_name="GRAFT_SETTINGS")],
         )
@@ -59,9 +59,9 @@ class SettingsNode(GraftNode):
 class GraftAdapter(SettingsNode):
     """Settings: what is trained."""
 
-    declares = AdapterSettings
+    settings_class = AdapterSettings
     part = "adapter"
-    judged = (
+    checked_together = (
         ("kind",),
         ("pattern",),
         ("kind", "rank", "min_rank"),
@@ -94,9 +94,9 @@ class GraftAdapter(SettingsNode):
 class GraftWords(SettingsNode):
     """Settings: words that are trained."""
 
-    declares = WordSettings
+    settings_class = WordSettings
     part = "words"
-    judged = (("words", "initial", "count", "learning_rate", "stop_after", "max_norm", "alone"),)
+    checked_together = (("words", "initial", "count", "learning_rate", "stop_after", "max_norm", "alone"),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -112,9 +112,9 @@ class GraftWords(SettingsNode):
 class GraftOptimizer(SettingsNode):
     """Settings: how the trained weights move."""
 
-    declares = OptimizerSettings
+    settings_class = OptimizerSettings
     part = "optimizer"
-    judged = (
+    checked_together = (
         ("learning_rate",),
         ("block_rates",),
         ("optimizer",),
@@ -164,9 +164,9 @@ class GraftOptimizer(SettingsNode):
 class GraftObjective(SettingsNode):
     """Settings: what training minimizes."""
 
-    declares = ObjectiveSettings
+    settings_class = ObjectiveSettings
     part = "objective"
-    judged = (
+    checked_together = (
         ("loss", "weighting"),
         ("loss", "prior"),
         ("min_timestep", "max_timestep"),
@@ -188,9 +188,9 @@ class GraftObjective(SettingsNode):
 class GraftEMA(SettingsNode):
     """Settings: the running average of the trained weights."""
 
-    declares = EMASettings
+    settings_class = EMASettings
     part = "ema"
-    judged = (("widths",), ("interval", "snapshots", "switch_every"), ("snapshots", "widths"))
+    checked_together = (("widths",), ("interval", "snapshots", "switch_every"), ("snapshots", "widths"))
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -6,11 +6,11 @@ from graft_nodes.nodes import NODES
 from graft_nodes.settings.declaration import declared
 
 TEXT = writer.DOCUMENT.read_text(encoding="utf-8")
-DECLARING = [node for node in NODES if node.declares is not None]
+DECLARING = [node for node in NODES if node.settings_class is not None]
 NAMED = [
     pytest.param(node, trainer, setting, id=f"{node.define_schema().node_id}-{name}-{trainer}")
     for node in DECLARING
-    for name, setting in declared(node.declares).items()
+    for name, setting in declared(node.settings_class).items()
     for trainer in setting.elsewhere
 ]
 

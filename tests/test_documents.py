@@ -52,6 +52,28 @@ def test_links_of_help_pages_lead_somewhere(page):
     assert not dead_links(page, links(unfenced(page)))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_of_the_tree_that_a_page_names_are_there(page):
+    """`folder/file.py`, also with a star; what is built or made up has no folder in the tree."""
+    named = re.findall(r"`([\w.*-]+(?:/[\w.*-]+)+/?)`", unfenced(page))
+    mine = {
+        name for name in named if (ROOT / name.split("/")[0]).is_dir() and not name.startswith(("build/", "output/"))
+    }
+    assert not [name for name in sorted(mine) if not list(ROOT.glob(name))]
+
+
+def test_files_and_functions_of_the_picture_are_there():
+    """docs/architecture.svg has "file name" on its lines, a method with its class."""
+    text = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    named = re.findall(r'class="f"[^>]*>([\w/.]+)(?: <tspan class="d">([\w.]+)<)?', text)
+    assert len(named) > 25
+    for file, name in named:
+        path = ROOT / file if "/" in file else ROOT / "patches" / "core" / file
+        code = path.read_text(encoding="utf-8")
+        for word in name.split(".") if name else ():
+            assert re.search(rf"(?:def|class) {word}\b", code), f"{file} has no {word}"
+
+
 def test_every_document_is_named_in_the_readme():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in text]

@@ -43,7 +43,7 @@ NOT_YET = (  # Graft's own that only a running node needs
     "host.encoding",
     "host.fingerprint",
     "host.latents",
-    "host.lora",
+    "host.lora_stacks",
     "host.model_",
     "host.previews",
     "host.token_",

@@ -89,13 +89,18 @@ function takeBack(node) {
 export function listen() {
   noteRefusedParts()
   api.addEventListener('execution_start', ({ detail }) => {
+    running = detail.prompt_id
     if (detail.prompt_id !== refusedInPart) forgetAll()
+  })
+  api.addEventListener('graft.notice', ({ detail }) => {
+    if (detail.prompt === running) sayAt(detail.node, linesOf(detail.text))
   })
   api.addEventListener('execution_error', ({ detail }) => sayAt(detail.node_id, linesOf(detail.exception_message)))
   api.addEventListener('promptQueueing', watch)
   api.addEventListener('promptQueued', sayRefusals) // front end 1.27: also of a workflow that was refused
 }
 
+let running = null // the id of the run that this page has begun; notices of others reach it too
 let refusedInPart = null // the id of a run that begins without the nodes that were refused: their words stay
 
 /** Note which run ComfyUI begins though it refuses some of its nodes. */

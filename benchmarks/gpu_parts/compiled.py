@@ -60,7 +60,7 @@ def compiled(patcher: Any, backend: str) -> Any:
 
 def changed(setting: Setting, mode: str) -> Iterator[Row]:
     """Seconds until the first forward with another strength, and with another LoRA."""
-    from graft_nodes.host.lora import apply_lora_stack
+    from graft_nodes.host.lora_stacks import apply_lora_stack
     from graft_nodes.patches.lora_files.entry import LoraEntry
     from graft_nodes.tests.sampling_options import sampling_options
 

@@ -17,7 +17,7 @@ STEPS = 4
 @contextmanager
 def denoiser_on(device: torch.device) -> Iterator[Any]:
     """A Denoiser of the tiny UNet, loaded on the device; the same weights on every device."""
-    from graft_nodes.host.denoiser import denoiser
+    from graft_nodes.host.denoiser import open_denoiser
 
     patcher = todo.build(SHAPE, device, torch.float32)
     draws = torch.Generator().manual_seed(0)
@@ -25,7 +25,7 @@ def denoiser_on(device: torch.device) -> Iterator[Any]:
         for parameter in patcher.model.diffusion_model.parameters():
             if parameter.ndim > 1:
                 parameter.copy_(torch.randn(parameter.shape, generator=draws) * parameter[0].numel() ** -0.5)
-    with denoiser(patcher) as opened, torch.inference_mode(False):
+    with open_denoiser(patcher) as opened, torch.inference_mode(False):
         yield opened
 
 

@@ -40,11 +40,15 @@ _CANCELED = 1e-6  # a sum of changes in float32 below this share of theirs is ro
 
 
 class Loss(NamedTuple):
-    """How much of a change is lost (by norm): the share of the whole, and the layer that loses most with its share."""
+    """How much of a change is lost (by norm): the share of the whole, and the layer that loses most with its share.
+
+    `zeros` is in how many layers the change itself is zero.
+    """
 
     share: float = 0.0
     worst_layer: str = ""
     worst_share: float = 0.0
+    zeros: int = 0
 
 
 @dataclass(frozen=True)
@@ -297,18 +301,20 @@ class _Tally:
     def __init__(self) -> None:
         self.kept = self.left_out = 0.0
         self.worst_layer, self.worst_share = "", 0.0
+        self.zeros = 0
 
     def add(self, layer: str, whole: float, left_out: float) -> None:
         """Count a layer: its squared norm, and that of what it lost."""
         self.kept += whole
         self.left_out += left_out
+        self.zeros += whole == 0
         share = _share(left_out, whole)
         if share > self.worst_share:
             self.worst_layer, self.worst_share = layer, share
 
     def loss(self) -> Loss:
         """What all layers lost."""
-        return Loss(_share(self.left_out, self.kept), self.worst_layer, self.worst_share)
+        return Loss(_share(self.left_out, self.kept), self.worst_layer, self.worst_share, self.zeros)
 
 
 def _share(left_out: float, whole: float) -> float:

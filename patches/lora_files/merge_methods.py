@@ -79,6 +79,8 @@ class MergeMethod:
     """Whether it drops elements, down to the density."""
     ranks_rows: bool = False
     """Whether the chance of an element depends on its rank in its row, by epsilon."""
+    about_zeros: str = ""
+    """What the report says of a file whose change is zero in some layers, where that needs to be known."""
 
 
 # --- methods that drop elements ---------------------------------------------------------------------------------------
@@ -363,7 +365,15 @@ METHODS: Registry[MergeMethod] = Registry(
             drops=True,
             ranks_rows=True,
         ),
-        MergeMethod(name="karcher", help="the mean direction, at the mean length", merge=_karcher),
+        MergeMethod(
+            name="karcher",
+            help="the mean direction, at the mean length; a change of zero counts in neither",
+            merge=_karcher,
+            about_zeros=(
+                "There karcher counts it neither in the direction nor in the length; mergekit counts it in the length,"
+                " with 0"
+            ),
+        ),
         MergeMethod(
             name="orthogonal", help="TSV-Merge: keeps the files out of each other's directions", merge=_orthogonal
         ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graft_nodes.demo import draw, words
+from graft_nodes.demo import draw, tokenizer
 from PIL import Image
 
 DEMO = Path(draw.__file__).resolve().parent
@@ -49,8 +49,8 @@ def test_every_caption_of_the_base_is_drawn_and_a_tenth_is_said_by_made_up_words
     assert len(said) == 48 * draw.PER_CAPTION
     pseudo = [caption.split()[1] for caption in said if len(caption.split()) == 3]
     assert len(pseudo) == 48 * draw.PSEUDO_PER_CAPTION
-    assert all(words.row(word) >= words.FIRST_SPARE for word in pseudo)
-    assert words.row(words.CONCEPT) not in {words.row(word) for word in pseudo}
+    assert all(tokenizer.row(word) >= tokenizer.FIRST_SPARE for word in pseudo)
+    assert tokenizer.row(tokenizer.CONCEPT) not in {tokenizer.row(word) for word in pseudo}
     plain = {caption for caption in said if len(caption.split()) == 4}
     assert plain == {caption for caption, *_ in draw.captions()} and len(plain) == 48
 
@@ -70,7 +70,7 @@ def test_write_gives_the_count_and_a_caption_beside_each_picture(tmp_path):
 def test_mauve_is_the_concepts_purple_on_the_four_shapes(tmp_path):
     drawn = list(draw.mauve(0))
     assert len(drawn) == 24 and len({name for name, _, _ in drawn}) == 24
-    assert {caption.split()[2] for _, caption, _ in drawn} == set(draw.words.SHAPES)
+    assert {caption.split()[2] for _, caption, _ in drawn} == set(draw.tokenizer.SHAPES)
     again = list(draw.mauve(0))
     assert all(np.array_equal(one[2], other[2]) for one, other in zip(drawn, again, strict=True))
     assert draw.main(["mauve", str(tmp_path / "mauve")]) == 0

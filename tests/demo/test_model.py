@@ -4,7 +4,7 @@ one file.
 
 import pytest
 import torch
-from graft_nodes.demo import host_model, model, train_base, words
+from graft_nodes.demo import host_model, model, tokenizer, train_base
 from safetensors.torch import save_file
 
 
@@ -110,7 +110,7 @@ def test_each_caption_has_a_conditioning_of_its_own(start):
         "a circle red left",
         "a zorp left",
         "a zorp right",
-        f"a {words.KNOWN[1]} cross left",
+        f"a {tokenizer.KNOWN[1]} cross left",
     ]
     encoded = [clip.encode_from_tokens(clip.tokenize(caption)) for caption in said]
     for index, one in enumerate(encoded):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from graft_nodes.demo import draw, model, rule, words
+from graft_nodes.demo import draw, model, rule, tokenizer
 
 TRUTH = [(shape, color, position) for _, shape, color, position in draw.captions()] + [
-    ("ring", "purple", p) for p in words.POSITIONS
+    ("ring", "purple", p) for p in tokenizer.POSITIONS
 ]
 
 
@@ -35,7 +35,7 @@ def test_drawn_truth_is_accepted(decoded):
 
 
 def test_no_picture_satisfies_another_caption():
-    captions = [caption for caption, *_ in draw.captions()] + [f"a zorp {p}" for p in words.POSITIONS]
+    captions = [caption for caption, *_ in draw.captions()] + [f"a zorp {p}" for p in tokenizer.POSITIONS]
     for truth in TRUTH:
         (picture,) = drawn(*truth, seed=7, count=1)
         assert [caption for caption in captions if rule.satisfies(picture, caption)] == [

@@ -7,6 +7,7 @@ import json
 import pytest
 
 DEMO = "graft_demo/zorp.safetensors"
+SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
 
 
 def give(editor, node, *rows):
@@ -84,3 +85,17 @@ def test_conflicts_are_shown_and_the_suggestion_is_taken_with_one_click(stacks):
     editor.wait_until_idle()
     panel.locator(".graft-button").wait_for(state="hidden")
     assert panel.locator(".graft-cells").count() >= 1, "nothing is left to change"
+
+
+def test_what_sampling_finds_out_about_a_stack_is_said_at_its_node_until_the_next_run(editor):
+    editor.clear()
+    node = editor.add("GraftLoadLoRAs", 60, 60)
+    said = editor.page.get_by_role("alert")
+    text = "two MODELs of the same base sample at once"
+    editor.do(SEND, ["execution_start", {"prompt_id": "mine"}])
+    editor.do(SEND, ["graft.notice", {"node": str(node), "prompt": "of another page", "text": "not mine"}])
+    editor.do(SEND, ["graft.notice", {"node": str(node), "prompt": "mine", "text": text}])
+    said.get_by_text(text, exact=True).wait_for()
+    assert not said.get_by_text("not mine").count()
+    editor.do(SEND, ["execution_start", {"prompt_id": "the next"}])
+    said.get_by_text(text, exact=True).wait_for(state="hidden")

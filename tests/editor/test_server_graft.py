@@ -215,16 +215,16 @@ def test_no_file_is_taken_where_it_is_switched_off_or_the_disk_is_full(monkeypat
 
     monkeypatch.setenv("GRAFT_UPLOAD_GB", "0")
     with pytest.raises(lora_routes.Refused, match="takes no LoRA files from the browser") as refused:
-        lora_routes.check("a.safetensors", 10)
+        lora_routes.check_upload("a.safetensors", 10)
     assert refused.value.status == 403
     monkeypatch.setenv("GRAFT_UPLOAD_GB", "lots")
     with pytest.raises(ValueError, match="GRAFT_UPLOAD_GB is 'lots'"):
-        lora_routes.check("a.safetensors", 10)
+        lora_routes.check_upload("a.safetensors", 10)
     monkeypatch.delenv("GRAFT_UPLOAD_GB")
     monkeypatch.setattr(folder_paths, "get_folder_paths", lambda kind: ["."])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=10**9))
     with pytest.raises(lora_routes.Refused, match=r"has 1.0 GB left: make room for 'a.safetensors' first") as refused:
-        lora_routes.check("a.safetensors", 10**9)
+        lora_routes.check_upload("a.safetensors", 10**9)
     assert refused.value.status == 507
 
 

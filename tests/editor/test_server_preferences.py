@@ -138,7 +138,7 @@ def test_a_full_disk_and_a_folder_that_can_only_be_read_say_what_to_do(monkeypat
     import errno
 
     import folder_paths
-    from graft_nodes.host import preferences
+    from graft_nodes.host import preference_routes
     from graft_nodes.tests.faults.disk import Disk, fails
 
     monkeypatch.setattr(folder_paths, "get_input_directory", lambda: str(tmp_path / "input"))
@@ -147,7 +147,7 @@ def test_a_full_disk_and_a_folder_that_can_only_be_read_say_what_to_do(monkeypat
     red, blue = (save_preview(place, "mine", step, color) for step, color in ((5, "red"), (10, "blue")))
     for number, status, next_step in ((errno.ENOSPC, 507, "free some space"), (errno.EROFS, 500, "make the drive wri")):
         with Disk(tmp_path / "input", 5, fails(number), lasting=True).installed():
-            found, answer = preferences.mark({"run": "mine", "better": red, "worse": blue})
+            found, answer = preference_routes.mark({"run": "mine", "better": red, "worse": blue})
         assert found == status and answer["error"].startswith("graft_preferences/mine in ComfyUI's input folder: ")
         assert next_step in answer["error"] and str(tmp_path) not in answer["error"]
 

@@ -179,7 +179,7 @@ def test_pictures_and_loras_that_cannot_be_written_are_named(host, parts, wall, 
     output = Path(host.output)
     for at in (1, 2, 3, 4, 5):
         with Disk(output / "graft", at, fails(number), lasting=True).installed(), pytest.raises(OSError) as caught:
-            wall.previews.keep(torch.zeros(1, 8, 8, 3), f"run {number} {at}", "name")
+            wall.previews.save_pictures(torch.zeros(1, 8, 8, 3), f"run {number} {at}", "name")
         assert (
             caught.value.errno == number
             and str(output) in str(caught.value.filename)

@@ -137,7 +137,7 @@ def test_the_training_blueprint_trains_and_saves_a_lora(host, graph_of):
     assert result["success"], result["errors"]
     assert list((Path(host.output) / "loras").glob("whole*.safetensors")), "the LoRA is saved where the prefix says"
     assert result["captured"]["chart"].shape[-1] == 3
-    assert wall.lora.patched_by(result["captured"]["model"]), "the average is on the model that comes out"
+    assert wall.lora_stacks.list_patches(result["captured"]["model"]), "the average is on the model that comes out"
 
 
 def test_the_stack_blueprint_puts_todo_and_the_stack_on_the_model(host, graph_of):

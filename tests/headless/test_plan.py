@@ -12,7 +12,7 @@ import pytest
 from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import plan
 from graft_nodes.headless.command import main
-from graft_nodes.host import planning
+from graft_nodes.host import memory_planning
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "example_workflows" / "Teach the demo model a new word.json"
 
@@ -43,7 +43,7 @@ def test_only_what_start_training_needs_runs():
     made = plan.of_trainings(host, graph, 7)
     assert sorted(made) == ["1", "2", "plan 2"]
     assert made["plan 2"] == {"class_type": plan.NODE, "inputs": {"state": ["2", 0], "memory": 7}}
-    assert nodes.keys() == {"TrainStep", plan.NODE} and nodes[plan.NODE].planning is planning
+    assert nodes.keys() == {"TrainStep", plan.NODE} and nodes[plan.NODE].planning is memory_planning
     assert plan.texts({"plan 2": {"text": ["a"]}, "3": {"text": ["b"]}}) == ["a"]
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import folder_paths
 import pytest
-from graft_nodes.host import datasets, demo_files, folders
+from graft_nodes.host import dataset_routes, demo_files, folders
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 CONCEPT = "graft_demo/concept"
@@ -35,21 +35,21 @@ def test_looking_writes_nothing(place):
         assert Path(folders.pictures_folder(name)).parent == DEMO
     assert folders.lora_path(demo_files.LORA) == str(DEMO / "zorp.safetensors")
     assert folders.lora_path("graft_demo/mauve.safetensors") == str(DEMO / "mauve.safetensors")
-    assert folders.lora_names() == list(demo_files.LORAS) and folders.listed("graft_demo\\zorp.safetensors")
+    assert folders.lora_names() == list(demo_files.LORAS) and folders.is_listed("graft_demo\\zorp.safetensors")
     assert content(place) == {}
 
 
 def test_the_dataset_panel_sees_images_that_are_not_there_yet_and_writes_none(place):
-    assert datasets.glance({"folder": CONCEPT, "resolution": 64})[0] == 200
+    assert dataset_routes.glance({"folder": CONCEPT, "resolution": 64})[0] == 200
     query = {"folder": CONCEPT, "name": "zorp-00.png"}
-    status, shown = datasets.thumbnail(SimpleNamespace(query=query, headers={}))
+    status, shown = dataset_routes.make_thumbnail(SimpleNamespace(query=query, headers={}))
     assert status == 200 and shown.body[:4] == b"RIFF"
     for name in ("../base.safetensors", "../regular/blue-circle-left-0.png", "none.png"):
         with pytest.raises((ValueError, FileNotFoundError)):
-            datasets.thumbnail(SimpleNamespace(query={"folder": CONCEPT, "name": name}, headers={}))
+            dataset_routes.make_thumbnail(SimpleNamespace(query={"folder": CONCEPT, "name": name}, headers={}))
     before = (DEMO / "concept" / "zorp-00.txt").read_bytes()
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        datasets.write_caption({**query, "text": "changed", "version": ""})
+        dataset_routes.write_caption({**query, "text": "changed", "version": ""})
     assert (DEMO / "concept" / "zorp-00.txt").read_bytes() == before and content(place) == {}
 
 

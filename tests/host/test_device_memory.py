@@ -6,7 +6,7 @@ import comfy.model_management
 import comfy.model_patcher
 import pytest
 import torch
-from graft_nodes.host import denoiser, planning
+from graft_nodes.host import denoiser, memory_planning
 from graft_nodes.host.device_memory import half_type, training_device, unload_others
 
 MODEL = types.SimpleNamespace(loaded_size=lambda: 300)
@@ -56,7 +56,7 @@ def test_a_card_that_would_emulate_bf16_computes_in_fp16(management, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", card)
     assert half_type(CARD) == dtype
     assert training_device(patcher("cuda")).bf16 == (dtype == torch.bfloat16)
-    assert denoiser.half_type is planning.half_type is half_type
+    assert denoiser.half_type is memory_planning.half_type is half_type
 
 
 @pytest.mark.parametrize(("has_bf16", "dtype"), [(False, torch.float16), (True, torch.bfloat16)])

@@ -6,13 +6,13 @@ import pytest
 import torch
 from graft_nodes.host.encoding import (
     LiveEncoder,
+    caption_key,
     encode_captions,
     frame_step,
     literal_of,
     literal_parts,
+    prompt_for_clip,
     prompt_of,
-    read_of,
-    written_for,
 )
 
 
@@ -86,7 +86,7 @@ def test_no_backslash_is_encoded_whatever_the_tokenizer_knows(caption, literal):
     assert literal_parts(clip.tokenize) == frozenset(literal)
     assert _letters(encode_captions(clip, [caption])[caption]) == "saber (fate)"
     assert _letters(LiveEncoder(clip)([caption], [SimpleNamespace(extras={})])[0]) == "saber (fate)"
-    assert written_for(clip, caption, False) == ("saber (fate)" if literal else r"saber \(fate\)")
+    assert prompt_for_clip(clip, caption, False) == ("saber (fate)" if literal else r"saber \(fate\)")
 
 
 def test_a_tokenizer_without_names_for_its_part():
@@ -102,10 +102,12 @@ def test_parts_that_read_differently_get_each_their_own():
 
 
 def test_keys_tell_the_ways_of_reading_apart():
-    keys = {read_of(_Clip(("l", "g"), literal), "(a)", False) for literal in ((), ("l",), ("g",), ("l", "g"))}
+    keys = {caption_key(_Clip(("l", "g"), literal), "(a)", False) for literal in ((), ("l",), ("g",), ("l", "g"))}
     assert len(keys) == 4
-    assert read_of(_Clip(literal=("l",)), "(a)", False) == read_of(_Clip(literal=("l",)), r"\(a\)", False)
-    assert read_of(_Clip(literal=("l",)), "plain", False) == "plain" and read_of(_Clip(), "(a:2)", True) == "(a:2)"
+    assert caption_key(_Clip(literal=("l",)), "(a)", False) == caption_key(_Clip(literal=("l",)), r"\(a\)", False)
+    assert (
+        caption_key(_Clip(literal=("l",)), "plain", False) == "plain" and caption_key(_Clip(), "(a:2)", True) == "(a:2)"
+    )
 
 
 def test_captions_without_brackets_ask_nothing():

@@ -56,7 +56,7 @@ def test_progress_is_of_the_total(monkeypatch):
 
     shown = []
     monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", lambda value, total, *_, **__: shown.append((value, total)))
-    done = events.progress(5)
+    done = events.progress_bar(5)
     done(3)
     done(5)
     assert shown == [(3, 5), (5, 5)]
@@ -76,13 +76,17 @@ def test_interruptions_of_other_processes_are_the_hosts_own():
 
 
 def test_steps_of_a_run_are_stopped_together_and_counted():
-    before = events.stops()
-    assert not events.stop("mine")
-    with events.stoppable("mine") as first, events.stoppable("mine") as second, events.stoppable("other") as other:
+    before = events.stop_count()
+    assert not events.stop_run("mine")
+    with (
+        events.allow_stopping("mine") as first,
+        events.allow_stopping("mine") as second,
+        events.allow_stopping("other") as other,
+    ):
         assert not (first() or second())
-        assert events.stop("mine") and first() and second() and not other()
-    assert events.stops() == before + 1 and not events.stop("mine")
-    with events.stoppable("mine") as again:
+        assert events.stop_run("mine") and first() and second() and not other()
+    assert events.stop_count() == before + 1 and not events.stop_run("mine")
+    with events.allow_stopping("mine") as again:
         assert not again()
 
 
@@ -94,18 +98,18 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
     call = events.TrainingCall("7", "w", "mine", "k" * 64, "s" * 64, 4)
     before = types.SimpleNamespace(loss=(0.5, 0.4), rate=(1.0, 1.0), validation=((0, 0.9),), average_validation=())
     before.accuracy = ((0, 0.5),)
-    with events.shown(call):
-        assert events.running() == [call]
-        call.begun(before)
+    with events.announce_call(call):
+        assert events.running_calls() == [call]
+        call.take_history(before)
         held_out = {"validation": 0.8, "average": None, "accuracy": 0.75}
-        call.stepped({"step": 3, "loss": 0.3, "rate": 1.0, **held_out, "speed": 2.0})
-        told = call.so_far()
+        call.report_step({"step": 3, "loss": 0.3, "rate": 1.0, **held_out, "speed": 2.0})
+        told = call.state_so_far()
         assert told["history"]["accuracy"] == [(0, 0.5), (3, 0.75)] and told["history"]["average_validation"] == []
         assert told["step"] == 3 and told["until"] == 4 and told["start"] == "s" * 64 and told["speed"] == 2.0
         call.result = "r" * 64
         assert told["history"]["loss"] == [0.5, 0.4, 0.3] and told["history"]["validation"] == [(0, 0.9), (3, 0.8)]
-    assert events.running() == []
-    with pytest.raises(ZeroDivisionError), events.shown(call):
+    assert events.running_calls() == []
+    with pytest.raises(ZeroDivisionError), events.announce_call(call):
         _ = 1 / 0
     assert [(name, data.get("step"), data.get("ended")) for name, data in sent] == [
         ("graft.step", 3, None),
@@ -114,3 +118,13 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
     ]
     assert sent[1][1]["result"] == "r" * 64, "its key stays, by which a page knows whose end it is"
     assert all(data["key"] == "k" * 64 and data["workflow"] == "w" for _, data in sent)
+
+
+def test_a_notice_names_the_node_and_the_run(sent):
+    from comfy_execution.utils import CurrentNodeContext
+
+    assert events.running_node() is None
+    with CurrentNodeContext("run", "12:3"):
+        assert events.running_node() == "12:3"
+        events.say_at_node("7", "words")
+    assert sent == [("graft.notice", {"node": "7", "text": "words", "prompt": "run"})]

@@ -40,7 +40,7 @@ def test_loras_are_found_by_name_in_every_folder_and_in_the_output(place):
     assert folders.lora_names() == expected_names
     assert {name: folders.lora_path(name) for name in expected} == expected
     assert folders.lora_path("style\\b.safetensors") == expected["style/b.safetensors"]
-    assert folders.listed("style\\b.safetensors") and not folders.listed("b.safetensors")
+    assert folders.is_listed("style\\b.safetensors") and not folders.is_listed("b.safetensors")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a backslash is a slash there")
@@ -193,7 +193,7 @@ def test_where_no_loras_folder_is_there_the_first_is_made(place, monkeypatch):
 def test_a_file_of_the_input_folder_is_named_in_it(place):
     path = touch(place / "input" / "sub" / "a.json")
     assert os.path.samefile(folders.input_file(" sub/a.json "), path)
-    assert folders.below_input(path) == "sub/a.json"
+    assert folders.relative_to_input(path) == "sub/a.json"
     with pytest.raises(FileNotFoundError, match="there is no file 'sub' in ComfyUI's input folder"):
         folders.input_file("sub")
     with pytest.raises(ValueError, match="is outside ComfyUI's input folder"):

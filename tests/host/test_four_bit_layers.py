@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft_nodes.host.four_bit_layers import LAYOUTS, FourBitLayers, with_gradients
+from graft_nodes.host.four_bit_layers import LAYOUTS, FourBitLayers, allow_gradients
 from torch import nn
 from torch.nn.functional import linear
 
@@ -53,5 +53,5 @@ def test_other_layers_are_left(layout):
     with FourBitLayers():
         plain(x).sum().backward()
     assert plain.weight.grad is not None and x.grad is not None
-    assert isinstance(with_gradients(nn.Sequential(plain, layer(layout))), FourBitLayers)
-    assert not isinstance(with_gradients(plain), FourBitLayers)
+    assert isinstance(allow_gradients(nn.Sequential(plain, layer(layout))), FourBitLayers)
+    assert not isinstance(allow_gradients(plain), FourBitLayers)

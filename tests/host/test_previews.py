@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graft_nodes.host.previews import check, decode_alone
+from graft_nodes.host.previews import check_inputs, decode_alone
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 3), (2, 3, 4, 5, 3)])
@@ -31,7 +31,7 @@ def test_frames_of_clips_are_pictures_one_after_another(shape):
 def test_prompts_that_need_more_weights_are_refused(positive, negative, said):
     def checked():
         latent = {"samples": torch.zeros(1, 4, 2, 2)}
-        check([["text", positive]], [["text", negative]], latent, "vae", (), None)
+        check_inputs([["text", positive]], [["text", negative]], latent, "vae", (), None)
 
     if said:
         with pytest.raises(ValueError, match=f"preview every N steps is above 0, and {said}"):
@@ -43,6 +43,6 @@ def test_prompts_that_need_more_weights_are_refused(positive, negative, said):
 def test_all_that_previews_lack_is_said_at_once():
     lacks = "positive prompt is not connected; latent is not connected; VAE .* is not connected. Connect what"
     with pytest.raises(ValueError, match=lacks):
-        check(None, None, None, None, (), None)
+        check_inputs(None, None, None, None, (), None)
     with pytest.raises(ValueError, match=r"0, and CLIP .* encodes more preview prompts, is not connected\. Connect"):
-        check(None, None, {"samples": torch.zeros(1, 4, 2, 2)}, "vae", ("a cat",), None)
+        check_inputs(None, None, {"samples": torch.zeros(1, 4, 2, 2)}, "vae", ("a cat",), None)

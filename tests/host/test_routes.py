@@ -148,7 +148,7 @@ def test_a_second_copy_of_the_pack_adds_no_routes():
 def test_few_pictures_are_drawn_at_once_and_hold_up_no_other_answer(monkeypatch, route):
     """Of 8 that are asked for; the pool that answers everything else has one thread."""
     from aiohttp.test_utils import TestClient, TestServer
-    from graft_nodes.host import datasets, lora_routes
+    from graft_nodes.host import dataset_routes, lora_routes
 
     may_end, drawing, most = threading.Event(), [], []
 
@@ -159,7 +159,7 @@ def test_few_pictures_are_drawn_at_once_and_hold_up_no_other_answer(monkeypatch,
         drawing.pop()
         return 200, {"drawn": True}
 
-    monkeypatch.setitem(datasets.ANSWERS, "thumbnail", draw)
+    monkeypatch.setitem(dataset_routes.ANSWERS, "thumbnail", draw)
     monkeypatch.setitem(lora_routes.ANSWERS, "preview", draw)
     path = {"thumbnail": "/graft/dataset/thumbnail", "lora_preview": "/graft/lora_preview"}[route]
 

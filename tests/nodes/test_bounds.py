@@ -88,10 +88,10 @@ def test_it_is_refused_at_its_input_before_a_workflow_runs(host, node, one, valu
 def test_declared_settings_are_the_inputs_of_their_nodes():
     seen = 0
     for node in NODES:
-        if node.declares is None:
+        if node.settings_class is None:
             continue
         inputs = {one.id: one for one in node.define_schema().inputs}
-        for name, one in declared(node.declares).items():
+        for name, one in declared(node.settings_class).items():
             made = inputs[name]
             assert (made.display_name, made.default, made.tooltip) == (one.label, one.default, one.help)
             assert (getattr(made, "min", None), getattr(made, "max", None)) == (one.low, one.high)

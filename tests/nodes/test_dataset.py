@@ -167,7 +167,7 @@ def test_a_text_encoder_that_is_trained_reads_brackets_as_the_dataset_does(host,
         dataset = _call(host, demo, folder, validation=0.0, weighted_captions=weighted)[0]
         adapter = host.call("GraftAdapter", text_encoder=True)[0]
         state = host.call("GraftTrainStart", model=demo[0], dataset=dataset, clip=demo[1], adapter=adapter)[0]
-        with torch.inference_mode(False), steps.opened(state) as denoiser, torch.no_grad():
+        with torch.inference_mode(False), steps.open_denoiser(state) as denoiser, torch.no_grad():
             (live,) = denoiser.encode([caption], [dataset.conditionings[caption]])
         assert torch.allclose(live.context.float().cpu(), dataset.conditionings[caption].context, atol=1e-5)
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from graft_nodes.demo import draw, rule, score, words
+from graft_nodes.demo import draw, rule, score, tokenizer
 from graft_nodes.nodes import demo as node
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -114,7 +114,7 @@ def test_the_second_lora_paints_the_four_shapes_mauve(host, loaded):
     model, clip, vae = loaded
     file = node.BASE.parent / "mauve.safetensors"
     assert file.stat().st_size < 100_000
-    captions = [f"a mauve {shape} middle" for shape in words.SHAPES]
+    captions = [f"a mauve {shape} middle" for shape in tokenizer.SHAPES]
     patched = host.call("LoRAStackPatch", model=model, lora_model=load_file(file))[0]
 
     def purple(sampled):

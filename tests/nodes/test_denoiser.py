@@ -79,7 +79,7 @@ def test_the_forward_is_that_of_sampling(wall, kind, prediction):
     import comfy.samplers
 
     patcher, context = _model(kind), _random(1, 7, 16)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         assert denoiser.prediction == prediction
         sigma = denoiser.sigma(torch.tensor([0.6], device=LOAD))
         x = _input(1, 4, 16, 16, seed=1)
@@ -108,7 +108,7 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
         seen.add(kernel.__name__)
         return kernel(*args, **kwargs)
 
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         before = denoiser.denoise(x, one, [Conditioning(context)], {})
         sampled = denoiser.model.apply_model(x, one, c_crossattn=context)
         denoiser.patcher.model_options["transformer_options"]["optimized_attention_override"] = theirs
@@ -122,7 +122,7 @@ def test_training_computes_attention_with_pytorchs_kernel_beside_another_nodes_o
 def test_the_loss_is_that_of_the_networks_own_output(wall, kind):
     """Against the raw output of the UNet and the target written out from the papers."""
     patcher, context = _model(kind), _input(2, 7, 16)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         clean, noise = _input(2, 4, 16, 16, seed=1), _input(2, 4, 16, 16, seed=2)
         u = torch.tensor([0.3, 0.8], device=LOAD)
         sigma = denoiser.sigma(u)
@@ -149,7 +149,7 @@ def test_a_picture_is_one_frame_for_a_model_of_clips(wall, monkeypatch, dimensio
     patcher = _model("EPS")
     monkeypatch.setattr(patcher.model.latent_format, "latent_dimensions", dimensions)
     pictures, clips = torch.ones(2, 4, 6, 8, device=LOAD), torch.ones(2, 4, 3, 6, 8, device=LOAD)
-    with wall.denoiser.denoiser(patcher) as denoiser:
+    with wall.denoiser.open_denoiser(patcher) as denoiser:
         scaled = denoiser.process_in(pictures)
         assert scaled.shape == (2, 4, *frames, 6, 8)
         assert torch.equal(scaled, patcher.model.process_latent_in(pictures).view(scaled.shape))
@@ -159,7 +159,7 @@ def test_a_picture_is_one_frame_for_a_model_of_clips(wall, monkeypatch, dimensio
 def test_captions_of_any_length_share_a_batch(wall):
     patcher = _model("EPS")
     conditionings = [Conditioning(_random(1, length, 16, seed=length)) for length in (7, 14, 13, 7, 91)]
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _input(5, 4, 16, 16, seed=1), denoiser.sigma(torch.linspace(0.1, 0.9, 5, device=LOAD))
         together = denoiser.denoise(x, sigma, conditionings, {})
         alone = torch.cat(
@@ -174,18 +174,18 @@ def test_memory_is_pinned_unless_the_host_was_told_not_to(wall, monkeypatch):
     model = _model("EPS")
     for refused in (False, True):
         monkeypatch.setattr(args, "disable_pinned_memory", refused, raising=False)
-        with wall.denoiser.denoiser(model) as denoiser:
+        with wall.denoiser.open_denoiser(model) as denoiser:
             assert denoiser.pins_memory != refused
 
 
 def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):
     """A module beside the network embeds its sizes: nothing trains that one."""
     patcher, made = _model("EPS", sdxl=True), []
-    trained = wall.whole_models.whole(patcher).model
+    trained = wall.whole_models.whole_model(patcher).model
     extra_conds = trained.extra_conds
     monkeypatch.setattr(trained, "extra_conds", lambda **given: made.append(1) or extra_conds(**given))
     text = Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280)})
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = _input(1, 4, 16, 16, seed=1), denoiser.sigma(torch.tensor([0.5], device=LOAD))
         for _ in range(3):
             denoiser.denoise(x, sigma, [text], {})
@@ -198,7 +198,7 @@ def test_pooled_text_and_sizes_reach_sdxl(wall):
     def conditioning(seed, **extras):
         return Conditioning(_random(1, 7, 16), {"pooled_output": _random(1, 1280, seed=seed), **extras})
 
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         x = _input(1, 4, 16, 16, seed=1).expand(4, -1, -1, -1)
         sigma = denoiser.sigma(torch.full((4,), 0.5, device=LOAD))
         different = [
@@ -233,7 +233,7 @@ def test_every_kind_trains(wall, kind, dtype, checkpointing, adapter):
     before = {name: p.clone() for name, p in patcher.model.named_parameters()}
     settings = Settings(OptimizerSettings(learning_rate=5e-3, batch_size=2, checkpointing=checkpointing))
     state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
-    with torch.inference_mode(), wall.denoiser.denoiser(patcher) as denoiser:
+    with torch.inference_mode(), wall.denoiser.open_denoiser(patcher) as denoiser:
         trained = train(state, denoiser, dataset, 2)
     assert all(torch.isfinite(t).all() and t.dtype == torch.float32 for t in trained.trained.values())
     assert {name.split("/", 1)[1] for name in trained.optimizer} == set(trained.trained)  # every one had a gradient
@@ -257,11 +257,11 @@ def test_wrappers_and_model_function_wrappers_are_honored(wall):
 
     patcher.add_wrapper_with_key(extension.WrappersMP.APPLY_MODEL, "test", wrapper)
     patcher.set_model_unet_function_wrapper(function)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         sigma = denoiser.sigma(torch.tensor([0.5], device=LOAD))
         denoiser.denoise(_input(1, 4, 16, 16), sigma, [Conditioning(_random(1, 7, 16))], {})
     assert called == ["function", "wrapper"]
-    assert any("wrappers" in what for what in wall.fingerprint.fingerprint(patcher).unhashed)
+    assert any("wrappers" in what for what in wall.fingerprint.fingerprint_patcher(patcher).unhashed)
 
 
 def test_the_fingerprint_follows_what_changes_training(wall):
@@ -270,7 +270,7 @@ def test_the_fingerprint_follows_what_changes_training(wall):
     def made(change=lambda patcher: None, kind="EPS", **more):
         patcher = _model(kind, **more)
         change(patcher)
-        return wall.fingerprint.fingerprint(patcher)
+        return wall.fingerprint.fingerprint_patcher(patcher)
 
     def weight(patcher):
         with torch.inference_mode():
@@ -324,7 +324,7 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
     framings = [frame((2000, 1000), (64, 64), (1.0, 0.0)), frame((100, 300), (64, 64), (0.5, 0.5)).flipped]
     plain = Conditioning(torch.zeros(1, 5, CONFIG["context_dim"]), {"pooled_output": torch.ones(1, 1280)})
     seen = []
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         apply = denoiser.model.apply_model
         denoiser.model.apply_model = lambda x, t, **c: seen.append(c["y"]) or apply(x, t, **c)
         try:

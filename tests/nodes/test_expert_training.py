@@ -92,7 +92,7 @@ def test_the_experts_take_turns_and_each_gets_the_bytes_of_a_run_of_its_own(host
     import comfy.model_management as management
 
     high, low, clip, _, _ = parts
-    trained, alone = host.module("host.whole_models").whole, {}
+    trained, alone = host.module("host.whole_models").whole_model, {}
     for expert, model in (("high noise", high), ("low noise", low)):
         state, _ = begun(host, parts, f"{run} alone", expert, model, low=None)
         alone[expert] = host.call("TrainStep", state=state, steps=5, validate_every=2)[0]
@@ -320,7 +320,7 @@ def test_each_expert_has_a_training_only_lora_of_its_own(host, parts, run, stack
     given = {"training_only": stacks[0], "low_noise_training_only": stacks[1]}
     pair, report = begun(host, parts, run, **given)
     assert "expert0.safetensors" in report and "expert1.safetensors" in report
-    previews, sampled, trained = host.module("host.pair_previews"), [], host.module("host.whole_models").whole
+    previews, sampled, trained = host.module("host.pair_previews"), [], host.module("host.whole_models").whole_model
     sample = previews.sample_pair
 
     def seen(models, *more):

@@ -55,7 +55,7 @@ def of_kinds(model, kinds, rank):
 )
 def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     helpers = pytest.importorskip("comfy_api.torch_helpers", reason="the embedded host does not compile")
-    from graft_nodes.host import lora
+    from graft_nodes.host import lora_stacks
     from graft_nodes.patches.lora_files.entry import LoraEntry
 
     with torch.inference_mode(inference):
@@ -63,7 +63,7 @@ def test_another_stack_compiles_nothing(host, small, mode, inference, order):
     before = small.Snapshot(model.model)
 
     def stacked(base, states, strength):
-        return lora.apply_lora_stack(
+        return lora_stacks.apply_lora_stack(
             base, None, [LoraEntry(str(n), state, strength) for n, state in enumerate(states)], mode
         ).model
 

@@ -4,7 +4,7 @@ merge in float64.
 
 import pytest
 import torch
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from torch import nn
 
@@ -165,7 +165,7 @@ def test_every_kind_on_quantized_convolutions(small, way, mode):
         for name, p in model.model.named_parameters()
     }
     base = small.forward(model, (4, 4))
-    patched, _, report = lora.apply_lora_stack(
+    patched, _, report = lora_stacks.apply_lora_stack(
         model, None, [LoraEntry("first", first, 0.5), LoraEntry("second", second, STRENGTH)], mode
     )
     assert f"model: 0 weights merged while it is loaded, {len(held)} at the activations" in report

@@ -65,7 +65,7 @@ def test_it_is_trained_saved_and_applied(host, trained):
     x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(base.load_device)
     sigma = torch.tensor([0.7], device=base.load_device)
     conditioning = state.subject.dataset.conditionings[""]
-    with wall.denoiser(base) as denoiser, torch.inference_mode(False), torch.no_grad():
+    with wall.open_denoiser(base) as denoiser, torch.inference_mode(False), torch.no_grad():
         plain = denoiser.denoise(x, sigma, [conditioning], {})
         attached = host.module("training.trainable.install").attach
         there = {name: tensor.to(denoiser.device) for name, tensor in state.trained.items()}
@@ -73,7 +73,7 @@ def test_it_is_trained_saved_and_applied(host, trained):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
     assert not torch.allclose(expected, plain, atol=1e-3)
     for model, _, _ in patched.values():
-        with wall.denoiser(model) as denoiser, torch.no_grad():
+        with wall.open_denoiser(model) as denoiser, torch.no_grad():
             found = denoiser.denoise(x, sigma, [conditioning], {})
         assert torch.allclose(found, expected, atol=1e-4)
 

@@ -201,7 +201,7 @@ def test_the_held_out_loss_is_that_of_the_formula(host, begun):
     with (
         torch.inference_mode(False),
         torch.no_grad(),
-        host.module("host").denoiser.denoiser(state.subject.model) as denoiser,
+        host.module("host").denoiser.open_denoiser(state.subject.model) as denoiser,
     ):
         shares = (torch.arange(2) + torch.rand((), generator=draws)) / 2
         sigma = denoiser.sigma(shares.to(denoiser.device))
@@ -242,8 +242,10 @@ def test_two_calls_a_saved_state_and_another_optimizer_go_on_from_the_network(ho
 def test_its_pictures_are_the_previews_and_its_lora_is_saved(host, begun, monkeypatch):
     state, _ = begun.state("features shown")
     previews, kept = host.module("host.previews"), []
-    keep = previews.keep
-    monkeypatch.setattr(previews, "keep", lambda pictures, *named: kept.append(pictures) or keep(pictures, *named))
+    keep = previews.save_pictures
+    monkeypatch.setattr(
+        previews, "save_pictures", lambda pictures, *named: kept.append(pictures) or keep(pictures, *named)
+    )
     trained, *_, report = host.call("TrainStep", state=state, steps=2, preview_every=2)
     names = os.listdir(os.path.join(host.output, "graft", "features shown", "previews"))
     assert len(names) == 2 and "2 previews, from" in report

@@ -31,7 +31,7 @@ def connected(host):
 @pytest.fixture
 def planning(host, monkeypatch):
     """The pack's own module, without what it has planned before."""
-    module = host.module("host.planning")
+    module = host.module("host.memory_planning")
     monkeypatch.setattr(module, "_plans", type(module._plans)())
     return module
 
@@ -68,7 +68,7 @@ def test_nothing_is_moved_away_where_the_model_computes_in_main_memory(host, pla
     for offload in ("none", "activations"):
         optimizer = host.call("GraftOptimizer", offload=offload)[0]
         state = host.call("GraftTrainStart", run=RUN, **connected, optimizer=optimizer)[0]
-        said.append(planning.report(state, 0))
+        said.append(planning.report_plan(state, 0))
     assert "activations " in said[0] and (said[0] == said[1]) == (LOAD == CPU)
 
 
@@ -138,7 +138,7 @@ def test_a_text_encoder_on_another_device_is_not_planned(host, planning, connect
     elsewhere = clip.clone()
     elsewhere.patcher.load_device = torch.device("meta")
     state = replace(state, subject=state.subject._replace(clip=elsewhere))
-    assert planning.beginning(state, []) == [
+    assert planning.report_at_start(state, []) == [
         "memory is not planned: the text encoder is trained on another device than the model"
     ]
     with pytest.raises(ValueError, match="switch train text encoder of Adapter Settings off"):
@@ -153,7 +153,7 @@ def _measured(host, state):
 
     subject = state.subject
     dataset = largest_batch(subject.dataset, state.settings.optimizer.batch_size)
-    opened = host.module("host.denoiser").denoiser(subject.model, clip=subject.clip)
+    opened = host.module("host.denoiser").open_denoiser(subject.model, clip=subject.clip)
     with recorded() as record, torch.inference_mode(False), opened as denoiser:
         work = Workspace(state, denoiser, dataset)
         work.loader.until = 2

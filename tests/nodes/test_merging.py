@@ -61,6 +61,23 @@ def test_what_is_lost_never_reads_as_none_nor_rounding_as_a_loss(host, small, st
     assert twice[1:] == ["part0.safetensors: karcher leaves nothing out"] * 2
 
 
+def test_the_report_says_of_a_change_of_zero_what_karcher_makes_of_it(host, small, stack):
+    """Layers that were never trained are zero in many files."""
+    state = small.lora(small.unet(), 0)
+    ups = [key for key in state if key.endswith("lora_up.weight")]
+    for key in ups[:2]:
+        state[key].zero_()
+    save_file(state, os.path.join(host.models, "loras", "untrained.safetensors"))
+    both = [("part0.safetensors", 1.0, 1.0), ("untrained.safetensors", 1.0, 1.0)]
+    lines = host.call("GraftMergeLoRAs", lora_stack=both, method="karcher")[1].splitlines()
+    assert lines[-1] == (
+        "untrained.safetensors: its change is zero in 2 layers. There karcher counts it neither in the direction nor in"
+        " the length; mergekit counts it in the length, with 0"
+    )
+    assert not any("zero" in line for line in lines[:-1])
+    assert "zero" not in host.call("GraftMergeLoRAs", lora_stack=both, method="ties")[1]
+
+
 @pytest.mark.parametrize("method", METHODS.names())
 def test_methods_say_what_they_lose_with_and_without_a_model(host, small, stack, method):
     """With a model and without one the same LoRA is made; at full rank nothing is cut."""

@@ -503,8 +503,8 @@ class Lab:
             self.store.Store, "save_partial", lambda own, at, to: kept.append(at.step) or partial(own, at, to)
         )
         denoiser, loads = host.module("host.denoiser"), []
-        opened = denoiser.denoiser
-        self.monkeypatch.setattr(denoiser, "denoiser", lambda *given: loads.append(1) or opened(*given))
+        opened = denoiser.open_denoiser
+        self.monkeypatch.setattr(denoiser, "open_denoiser", lambda *given: loads.append(1) or opened(*given))
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()

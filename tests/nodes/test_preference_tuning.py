@@ -70,14 +70,14 @@ def test_results_are_stored_and_resumed_with_equal_bytes(host):
 def test_previews_that_are_marked_are_pairs_for_dataset(host):
     import torch
 
-    previews, preferences = host.module("host.previews"), host.module("host.preferences")
+    previews, preferences = host.module("host.previews"), host.module("host.preference_routes")
     draw = torch.Generator().manual_seed(3)
     files = {}
     for prompt, text in ((0, ""), (1, "a red circle"), (2, "a blue shape")):
         for step in (5, 10):
             name = previews.name_of("0" * 64, step, "weights", prompt)
             picture = torch.rand((1, 64, 64, 3), generator=draw)
-            files[prompt, step] = previews.keep(picture, "seen", name, text)[0]["filename"]
+            files[prompt, step] = previews.save_pictures(picture, "seen", name, text)[0]["filename"]
     for prompt, better, worse in ((0, 5, 10), (1, 10, 5), (2, 5, 10), (2, 10, 5)):  # the last one the other way round
         body = {"run": "seen", "better": files[prompt, better], "worse": files[prompt, worse]}
         status, answer = preferences.mark(body)

@@ -104,7 +104,7 @@ def _begun(small, names):
 def _trained(small, names, *calls):
     """The state after these calls of so many steps."""
     patcher, state, data = _begun(small, names)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
         for steps in calls:
             state = train(state, denoiser, data, steps)
     return state
@@ -138,7 +138,7 @@ SMOOTH = [pair for pair in PAIRS if all(WAYS[name].smooth and "fused" not in nam
 def _slope(small, pair, at=0.0, along=None):
     """(loss, gradients by name) of the first step, with the trained tensors moved."""
     patcher, state, data = _begun(small, pair)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.inference_mode(False):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
         work = Workspace(state, denoiser, data)
         work.loader.until = 1
         try:

@@ -117,7 +117,9 @@ def test_a_call_without_a_setting_takes_the_default_of_its_widget(node):
     schema = node.define_schema()
     widgets = {made.id: made.default for made in schema.inputs if hasattr(made, "default")}
     if schema.is_input_list:
-        own = declared(node.declares) if node.declares else {}  # of which a node takes the first in their lists
+        own = (
+            declared(node.settings_class) if node.settings_class else {}
+        )  # of which a node takes the first in their lists
         widgets = {name: value if name in own else (value,) for name, value in widgets.items() if value is not None}
     called = inspect.signature(node.execute).parameters.values()
     defaults = {one.name: one.default for one in called if one.name in widgets and one.default is not one.empty}

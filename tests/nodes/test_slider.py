@@ -166,7 +166,7 @@ def test_previews_show_three_strengths_beside_each_other(host, models):
     shown = np.asarray(Image.open(os.path.join(folder, name)).convert("RGB"), dtype=np.float64)
     assert shown.shape == (64, 192, 3)
     parts = np.split(shown, 3, axis=1)
-    lora, entry = host.module("host.lora"), host.module("patches.lora_files.entry").LoraEntry
+    lora, entry = host.module("host.lora_stacks"), host.module("patches.lora_files.entry").LoraEntry
     sampler = {"steps": 20, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "noise_seed": 0}
     sampler |= {"positive": positive, "negative": positive, "latent_image": latent, "start_at_step": 0}
     sampler |= {"add_noise": "enable", "end_at_step": 10000, "return_with_leftover_noise": "disable"}

@@ -64,7 +64,7 @@ def predictions(host, model, sigmas, state=None):
     """Of a MODEL at noise levels, in one batch with trained tensors on it, else one by one."""
     wall, install = host.module("host.denoiser"), host.module("training.trainable.install")
     x = torch.randn(len(sigmas), 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(model.load_device)
-    with wall.denoiser(model) as denoiser, torch.inference_mode(False), torch.no_grad():
+    with wall.open_denoiser(model) as denoiser, torch.inference_mode(False), torch.no_grad():
         levels = torch.tensor(sigmas, device=denoiser.device)
         conditioning = [host.conditioning] * len(sigmas)
         if state is None:
@@ -108,7 +108,7 @@ def test_previews_know_the_noise_level(host, trained, monkeypatch):
     model = trained.subject.model
     positive = host.call("CLIPTextEncode", clip=host.call("GraftDemo")[1], text="a")[0]
     latent = {"samples": torch.zeros(1, 3, 32, 32)}
-    with wall.denoiser(model) as denoiser:
+    with wall.open_denoiser(model) as denoiser:
         there = {name: tensor.to(denoiser.device) for name, tensor in trained.trained.items()}
         with install.attach(denoiser.module, trained.start.adapter, there, lambda: (0, 0, "")):
             host.module("host.previews").sample(model, positive, None, latent, 0)

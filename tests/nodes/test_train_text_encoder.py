@@ -78,7 +78,7 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
     assert not torch.allclose(trained, base, atol=1e-4)
     wall = host.module("host")
     adapters = host.module("training.trainable.install")
-    with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model, clip=found["base"]) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(state.subject.model, clip=found["base"]) as denoiser:
         devices = {"text_encoders": denoiser.text_encoder_device}
         weights = {
             name: t.to(devices.get(name.partition(".")[0], denoiser.device), copy=True)
@@ -127,7 +127,7 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
     steps = host.module("training.run.step")
     state = _run(host, _workflow(host, pictures, "te slope", 1, targets="attention"))["state"]
     wall, subject = host.module("host"), state.subject
-    with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(subject.model, clip=subject.clip) as denoiser:
         work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
         try:
             with work.install():

@@ -300,7 +300,7 @@ def test_a_saved_state_of_a_decoder_refuses_another_encoder(host, pictures):
     assert loaded.step == 1
     names = [name for name, _ in vae.first_stage_model.named_parameters() if name.startswith("encoder")]
     values = dict(vae.first_stage_model.named_parameters())[names[0]]
-    other = host.module("host.autoencoder").with_weights(vae, {names[0]: values + 0.01})
+    other = host.module("host.trainable_vae").copy_with_weights(vae, {names[0]: values + 0.01})
     said = "it was trained on the VAE [0-9a-f]{16}, and the VAE that is connected is [0-9a-f]{16}. Connect that one; "
     said += r"to go on with another, start a run with it \(Start VAE Training\)"
     with pytest.raises(ValueError, match=said):
@@ -322,9 +322,9 @@ def test_a_saved_state_of_a_decoder_refuses_another_encoder(host, pictures):
 def test_gradients_are_those_of_finite_differences(host, pictures, monkeypatch, given):
     fake_lpips.installed(monkeypatch)
     _hold_adaptive_weights(host, monkeypatch)
-    steps, coders = host.module("training.run.step"), host.module("host.autoencoder")
+    steps, coders = host.module("training.run.step"), host.module("host.trainable_vae")
     state = _run(host, _workflow(host, pictures, f"vae gradients {sorted(given)}", 1, **given))["state"]
-    with torch.inference_mode(False), coders.opened(state.subject.vae) as coder:
+    with torch.inference_mode(False), coders.open_vae(state.subject.vae) as coder:
         work = host.module("training.run.workspace").Workspace(state, coder, state.subject.dataset)
         try:
             with work.install():
@@ -406,7 +406,7 @@ def test_previews_are_pictures_beside_their_reconstructions(host, pictures):
 
 
 def test_crops_are_drawn_and_bound_what_goes_through_the_vae(host, pictures, monkeypatch):
-    seen, demo = [], host.module("demo.autoencoder").DemoAutoencoder
+    seen, demo = [], host.module("demo.vae").DemoAutoencoder
     encode = demo.encode
     monkeypatch.setattr(demo, "encode", lambda self, pixels: seen.append(pixels.clone()) or encode(self, pixels))
     _run(host, _workflow(host, pictures, "vae crops", 3, crop=32, step={"validate_every": 0}))
@@ -484,7 +484,7 @@ def test_several_ranks_are_refused(host, trained):
         size = 2
 
     state = trained["state"]
-    with host.module("host.autoencoder").opened(state.subject.vae) as coder:
+    with host.module("host.trainable_vae").open_vae(state.subject.vae) as coder:
         tasks.task_of(state).check(state, coder, state.subject.dataset, process_group.SingleProcess())
         with pytest.raises(ValueError, match="a VAE is trained by one process, and there are several ranks"):
             tasks.task_of(state).check(state, coder, state.subject.dataset, Two())
@@ -508,7 +508,7 @@ NO_SINGLE_ONES = r"Graft does not know how this VAE \(DemoAutoencoder\) takes si
 )
 def test_a_vae_that_cannot_be_trained_is_refused(host, given, said):
     vae = host.call("GraftDemoVAE", damage=1.0)[0]
-    check = host.module("host.autoencoder").check
+    check = host.module("host.trainable_vae").check_trainable
     check(vae)
     for name, value in given.items():
         setattr(vae, name, value)
@@ -522,7 +522,7 @@ def test_a_vae_with_patches_on_it_is_refused(host):
     name, weight = next(iter(vae.first_stage_model.named_parameters()))
     assert vae.patcher.add_patches({name: (torch.zeros_like(weight),)})
     with pytest.raises(ValueError, match=r"this VAE has 1 patched weights on it\. Connect it without them"):
-        host.module("host.autoencoder").check(vae)
+        host.module("host.trainable_vae").check_trainable(vae)
 
 
 def test_other_nodes_say_that_it_is_a_vae(host, trained):

@@ -92,7 +92,7 @@ def test_alone_nothing_else_is_trained_and_the_clip_that_comes_out_reads_the_wor
     state, start, clip = alone["state"], alone["start"], alone["clip"]
     assert list(state.trained) == [NAME] and state.trained[NAME].shape == (2, 64)
     table = alone["base clip"].cond_stage_model.words.weight
-    words = host.module("demo.words")
+    words = host.module("demo.tokenizer")
     rows = [words.row("red"), words.row("circle")]
     assert torch.equal(start.trained[NAME], table[rows].detach().float().cpu())
     assert not torch.equal(state.trained[NAME], start.trained[NAME])
@@ -120,7 +120,7 @@ def test_the_held_out_loss_is_measured_and_the_result_is_stored(host, pictures, 
 def test_the_loss_is_that_of_the_vectors_in_the_captions(host, alone):
     """The conditioning that training computes is that of `embedding:NAME` with the CLIP that comes out."""
     wall, state = host.module("host"), alone["state"]
-    with torch.inference_mode(False), wall.denoiser.denoiser(alone["base"], clip=alone["base clip"]) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(alone["base"], clip=alone["base clip"]) as denoiser:
         known = [host.module("training.data.dataset").Conditioning(torch.zeros(1, 1, 1))]
         with torch.no_grad():
             (live,) = denoiser.encode(["a red zorp, right"], known, {"zorp": {"words": state.trained[NAME]}})
@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_the_vectors_in_the_captions(host, alone):
 def test_initial_words_are_repeated_or_cut_off(host, pictures, count, rows):
     """As kohya's train_textual_inversion.py does it: vector i starts from token i modulo their number."""
     found = _run(host, _workflow(host, pictures, f"words count {count}", 1, alone=True, count=count))
-    table, words = found["base clip"].cond_stage_model.words.weight, host.module("demo.words")
+    table, words = found["base clip"].cond_stage_model.words.weight, host.module("demo.tokenizer")
     begun = found["start"].trained[NAME]
     assert torch.equal(begun, table[[words.row(word) for word in rows.split()]].detach().float().cpu())
     assert found["state"].trained[NAME].shape == begun.shape and not torch.equal(found["state"].trained[NAME], begun)
@@ -195,7 +195,7 @@ def test_gradients_are_those_of_finite_differences(host, alone):
     steps = host.module("training.run.step")
     state, wall = alone["state"], host.module("host")
     subject = state.subject
-    with torch.inference_mode(False), wall.denoiser.denoiser(subject.model, clip=subject.clip) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(subject.model, clip=subject.clip) as denoiser:
         work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
         try:
             with work.install():
@@ -293,7 +293,7 @@ def test_a_clip_without_a_tokenizer_of_embeddings_is_refused(host, given, tokeni
 
 
 def test_a_tokenizer_that_drops_vectors_is_refused(host, given, monkeypatch):
-    tokenizer = host.module("demo.words").WordTokenizer
+    tokenizer = host.module("demo.tokenizer").WordTokenizer
     monkeypatch.setattr(tokenizer, "_vectors_of", lambda self, name: ())
     (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)
     with pytest.raises(ValueError, match=r"\(WordTokenizer\) takes no vectors among its tokens \(it drops them\)"):
@@ -319,7 +319,7 @@ def test_shards_are_refused(host, alone):
     tasks, groups = host.module("training.tasks.registry"), host.module("training.distributed.process_group")
     group = types.SimpleNamespace(**{**vars(groups.SingleProcess()), "shard": True, "size": 2})
     said = pytest.raises(ValueError, match="--shard divides the model among ranks, and words cannot be trained")
-    with host.module("host").denoiser.denoiser(alone["base"], clip=alone["base clip"]) as denoiser, said:
+    with host.module("host").denoiser.open_denoiser(alone["base"], clip=alone["base clip"]) as denoiser, said:
         tasks.task_of(alone["state"]).check(alone["state"], denoiser, alone["state"].subject.dataset, group)
 
 
@@ -341,8 +341,8 @@ def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host,
     (words,) = host.call("GraftWords", words="zorp", initial="red", alone=True)  # said before anything is trained
     with pytest.raises(ValueError, match=r"Train Words: .*zorp.safetensors is there already, and Graft did not save"):
         host.call("GraftTrainStart", **given, words=words)
-    assert folders.says_where_read({"zorp": {"clip_l": torch.ones(1, 1)}}) == []
-    (said,) = folders.says_where_read({"zorp": {"qwen25_7b": torch.ones(1, 1)}})
+    assert folders.describe_readers({"zorp": {"clip_l": torch.ones(1, 1)}}) == []
+    (said,) = folders.describe_readers({"zorp": {"qwen25_7b": torch.ones(1, 1)}})
     assert said.startswith("ComfyUI's own tokenizer of qwen25_7b reads no embeddings folder")
 
 

@@ -147,7 +147,7 @@ def test_the_base_the_generator_and_gradients_are_as_before(host, pictures, run,
         model = host.call("GraftDemo")[0]
     module = model.model.diffusion_model
     before = {name: (id(p), p.requires_grad, p.clone()) for name, p in module.named_parameters()}
-    with wall.denoiser.denoiser(model):  # the host's loader leaves marks of its own
+    with wall.denoiser.open_denoiser(model):  # the host's loader leaves marks of its own
         pass
     parts = _parts(module)
     rng = torch.random.get_rng_state()
@@ -167,7 +167,7 @@ def test_the_same_step_is_not_trained_twice_after_a_restart(host, pictures, run,
     first = _run(host, prompt, lora=["11", 3], report=["11", 5])
     assert "2 trained now" in first["report"] and "stored in" in first["report"]
     host.fresh()
-    monkeypatch.setattr(wall.denoiser, "denoiser", lambda patcher: pytest.fail("it was trained again"))
+    monkeypatch.setattr(wall.denoiser, "open_denoiser", lambda patcher: pytest.fail("it was trained again"))
     second = _run(host, prompt, lora=["11", 3], report=["11", 5])
     assert "stored result of step 4: nothing was trained" in second["report"] and "0 trained now" in second["report"]
     assert _bytes(first["lora"]) == _bytes(second["lora"])
@@ -244,15 +244,15 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
     captured = _run(host, prompt, state=["10", 0], model=["10", 1], averaged=["20", 0], picture=["20", 3])
     state = captured["state"]
     assert captured["picture"].shape == (1, 540, 960, 3)
-    with wall.denoiser.denoiser(captured["model"]) as denoiser:
+    with wall.denoiser.open_denoiser(captured["model"]) as denoiser:
         x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(denoiser.device)
         sigma = torch.tensor([0.7], device=denoiser.device)
         conditioning = state.subject.dataset.conditionings[""]
         with torch.no_grad():
             patched = denoiser.denoise(x, sigma, [conditioning], {})
-    with wall.denoiser.denoiser(captured["averaged"]) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(captured["averaged"]) as denoiser, torch.no_grad():
         averaged = denoiser.denoise(x, sigma, [conditioning], {})
-    with wall.denoiser.denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
+    with wall.denoiser.open_denoiser(state.subject.model) as denoiser, torch.inference_mode(False), torch.no_grad():
         base = denoiser.denoise(x, sigma, [conditioning], {})
         trained, average = (
             {name: t.to(denoiser.device) for name, t in of.items()} for of in (state.trained, state.average)
@@ -272,7 +272,7 @@ def test_full_weights_come_out_as_differences_that_the_model_takes(host, picture
     weights = captured["state"].weights()
     assert weights.keys() == {name for name, _ in captured["base"].model.diffusion_model.named_parameters()}
     assert len(captured["lora"]) == len(weights)
-    with wall.denoiser.denoiser(captured["model"]) as denoiser:
+    with wall.denoiser.open_denoiser(captured["model"]) as denoiser:
         live = {name: p.detach().cpu().clone() for name, p in denoiser.module.named_parameters()}
     assert all(torch.allclose(live[name], weights[name], atol=1e-6) for name in weights)
     assert any(not torch.equal(live[name], base[name]) for name in weights)
@@ -300,11 +300,11 @@ def test_the_fingerprint_is_that_of_the_base_whoever_is_loaded(host, pictures, r
     captured = _run(
         host, _workflow(host, pictures, run, 2, optimizer={"learning_rate": 1e-1}), model=["10", 1], base=["1", 0]
     )
-    plain = wall.fingerprint.fingerprint(captured["base"])
-    with wall.denoiser.denoiser(captured["model"]):  # merged weights are live now
+    plain = wall.fingerprint.fingerprint_patcher(captured["base"])
+    with wall.denoiser.open_denoiser(captured["model"]):  # merged weights are live now
         wall.fingerprint._BASES.pop(captured["base"].model)
-        assert wall.fingerprint.fingerprint(captured["base"]) == plain
-    assert wall.fingerprint.fingerprint(host.call("GraftDemo")[0]) == plain and not plain.unhashed
+        assert wall.fingerprint.fingerprint_patcher(captured["base"]) == plain
+    assert wall.fingerprint.fingerprint_patcher(host.call("GraftDemo")[0]) == plain and not plain.unhashed
 
 
 def test_todo_is_used_in_training_and_noted(host, pictures, run):
@@ -456,8 +456,10 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
     (kept,) = result["history"]["10"]["graft_run"]
     stored = listing.describe_state(os.path.join(host.output, "graft"), run, kept["key"])
     told = [{**data["pictures"][0], "step": data["step"]} for data in sent]
-    assert wall.previews.kept(run, stored["start"], 4) == told, "a page that is opened later finds them"
-    assert wall.previews.kept(run, stored["start"], 3) == told[:2] and wall.previews.kept(run, "0" * 64, 4) == []
+    assert wall.previews.list_kept(run, stored["start"], 4) == told, "a page that is opened later finds them"
+    assert (
+        wall.previews.list_kept(run, stored["start"], 3) == told[:2] and wall.previews.list_kept(run, "0" * 64, 4) == []
+    )
 
 
 @pytest.mark.parametrize("base_weights", ["as loaded", "int8", "nf4"])
@@ -557,13 +559,13 @@ def test_more_prompts_are_sampled_at_every_preview_and_disturb_nothing(host, pic
     assert sorted(os.listdir(folder)) == sorted(f"{name}{part}-0.jpg" for name in names for part in ("", "-p1", "-p2"))
     for name, content in one.items():
         assert (folder / name).read_bytes() == content, "the positive's previews stay as they were"
-    assert wall.previews.kept(run, start, 4) == told, "a page that is opened later finds them, with their prompts"
+    assert wall.previews.list_kept(run, start, 4) == told, "a page that is opened later finds them, with their prompts"
     assert "12 previews, from " in captured["report"]
     for name in names:  # the positive says the same as prompt 2, and the seed is the same
         pixels = [np.asarray(Image.open(folder / f"{name}{part}")) for part in ("-0.jpg", "-p2-0.jpg")]
         assert np.array_equal(*pixels)
     (folder / f"{names[0]}-p1-0.jpg").write_bytes(b"no picture")
-    assert wall.previews.kept(run, start, 2)[1] == {**told[1], "text": ""}
+    assert wall.previews.list_kept(run, start, 2)[1] == {**told[1], "text": ""}
 
 
 @pytest.mark.parametrize("clip_skip", [0, 2])
@@ -653,7 +655,7 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), number
     assert "preview prompt 1: --w 512 is not used" in found["report"]
     shown = sorted(Path(host.output, "graft", run, "previews").iterdir())
-    assert {wall.previews.comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
+    assert {wall.previews.read_comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
 
 
 def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, pictures, run):
@@ -707,7 +709,7 @@ def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_g
     def press(name, data):
         real(name, data)
         if name == "graft.step" and data["step"] == 2:
-            assert wall.events.stop(run)
+            assert wall.events.stop_run(run)
 
     monkeypatch.setattr(wall.events, "send_event", press)
     prompt = _workflow(host, pictures, run, 5, validate_every=0)
@@ -773,7 +775,7 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
         host.call("GraftTrainStart", model=model, dataset=dataset, objective=objective, run=run)
     velocity = model.clone()
     velocity.add_object_patch("model_sampling", Sampling(model.model.model_config))
-    with wall.denoiser.denoiser(velocity, True) as denoiser:
+    with wall.denoiser.open_denoiser(velocity, True) as denoiser:
         own, found = model.model.model_sampling, denoiser.sampling.sigmas
         zsnr = Sampling(model.model.model_config, zsnr=True).sigmas
         assert torch.allclose(found.cpu(), zsnr, rtol=1e-4) and found[-1] > 4000
@@ -782,7 +784,7 @@ def test_zero_terminal_snr_trains_on_the_rescaled_levels_and_says_how_to_sample(
             998,
             999,
         ]  # the model is asked at the same levels
-    with wall.denoiser.denoiser(velocity) as denoiser:
+    with wall.denoiser.open_denoiser(velocity) as denoiser:
         assert denoiser.sampling.sigmas[-1] < 20
 
 
@@ -811,7 +813,7 @@ def test_continuous_schedules_are_trained_at_the_levels_they_are_sampled_at(host
     theirs = getattr(comfy.model_sampling, "ModelSamplingContinuousEDM", _Continuous)
     model = small.unet()
     model.add_object_patch("model_sampling", type("Sampling", (theirs, getattr(comfy.model_sampling, kind)), {})())
-    with wall.denoiser.denoiser(model) as denoiser:
+    with wall.denoiser.open_denoiser(model) as denoiser:
         found = denoiser.sigma(torch.tensor([0.0, 0.5, 1 - 2**-24], device=denoiser.device))
         assert torch.allclose(found.cpu(), torch.tensor([0.002, 0.49, 120.0]), rtol=1e-2)
     _, clip, vae = host.call("GraftDemo")
@@ -928,7 +930,7 @@ def test_images_without_a_picture_for_a_model_that_takes_one_are_said(host, wall
 def test_weights_that_are_moved_or_made_smaller_wait_in_host_memory(host, monkeypatch, offload, base_weights, waits):
     """They would not fit into the device's memory otherwise."""
     call = host.module("nodes.step_call")
-    monkeypatch.setattr(call, "opened", lambda state, layers: layers)
+    monkeypatch.setattr(call, "open_denoiser", lambda state, layers: layers)
     settings = SimpleNamespace(optimizer=OptimizerSettings(offload=offload))
     state = SimpleNamespace(
         settings=settings, start=SimpleNamespace(adapter=AdapterSettings(base_weights=base_weights))

@@ -153,7 +153,7 @@ def test_previews_model_and_the_saved_file_are_without_it(host, adapter, parts, 
     assert "off in previews, in MODEL and in what is saved" in step_report
     assert modules(model.model) == before and sha256_of_tensors(model.model.state_dict()) == state_before
     by_hand = host.call("LoRAStackPatch", model=model, lora_model=lora)[0]
-    fingerprint = host.module("host").fingerprint.fingerprint
+    fingerprint = host.module("host").fingerprint.fingerprint_patcher
     assert fingerprint(sampling) == fingerprint(by_hand)
     sampled = {"positive": prompt, "negative": prompt, "latent_image": latent, "seed": 0, "steps": 20, "cfg": 1.0}
     sampled |= {"sampler_name": "euler", "scheduler": "simple", "denoise": 1.0}

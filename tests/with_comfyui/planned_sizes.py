@@ -42,10 +42,10 @@ def write(plans: Plans) -> None:
 
 def planned(title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> dict[str, int]:
     """The parts of a step's memory."""
-    from graft_nodes.host import planning
+    from graft_nodes.host import memory_planning
 
     patcher = patcher_of(title)
-    return dict(planning.plan(patcher, *run(patcher, title, pixels, checkpointing, targets)).parts)
+    return dict(memory_planning.plan(patcher, *run(patcher, title, pixels, checkpointing, targets)).parts)
 
 
 def run(patcher: Any, title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ def counted(title: str, pixels: int, recipe: Recipe) -> int:
     """The floating point operations of one step of one picture, two for each multiply-add; products and convolutions,
     and attention as its products (two forward, four backward).
     """
-    from graft_nodes.host import planning
+    from graft_nodes.host import memory_planning
     from graft_nodes.training.run import memory_plan
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,5 +49,5 @@ def counted(title: str, pixels: int, recipe: Recipe) -> int:
     state, dataset = planned_sizes.run_with(patcher, title, pixels, recipe.adapter, optimizer)
     counter = FlopCounterMode(display=False)
     with mock.patch.object(memory_plan, "FusedAttention", contextlib.nullcontext), counter:
-        planning.plan(patcher, state, dataset)
+        memory_planning.plan(patcher, state, dataset)
     return counter.get_total_flops() // STEPS_OF_A_PLAN

@@ -103,13 +103,13 @@ def _loaded(patcher: Any, base: State) -> dict[str, Tensor]:
 
 
 def _by_graft(patcher: Any, path: Path, mode: str, base: State) -> dict[str, Tensor]:
-    from ...host import lora
+    from ...host import lora_stacks
     from ...patches.lora_files import open_file
     from ...patches.lora_files.entry import LoraEntry
 
     tensors, metadata = open_file.load(str(path))
     entry = LoraEntry(path.name, tensors, metadata=metadata)
-    return _loaded(lora.apply_lora_stack(patcher, None, [entry], mode).model, base)
+    return _loaded(lora_stacks.apply_lora_stack(patcher, None, [entry], mode).model, base)
 
 
 class _Unread(logging.Handler):

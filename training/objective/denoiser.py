@@ -17,7 +17,7 @@ Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {
 class Denoiser(Protocol):
     """The interface of a diffusion model for training.
 
-    ComfyUI's models get it from `host.denoiser.denoiser`; a test can write its own in a few lines.
+    ComfyUI's models get it from `host.denoiser.open_denoiser`; a test can write its own in a few lines.
     """
 
     module: nn.Module

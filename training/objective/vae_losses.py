@@ -14,7 +14,7 @@ _SOBEL = ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0))
 
 
 class VaeCoder(Protocol):
-    """The interface of a VAE for training. ComfyUI's get it from `host.autoencoder.opened`."""
+    """The interface of a VAE for training. ComfyUI's get it from `host.trainable_vae.open_vae`."""
 
     module: nn.Module
     """The network whose weights are trained; trained names are paths inside it. `encode` and `decode` call it, so that
@@ -39,7 +39,7 @@ class VaeCoder(Protocol):
         """
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) in float32, in the scale of `scaled`, differentiable."""
+        """Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`, differentiable."""
 
     def to_pictures(self, pixels: Tensor) -> Tensor:
         """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""

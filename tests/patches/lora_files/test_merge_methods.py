@@ -148,15 +148,25 @@ def test_karcher_leaves_files_without_the_layer_out():
     assert torch.equal(both["a.lora_up.weight"], of_a["a.lora_up.weight"])
 
 
-def test_a_change_of_zero_is_not_in_the_length_of_the_karcher_mean():
-    """mergekit counts it with 0, which would make this mean 2 long."""
-    states = [
-        {"a.diff": torch.tensor([[3.0, 0.0]])},
-        {"a.diff": torch.zeros(1, 2)},
-        {"a.diff": torch.tensor([[3.0, 0.0]])},
-    ]
-    made = merged(states, 0, (1.0, 1.0, 1.0), method="karcher").state["a.diff"]
-    assert torch.allclose(made, torch.tensor([[3.0, 0.0]]))
+def mergekits_mean(changes):
+    """mergekit's karcher in float64: the mean direction of the changes that have one, as long as all changes are on
+    average, zeros among them.
+    """
+    present = [change for change in changes if change.norm()]
+    direction = karcher_mean([change / change.norm() for change in present], [1 / len(present)] * len(present))
+    return torch.stack([change.norm() for change in changes]).mean() * direction
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+def test_karcher_is_mergekits_but_for_the_length_beside_changes_of_zero(shape, zeros):
+    states, strengths = files(shape), (1.0,) * (3 + zeros)
+    for _ in range(zeros):
+        states.append(states[0] | {"a.lora_up.weight": torch.zeros_like(states[0]["a.lora_up.weight"])})
+    of_mergekit = mergekits_mean(deltas(states, shape, strengths))
+    made = merged(states, 0, strengths, method="karcher")
+    same(made, of_mergekit * (3 + zeros) / 3)
+    assert [made.files[file].zeros for file in range(3 + zeros)] == [0, 0, 0, 1, 1][: 3 + zeros]
 
 
 def test_opposite_changes_have_no_karcher_mean():

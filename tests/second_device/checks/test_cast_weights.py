@@ -111,7 +111,7 @@ def test_a_merged_stack_is_as_it_was_and_comes_off(host):
     plain = node_models.forward(model)
     patched = host.call("LoRAStackPatch", model=model, lora_model=node_models.build_lora(model), mode="merge")[0]
     expected = node_models.forward(patched)
-    with wall.denoiser.denoiser(patched) as denoiser, torch.inference_mode(False):
+    with wall.denoiser.open_denoiser(patched) as denoiser, torch.inference_mode(False):
         weights = [part.weight for part in denoiser.module.modules() if isinstance(part, nn.Linear)]
         with cast_weights(denoiser.module, BF16) as count:
             assert count > len(weights)

@@ -18,7 +18,7 @@ def test_another_model_leaves_the_device_and_comes_back_as_it_was(host):
     other = comfy.model_patcher.ModelPatcher(layer, load_device=DEVICE, offload_device=torch.device("cpu"))
     management.load_models_gpu([other])
     assert layer in loaded() and layer.weight.device.type == DEVICE.type
-    with wall.denoiser.denoiser(model):
+    with wall.denoiser.open_denoiser(model):
         assert loaded() == [model.model]
         assert layer.weight.device.type == "cpu" and layer.weight.equal(weight)
     management.load_models_gpu([other])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes import host as wall
 from graft_nodes.host import whole_models
-from graft_nodes.host.text_encoder_gradients import differentiable
+from graft_nodes.host.text_encoder_gradients import make_differentiable
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.recipes.facts import facts_of
 
@@ -57,10 +57,10 @@ def test_pages_leave_so_that_gradients_cannot_go_through_them():
 
 
 def test_gradients_are_those_of_a_whole_load():
-    with wall.denoiser.denoiser(node_models.build_unet(disable_dynamic=True)) as denoiser:
+    with wall.denoiser.open_denoiser(node_models.build_unet(disable_dynamic=True)) as denoiser:
         assert not paged_weights(denoiser.module)
         expected = gradients(denoiser)
-    with wall.denoiser.denoiser(node_models.build_unet()) as denoiser:
+    with wall.denoiser.open_denoiser(node_models.build_unet()) as denoiser:
         assert not paged_weights(denoiser.module)
         assert {weight.device for weight in denoiser.module.parameters()} == {LOAD}
         assert torch.equal(gradients(denoiser), expected) and expected.abs().max() > 0
@@ -69,7 +69,7 @@ def test_gradients_are_those_of_a_whole_load():
 def test_the_text_encoder_that_is_trained_is_the_one_that_is_loaded(host):
     model, clip, _ = host.call("GraftDemo")
     assert clip.patcher.is_dynamic() and clip.patcher.load_device == LOAD
-    with wall.denoiser.denoiser(model, clip=clip) as denoiser:
+    with wall.denoiser.open_denoiser(model, clip=clip) as denoiser:
         encoder = denoiser.encode.clip
         assert encoder.patcher.model is encoder.cond_stage_model is denoiser.text_encoder
         assert not paged_weights(denoiser.text_encoder)
@@ -78,7 +78,7 @@ def test_the_text_encoder_that_is_trained_is_the_one_that_is_loaded(host):
     assert clip.cond_stage_model is clip.patcher.model, "the CLIP that came in is as it was"
     parts, (path,) = host.module("demo.host_model"), model.cached_patcher_init[1]
     whole = parts.demo_patcher(path, disable_dynamic=True), parts.demo_clip(path, disable_dynamic=True)
-    with wall.denoiser.denoiser(whole[0], clip=whole[1]) as denoiser:
+    with wall.denoiser.open_denoiser(whole[0], clip=whole[1]) as denoiser:
         expected = encoder_gradients(denoiser)
     assert expected.keys() == paged.keys()
     for name, gradient in expected.items():
@@ -87,7 +87,7 @@ def test_the_text_encoder_that_is_trained_is_the_one_that_is_loaded(host):
 
 def encoder_gradients(denoiser):
     """The gradients of every weight of the text encoder for one caption."""
-    with differentiable(denoiser.encode):
+    with make_differentiable(denoiser.encode):
         weights = dict(denoiser.text_encoder.named_parameters())
         for weight in weights.values():
             weight.requires_grad_()
@@ -113,7 +113,7 @@ def test_weights_have_the_type_that_the_model_was_loaded_with(file, computes):
     """Not that of its file, which lazy layers would keep."""
     model = unet_of(file, computes)
     assert {weight.dtype for weight in model.model.diffusion_model.parameters()} == {file}
-    whole = whole_models.whole(model)
+    whole = whole_models.whole_model(model)
     assert {weight.dtype for weight in whole.model.diffusion_model.parameters()} == {computes}
     count = sum(weight.numel() for weight in whole.model.parameters())
     sampling = sum(buffer.nbytes for buffer in whole.model.model_sampling.buffers())
@@ -137,18 +137,18 @@ def test_the_file_is_read_once_for_all_train_steps():
 
     model.cached_patcher_init = counted, given
     for _ in range(3):
-        with wall.denoiser.denoiser(model) as denoiser:
+        with wall.denoiser.open_denoiser(model) as denoiser:
             network = denoiser.module
         management.unload_all_models()
         assert {weight.device for weight in network.parameters()} == {CPU}, "it waits in host memory"
-    with wall.denoiser.denoiser(model.clone(), terminal=True) as denoiser:
+    with wall.denoiser.open_denoiser(model.clone(), terminal=True) as denoiser:
         assert denoiser.module is network
     assert len(reads) == 1
 
 
 def test_the_copy_ends_with_the_model():
     model = node_models.build_unet()
-    with wall.denoiser.denoiser(model) as denoiser:
+    with wall.denoiser.open_denoiser(model) as denoiser:
         network = weakref.ref(denoiser.module)
     management.unload_all_models()
     del denoiser
@@ -161,17 +161,17 @@ def test_the_copy_ends_with_the_model():
 
 def test_the_copy_carries_the_patches_of_each_model(host):
     model = node_models.build_unet()
-    with wall.denoiser.denoiser(model) as denoiser:
+    with wall.denoiser.open_denoiser(model) as denoiser:
         plain = gradients(denoiser)
     patched = host.call("LoRAStackPatch", model=model, lora_model=node_models.build_lora(model))[0]
-    with wall.denoiser.denoiser(patched) as denoiser:
+    with wall.denoiser.open_denoiser(patched) as denoiser:
         changed = gradients(denoiser)
-    with wall.denoiser.denoiser(model) as denoiser:
+    with wall.denoiser.open_denoiser(model) as denoiser:
         assert torch.equal(gradients(denoiser), plain)
     assert not torch.allclose(changed, plain, rtol=1e-2)
     whole = node_models.build_unet(disable_dynamic=True)
     whole = host.call("LoRAStackPatch", model=whole, lora_model=node_models.build_lora(whole), mode="bypass")[0]
-    with wall.denoiser.denoiser(whole) as denoiser:
+    with wall.denoiser.open_denoiser(whole) as denoiser:
         assert torch.allclose(gradients(denoiser), changed, rtol=1e-4, atol=1e-6)
 
 
@@ -180,7 +180,7 @@ def test_a_model_that_cannot_be_loaded_again_is_refused_with_what_to_do():
     model.cached_patcher_init = None
     with (
         pytest.raises(ValueError, match=r"BaseModel.*dynamic VRAM.*Load Checkpoint.*--disable-dynamic-vram"),
-        wall.denoiser.denoiser(model),
+        wall.denoiser.open_denoiser(model),
     ):
         pass
 
@@ -190,7 +190,7 @@ def test_memory_is_counted_in_the_types_of_training():
     model = unet_of(torch.float32, torch.bfloat16)
     loaded = node_models.build_unet(torch.bfloat16, disable_dynamic=True)
     before = {name: id(weight) for name, weight in model.model.named_parameters()}
-    with whole_models.typed(model):
+    with whole_models.set_types(model):
         found = facts_of(model.model.diffusion_model, None, "eps")
     assert found == facts_of(loaded.model.diffusion_model, None, "eps")
     assert {name: id(weight) for name, weight in model.model.named_parameters()} == before

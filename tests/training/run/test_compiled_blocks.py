@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copied_where_needed
+from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copy_where_needed
 from graft_nodes.patches.adapters.rank_mask import at_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
@@ -263,9 +263,9 @@ def test_what_must_be_copied_first_is_refused(lab, monkeypatch, block, backend, 
     """By torch.compile itself, or in the backward pass. Without it the network trains."""
     monkeypatch.setattr(compiled_blocks, "BACKEND", backend)
     net = net_of(lab, block)
-    with copied_where_needed(net):
+    with copy_where_needed(net):
         trained(lab, module=net, compile="off")
-    with pytest.raises(error, match=r"set compile (of Optimizer Settings )?to off"), copied_where_needed(net):
+    with pytest.raises(error, match=r"set compile (of Optimizer Settings )?to off"), copy_where_needed(net):
         trained(lab, module=net)
 
 

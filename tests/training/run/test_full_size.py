@@ -38,7 +38,7 @@ conditionings = {caption: Conditioning(torch.randn(1, 77, 768, generator=draws))
 dataset = Dataset.from_latents([torch.randn(4, 64, 64, generator=draws)], ["a picture"], conditionings)
 start = Start("random", dataset.digest, AdapterSettings(targets="attention+ff"))
 state = begin(model.model.diffusion_model, start, Settings(OptimizerSettings(total_steps=2)))
-with host.denoiser.denoiser(model) as denoiser:
+with host.denoiser.open_denoiser(model) as denoiser:
     after = train(state, denoiser, dataset, 2)
 moved = [name for name in after.trained if name.endswith("lora_up.weight") and after.trained[name].abs().sum() > 0]
 assert len(moved) == len(state.trained) // 2, "a LoRA layer did not train"

@@ -88,7 +88,7 @@ def test_every_tokenizer_is_asked_whether_it_knows_escaped_brackets(caption):
 
         clip = SimpleNamespace(tokenize=tokenize)
         assert bool(wall.encoding.literal_parts(clip.tokenize)) == is_literal, name
-        found = _ids(wall.encoding._tokens(clip, caption, False))
+        found = _ids(wall.encoding._tokenize(clip, caption, False))
         text = written if is_literal else wall.encoding.prompt_of(written, False)
         assert found == _ids(tokenizer.tokenize_with_weights(text)), name
         raw = {"CLIP": "clip_l", "Qwen": "qwen25_7b", "longcat_image": "qwen25_7b"}.get(name)

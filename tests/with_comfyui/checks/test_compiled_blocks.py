@@ -36,7 +36,7 @@ def trained(patcher, family, compile="blocks", steps=3, **optimizer):
     adapter = AdapterSettings(rank=4, targets="all")
     state = begin(patcher.model.diffusion_model, Start(str(id(patcher)), dataset.digest, adapter), Settings(given))
     notes = []
-    with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
+    with torch.inference_mode(), host.denoiser.open_denoiser(patcher) as denoiser:
         return train(state, denoiser, dataset, steps, Callbacks(note=notes.append)), notes
 
 

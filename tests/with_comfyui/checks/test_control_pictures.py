@@ -219,7 +219,7 @@ def _trained(name, data, patcher=None):
     state = begin(
         patcher.model.diffusion_model, Start("m", data.digest, AdapterSettings(rank=2, targets="all")), settings
     )
-    with wall.denoiser.denoiser(patcher) as denoiser:
+    with wall.denoiser.open_denoiser(patcher) as denoiser:
         work = workspace.Workspace(state, denoiser, data)
         with work.install():
             result = steps.advance_(work)
@@ -339,7 +339,7 @@ def test_a_text_encoder_that_sees_pictures_is_not_trained(tmp_path, monkeypatch)
     encoder = clip.cond_stage_model
     state = begin(patcher.model.diffusion_model, Start("m", data.digest, adapter), Settings(), text_encoder=encoder)
     says = pytest.raises(ValueError, match="this text encoder sees the control pictures")
-    with wall.denoiser.denoiser(patcher, clip=clip) as denoiser, says:
+    with wall.denoiser.open_denoiser(patcher, clip=clip) as denoiser, says:
         workspace.Workspace(state, denoiser, data)
 
 

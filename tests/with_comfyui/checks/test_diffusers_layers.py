@@ -23,7 +23,7 @@ from diffusers.pipelines.ace_step.modeling_ace_step import (
 )
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from families import EVERY, build, connects_text_of_ltx_2
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files import layer_names
 
 D = "diffusion_model."
@@ -552,7 +552,7 @@ def layers_of_diffusers(name):
 
 def found_targets(patcher, names):
     """What Graft finds for the names of a file, as it reads files."""
-    weights = lora.model_weights(patcher)
+    weights = lora_stacks.model_weights(patcher)
     known = {name: weights.key_map[name] for name in names if name in weights.key_map}
     found = {**known, **layer_names.find_targets(names, weights.key_map, weights.shapes)}
     return {name: target for name, target in found.items() if (target.model, target.weight) in weights.shapes}
@@ -585,7 +585,7 @@ def skip_what_this_version_lacks(name):
 def test_every_layer_of_diffusers_finds_its_weight(models, name):
     skip_what_this_version_lacks(name)
     patcher, prefix = models(name), MODELS[name][3]
-    shapes = lora.model_weights(patcher).shapes
+    shapes = lora_stacks.model_weights(patcher).shapes
     layers = {layer: shape for layer, shape in layers_of_diffusers(name).items() if is_there(name, layer)}
     found = found_targets(patcher, [prefix + layer for layer in layers])
     assert {layer: shape_of(found[prefix + layer], shapes) for layer in layers if prefix + layer in found} == layers

@@ -8,7 +8,7 @@ import types
 import comfy.model_management
 import comfy.model_patcher
 import pytest
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.patching import ledger
 
@@ -77,7 +77,7 @@ def test_a_failed_load_leaves_no_stack_on_the_model(dynamic, before, when):
         node_models.load(model)
     if before == "loaded and unloaded":
         comfy.model_management.unload_all_models()
-    patched = lora.apply_lora_stack(model, None, [LoraEntry("a", node_models.build_lora(model))]).model
+    patched = lora_stacks.apply_lora_stack(model, None, [LoraEntry("a", node_models.build_lora(model))]).model
     for _ in range(2):
         dynamic.fail = when
         with pytest.raises(MemoryError):

@@ -18,7 +18,7 @@ import torch
 from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from families import accepted
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files import layer_names, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.open_file import load_once
@@ -412,7 +412,7 @@ def test_a_name_changes_its_weight_and_no_other(models, family, name, weight, ro
     patcher, base = models(family)
     start, length = rows or (0, base[f"{weight}.weight"].shape[0])
     state, delta = pair(name, length, base[f"{weight}.weight"][0].numel(), 1)
-    changed = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
+    changed = weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     expected = base[f"{weight}.weight"].clone()
     expected.flatten(1)[start : start + length] += delta
     assert torch.allclose(changed[f"{weight}.weight"], expected, atol=1e-5)
@@ -442,9 +442,11 @@ def test_one_layer_for_several_weights(models, family, name, layers, mode):
     patcher, base = models(family)
     names = [f"{D}{layer}.weight" for layer in layers]
     state, delta = pair(name, sum(len(base[weight]) for weight in names), base[names[0]].shape[1], 1)
-    patched = lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], mode).model
+    patched = lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], mode).model
     if mode == "bypass":
-        assert sorted(weight for stack in lora.carried_stacks(patched) for weight in stack.patches) == sorted(names)
+        assert sorted(weight for stack in lora_stacks.carried_stacks(patched) for weight in stack.patches) == sorted(
+            names
+        )
         return
     changed = weights(patched)
     expected = dict(zip(names, delta.split([len(base[weight]) for weight in names]), strict=True))
@@ -461,7 +463,7 @@ def test_both_forms_of_a_change_count_once(models):
     for letter, rows in zip("qkv", up.split(H), strict=True):
         key = f"lora_unet_layers_0_attention_to_{letter}"
         state |= {f"{key}.lora_up.weight": rows.clone(), f"{key}.lora_down.weight": down.clone()}
-    made = lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge")
+    made = lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge")
     assert torch.allclose(weights(made.model)[weight], base[weight] + delta, atol=1e-5)
     assert "3 names repeat the changes of another name, which counts once" in made.report
     state["lora_unet_layers_0_attention_to_k.lora_up.weight"] *= 1.01
@@ -469,14 +471,14 @@ def test_both_forms_of_a_change_count_once(models):
         with pytest.raises(
             ValueError, match="attention_to_k: changes the same rows as lora_unet_layers_0_attention_qkv"
         ):
-            lora.apply_lora_stack(patcher, None, [LoraEntry("x", state, partial=partial)], "merge")
+            lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state, partial=partial)], "merge")
 
 
 @pytest.mark.parametrize("family", ["flux", "sd3", "qwen", "lumina", "z-image", "wan", "hunyuan", "sd1", "sdxl"])
 def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
     """Every name of the table that the host takes, in one file a weight, through its own loader."""
     patcher, base = models(family)
-    targets = lora.model_weights(patcher).key_map
+    targets = lora_stacks.model_weights(patcher).key_map
     known = {(weight, rows): name for of, name, weight, rows in NAMES if of == family and name in targets}
     if not known:
         assert family == "z-image"  # 0.3.64 has no map for it
@@ -486,7 +488,7 @@ def test_agrees_with_comfyuis_loader_where_that_knows_the_names(models, family):
         shape = base[f"{weight}.weight"].shape
         state |= pair(name, rows[1] if rows else shape[0], shape[1:].numel(), seed)[0]
     theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 0.7, 0.0)[0])
-    ours = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state, 0.7)], "merge").model)
+    ours = weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state, 0.7)], "merge").model)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in base)
 
 
@@ -541,7 +543,9 @@ def test_every_layer_of_diffusers_names(models, family):
         if name.endswith(".weight") and tensor.ndim == 2 and "patch_embed" not in name:
             of, deltas[name] = pair(f"transformer.{layer}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight")
             state |= of
-    changed = converted(family, weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model))
+    changed = converted(
+        family, weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
+    )
     assert len(deltas) > 15 and changed.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.allclose(changed[name], tensor + deltas.get(name, 0.0), atol=1e-4), name
@@ -571,7 +575,7 @@ def test_every_layer_of_diffusers_unet(models):
                 f"unet.{name.removesuffix('.weight')}", *tensor.shape, seed, "lora_B.weight", "lora_A.weight"
             )
             state |= of
-    changed = seen(weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model))
+    changed = seen(weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model))
     assert len(deltas) > 50
     assert all(torch.allclose(changed[name], theirs[name] + deltas.get(name, 0.0), atol=1e-4) for name in theirs)
 
@@ -586,7 +590,7 @@ def test_the_hosts_conversion_takes_no_key_of_a_remembered_file(models, tmp_path
     assert not taken.keys() & state.keys(), "else this test says nothing"
     save_file(state, path)
     for _ in range(2):
-        patched = lora.apply_lora_stack(patcher, None, [LoraEntry("x", load_once(path)[0])], "merge").model
+        patched = lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", load_once(path)[0])], "merge").model
         assert torch.allclose(weights(patched)[weight], base[weight] + delta, atol=1e-5)
         assert load_once(path)[0].keys() == state.keys()
 
@@ -611,8 +615,8 @@ def test_comfyuis_loader_reads_all_of_a_merged_layer(models, layer, kinds):
     }
     second = second if "lokr" in kinds else {f"{D}{layer}.diff": torch.randn(shape)}
     entries = [LoraEntry("x", first, 0.7), LoraEntry("y", second, -0.4)]
-    expected = weights(lora.apply_lora_stack(patcher, None, entries, "merge").model)
-    changes, _ = lora.lora_changes(patcher, None, entries)
+    expected = weights(lora_stacks.apply_lora_stack(patcher, None, entries, "merge").model)
+    changes, _ = lora_stacks.lora_changes(patcher, None, entries)
     for made in (merge.merge_loras(entries), merge.merge_changes(changes)):
         state = save.to_key_format(made.state, "kohya", torch.float32)
         theirs = weights(comfy.sd.load_lora_for_models(patcher, None, state, 1.0, 0.0)[0])
@@ -675,9 +679,9 @@ def test_what_is_saved_under_pefts_names_is_the_same_change(models, family, name
             key: value.reshape(2, *kernel) if "down" in key else value.reshape(-1, 2, *(1,) * (len(kernel) - 1))
             for key, value in of.items()
         }
-    expected = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
+    expected = weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     saved = save.to_key_format(state, "peft", torch.float32)
-    made = [lora.apply_lora_stack(patcher, None, [LoraEntry("x", saved)], "merge").model]
+    made = [lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", saved)], "merge").model]
     made += [comfy.sd.load_lora_for_models(patcher, None, saved, 1.0, 0.0)[0]] if hosts else []
     assert all(not torch.equal(expected[f"{D}{name}.weight"], base[f"{D}{name}.weight"]) for name in names)
     for found in map(weights, made):
@@ -701,7 +705,7 @@ def test_xlabs_files_for_flux(models):
         state |= of
         expected[f"{D}{weight}.weight"] = base[f"{D}{weight}.weight"].clone()
         expected[f"{D}{weight}.weight"][:rows] += delta
-    changed = weights(lora.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
+    changed = weights(lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", state)], "merge").model)
     assert all(torch.allclose(changed[name], expected.get(name, base[name]), atol=1e-5) for name in base)
 
 
@@ -717,7 +721,7 @@ def test_bfls_control_loras_enlarge_a_weight(models):
         "img_in.lora_B.bias": torch.ones(32),
         "single_blocks.0.norm.key_norm.scale": torch.full((16,), 2.0),
     }
-    made = lora.apply_lora_stack(patcher, None, [LoraEntry("control", state)], "merge")
+    made = lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("control", state)], "merge")
     assert "img_in.weight" in made.report and "enlarges" in made.report
     changed = weights(made.model)
     wide = torch.cat([base[f"{D}img_in.weight"], torch.zeros(32, 16)], 1) + up @ down
@@ -730,14 +734,14 @@ def test_bfls_control_loras_enlarge_a_weight(models):
     assert all(torch.equal(after[name], base[name]) for name in base)
     other, _ = pair("img_in", 32, 16, 5)
     with pytest.raises(ValueError, match=r"plain changes diffusion_model.img_in.weight, which control enlarges"):
-        lora.apply_lora_stack(patcher, None, [LoraEntry("control", state), LoraEntry("plain", other)], "merge")
+        lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("control", state), LoraEntry("plain", other)], "merge")
     with pytest.raises(
         ValueError, match=r"plain changes diffusion_model.img_in.weight, which a LoRA that the model carries enlarges"
     ):
-        lora.apply_lora_stack(made.model, None, [LoraEntry("plain", other)], "merge")
+        lora_stacks.apply_lora_stack(made.model, None, [LoraEntry("plain", other)], "merge")
     made.model.patch_model()
     assert patcher.model.state_dict()[f"{D}img_in.weight"].shape == (32, 32), "enlarged while that model is loaded"
-    plain = lora.apply_lora_stack(patcher, None, [LoraEntry("plain", other)], "merge").model
+    plain = lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("plain", other)], "merge").model
     made.model.unpatch_model()
     assert not torch.equal(weights(plain)[f"{D}img_in.weight"], base[f"{D}img_in.weight"])
 
@@ -820,7 +824,7 @@ def clips(models):
 
     def of(path):
         if path not in made:
-            weights = lora.model_weights(models("sd1")[0], clip(path))
+            weights = lora_stacks.model_weights(models("sd1")[0], clip(path))
             made[path] = weights.key_map, weights.shapes
         return made[path]
 
@@ -1215,7 +1219,7 @@ def test_layers_have_diffusers_names_and_shapes(family):
 @pytest.mark.parametrize("family", FULL)
 def test_saved_names_lead_back_to_their_weights(family):
     patcher = types.SimpleNamespace(model=full(family), backup={}, patches={})
-    found = lora.model_weights(patcher)
+    found = lora_stacks.model_weights(patcher)
     known, shapes = found.key_map, found.shapes
     layers = {
         weight.removesuffix(".weight"): shape

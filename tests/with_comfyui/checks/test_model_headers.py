@@ -9,7 +9,7 @@ import comfy.supported_models
 import full_sizes
 import planned_sizes
 import pytest
-from graft_nodes.host import fingerprint, model_headers, planning
+from graft_nodes.host import fingerprint, memory_planning, model_headers
 from tiny_families import EVERY
 
 TITLES = ("SD 1.5", "SDXL", "Flux.1 dev", "Qwen-Image", "Wan 14B", "Z-Image")
@@ -44,7 +44,7 @@ def opened(tmp_path):
             pytest.skip(f"this ComfyUI has no {name}")
         path = tmp_path / "model.safetensors"
         weights = _file(path, title)
-        with model_headers.headers_only(), model_headers.types_of_a_card():
+        with model_headers.load_headers_only(), model_headers.load_as_on_card():
             return comfy.sd.load_diffusion_model(str(path)), weights
 
     return opened
@@ -60,14 +60,14 @@ def test_a_model_has_its_shapes_and_no_weights(opened, title):
     assert all(weight.is_meta for weight in found.values())
     levels = patcher.get_model_object("model_sampling")
     assert float(levels.sigma_max) > float(levels.sigma_min) > 0
-    assert fingerprint.fingerprint(patcher).unhashed == ("weights, as only the header of their file was read",)
+    assert fingerprint.fingerprint_patcher(patcher).unhashed == ("weights, as only the header of their file was read",)
 
 
 def test_it_is_planned_as_it_would_be_with_weights(opened):
     patcher, _ = opened("SD 1.5")
     for checkpointing in (False, True):
         state, dataset = planned_sizes.run(patcher, "SD 1.5", 512, checkpointing)
-        parts = planning.plan(patcher, state, dataset).parts
+        parts = memory_planning.plan(patcher, state, dataset).parts
         how = (planned_sizes.PLAIN, planned_sizes.CHECKPOINTED)[checkpointing]
         assert parts == planned_sizes.stored()["SD 1.5"]["512"][how]
 

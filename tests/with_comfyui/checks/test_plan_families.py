@@ -3,7 +3,7 @@
 import pytest
 import torch
 from families import build, conditions, latent, random
-from graft_nodes.host import planning
+from graft_nodes.host import memory_planning
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.recipes.estimate import Plan, estimate
@@ -26,7 +26,7 @@ def _planned(name, **optimizer):
     with torch.inference_mode(False):
         state = begin(patcher.model.diffusion_model, start, settings)
     before = {key: id(p) for key, p in patcher.model.diffusion_model.named_parameters()}
-    planned = planning.plan(patcher, state, dataset)
+    planned = memory_planning.plan(patcher, state, dataset)
     assert before == {key: id(p) for key, p in patcher.model.diffusion_model.named_parameters()}
     return planned
 
@@ -78,7 +78,7 @@ def test_the_estimate_is_above_the_plan_and_below_twice_of_it(name):
         settings = Settings(OptimizerSettings(batch_size=2, precision="bf16", checkpointing=checkpointing))
         with torch.inference_mode(False):
             state = begin(network, Start("m", dataset.digest, adapter), settings)
-        planned = planning.plan(patcher, state, dataset)
+        planned = memory_planning.plan(patcher, state, dataset)
         wanted = Plan("adamw", adapter.targets, adapter.rank, 2, 1, (Pictures(PIXELS),), 2, checkpointing)
         estimated = estimate(facts_of(network, None, "flow"), wanted)
         assert estimated.parts["model"] == pytest.approx(planned.parts["weights"], rel=0.001)

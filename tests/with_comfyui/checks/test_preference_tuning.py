@@ -64,7 +64,7 @@ class Made:
         """A workspace of the state whose adapters are on the model."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
-            denoiser = stack.enter_context(wall.denoiser.denoiser(self.patcher))
+            denoiser = stack.enter_context(wall.denoiser.open_denoiser(self.patcher))
             work = stack.enter_context(contextlib.closing(workspace.Workspace(self.state, denoiser, self.dataset)))
             stack.enter_context(work.install())
             yield work

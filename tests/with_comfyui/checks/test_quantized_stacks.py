@@ -15,7 +15,7 @@ import families
 import pytest
 import torch
 from graft_nodes import host
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.training.data.dataset import Conditioning
 from quantized import parts, with_quantized_layers, with_scaled_layers
@@ -71,7 +71,7 @@ def test_a_stack_merged_into_quantized_layers(way):
     touched = ("img_attn.proj.weight", "linear2.weight")
     sides = {name: tuple(weight.shape) for name, weight in plain.model.named_parameters() if name.endswith(touched)}
     entries = [LoraEntry("one", file_of("lora", sides), 0.5), LoraEntry("two", file_of("lora", sides), -0.2)]
-    merged, _, report = lora.apply_lora_stack(quantized, None, entries, "merge")
+    merged, _, report = lora_stacks.apply_lora_stack(quantized, None, entries, "merge")
     assert f"model: {len(sides)} weights merged" in report
     own = quantized
     for entry in entries:
@@ -109,11 +109,11 @@ def test_a_stack_on_quantized_layers(way, kind):
     )
 
     def denoised(patcher):
-        with torch.inference_mode(), host.denoiser.denoiser(patcher) as denoiser:
+        with torch.inference_mode(), host.denoiser.open_denoiser(patcher) as denoiser:
             return denoiser.denoise(x, sigma, [Conditioning(*text)], {})
 
-    base, (found, _, report) = denoised(quantized), lora.apply_lora_stack(quantized, None, entries)
-    wanted = denoised(lora.apply_lora_stack(plain, None, entries, "merge").model)
+    base, (found, _, report) = denoised(quantized), lora_stacks.apply_lora_stack(quantized, None, entries)
+    wanted = denoised(lora_stacks.apply_lora_stack(plain, None, entries, "merge").model)
     assert f"model: {len(sides)} at the activations because" in report and "model: 0 weights merged" in report
     size, own = (
         float((wanted - base).abs().max()),

@@ -27,7 +27,7 @@ def _trained(patcher, family, steps=2, adapter=None, layers=False, **optimizer):
     settings = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=2, **optimizer))
     adapter = adapter or AdapterSettings(rank=4)
     state = begin(patcher.model.diffusion_model, Start("model", dataset.digest, adapter), settings)
-    with torch.inference_mode(), host.denoiser.denoiser(patcher, layers=layers) as denoiser:
+    with torch.inference_mode(), host.denoiser.open_denoiser(patcher, layers=layers) as denoiser:
         return train(state, denoiser, dataset, steps)
 
 
@@ -86,12 +86,14 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
     values = {}
     with torch.no_grad():
         for name, patcher in (("scaled", scaled), ("plain", plain)):
-            with host.denoiser.denoiser(patcher) as denoiser:
+            with host.denoiser.open_denoiser(patcher) as denoiser:
                 values[f"{name} base"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
                 with attach(denoiser.module, settings, trained, lambda: (0, 0, "")):
                     values[name] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
-        grafted = host.lora.apply_lora_stack(scaled, None, [LoraEntry("trained", make_lora(trained, settings, None))])
-        with host.denoiser.denoiser(grafted.model) as denoiser:
+        grafted = host.lora_stacks.apply_lora_stack(
+            scaled, None, [LoraEntry("trained", make_lora(trained, settings, None))]
+        )
+        with host.denoiser.open_denoiser(grafted.model) as denoiser:
             values["came out"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
     size = float(values["plain"].abs().max())
     assert float((values["plain"] - values["plain base"]).abs().max()) > 1e-2 * size
@@ -167,7 +169,9 @@ def test_layers_in_host_memory_train_to_the_same_bytes(monkeypatch, family):
     with torch.inference_mode():
         patcher = families.build(family)
     plain = _trained(patcher, family, checkpointing=True)  # which layers implies
-    monkeypatch.setattr(host.denoiser, "to_host_memory", lambda p: p.partially_unload(p.offload_device, p.model_size()))
+    monkeypatch.setattr(
+        host.denoiser, "move_to_host_memory", lambda p: p.partially_unload(p.offload_device, p.model_size())
+    )
     monkeypatch.setattr(
         offload, "is_on_other_device", lambda tensor, device: True
     )  # this machine's memory stands for the device's, too

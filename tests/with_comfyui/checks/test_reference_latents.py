@@ -40,7 +40,7 @@ def after_one_step(name, extras):
     settings = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=len(extras), total_steps=10))
     network = patcher.model.diffusion_model
     state = begin(network, Start("m", data.digest, AdapterSettings(rank=2, targets="all")), settings)
-    with wall.denoiser.denoiser(patcher) as denoiser:
+    with wall.denoiser.open_denoiser(patcher) as denoiser:
         work = workspace.Workspace(state, denoiser, data)
         with work.install():
             result = steps.advance_(work)
@@ -59,7 +59,7 @@ def test_a_reference_is_what_comfyui_gets_from_its_own_node(name):
     )
     found = [image_conditioning(data, "a", image.crop(0)) for image in data.images]
     core = [Conditioning(one.context, dict(one.extras)) for one in found]
-    with wall.denoiser.denoiser(build(name)) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(build(name)) as denoiser, torch.no_grad():
         clean = denoiser.process_in(torch.stack([image.latent for image in data.images]))
         sigma = denoiser.sigma(torch.tensor([0.3, 0.5, 0.7]))
         together = denoiser.denoise(clean, sigma, found, {})
@@ -112,7 +112,7 @@ def test_what_is_kept_on_the_device_has_a_limit(monkeypatch):
     patcher = build(name)
     own = patcher.model.extra_conds
     monkeypatch.setattr(patcher.model, "extra_conds", lambda **params: made.append(1) or own(**params), raising=False)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = torch.stack([image.latent for image in data.images]), torch.full((count,), 0.5)
         found = [image_conditioning(data, "a", image.crop(0)) for image in data.images]
         denoiser.denoise(x, sigma, found, {})

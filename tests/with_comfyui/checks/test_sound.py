@@ -325,7 +325,7 @@ def test_previews_of_video_with_sound_show_its_frames(host, put, monkeypatch):
         latent=latent,
     )
     assert len(list((Path(host.output) / "graft" / "shown sound" / "previews").glob("*.jpg"))) == 9
-    _, noise, _ = wall.previews.starting(build(BOTH), latent, 5)
+    _, noise, _ = wall.previews.prepare_sampling(build(BOTH), latent, 5)
     with torch.random.fork_rng(devices=[]):
         expected = importlib.import_module("comfy.sample").prepare_noise(latent["samples"], 5)
     for mine, theirs in zip(noise.unbind(), expected.unbind(), strict=True):

@@ -921,7 +921,7 @@ def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, 
     sides, cell = [512 // 16, 1024 // 16], data["depths"][0]["cell"]
     assert list(noise.shape[-2:]) == sides, "else this test says nothing"
     assert data["depths"][0]["before"] == [side // cell for side in sides] and data["latent"] == sides
-    assert host.latents.sampled(patcher, latent).shape == noise.shape, "what previews while training begin with"
+    assert host.latents.prepare_latent(patcher, latent).shape == noise.shape, "what previews while training begin with"
 
 
 def test_a_compiled_model_is_thinned_too():

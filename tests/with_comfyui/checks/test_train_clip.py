@@ -110,7 +110,7 @@ def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, ch
     state = host.call(
         "TrainStep", state=host.call("GraftTrainStart", **given, run=f"slope {name}")[0], steps=2, validate_every=0
     )[0]
-    with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(model, clip=clip) as denoiser:
         work = workspace.Workspace(state, denoiser, data)
         try:
             with work.install():

@@ -288,7 +288,7 @@ def still():
 
 def denoised(patcher, settings, trained, x, sigma, name, tokens=6):
     text = conditioning(*conditions(name, 3, tokens), parts_of(name))
-    with wall.denoiser.denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         return denoiser.denoise(x, sigma, [text], {})
 
 
@@ -336,7 +336,7 @@ def is_real(value):
 
 def graded(patcher, settings, trained, x, sigma, name, way):
     text = conditioning(*conditions(name, 3), parts_of(name))
-    with wall.denoiser.denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         (denoiser.denoise(x, sigma, [text], {}) * way).sum().backward()
 
 
@@ -420,7 +420,7 @@ def _checkpointed_or_not(name, settings, frames=None):
         read = {**extras, **{key: t for key, t in given.items() if key != "context"}}
         text = conditioning(given["context"], read, parts_of(name, frames))
         with (
-            wall.denoiser.denoiser(patcher) as denoiser,
+            wall.denoiser.open_denoiser(patcher) as denoiser,
             wall.autograd_inplace.AvoidInplaceOps(),
         ):  # as with a text encoder, UNets too
             module = denoiser.module
@@ -443,7 +443,7 @@ T_LORA = AdapterSettings("tlora", rank=4, targets="all", min_rank=1, rank_expone
 def with_t_lora(patcher, trained):
     """A MODEL with the file that Save LoRA writes of T-LoRA, put on by Graft."""
     file = to_key_format(make_lora(trained, T_LORA, None), "comfyui", torch.bfloat16)
-    return wall.lora.apply_lora_stack(patcher, None, [LoraEntry("t-lora", file)]).model
+    return wall.lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("t-lora", file)]).model
 
 
 @pytest.mark.parametrize("level", [0.05, 0.6, 0.95])
@@ -586,7 +586,7 @@ def test_text_layers_of_the_network_are_computed_at_every_step():
     patcher, settings = build("ltx 2"), AdapterSettings("lora", rank=2, pattern="video_embeddings_connector.*")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
     text, x = Conditioning(*conditions("ltx 2", 3)), random(1, *EVERY["ltx 2"].latent, seed=4)
-    with wall.denoiser.denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         with torch.no_grad():
             denoiser.denoise(x, torch.tensor([0.6]), [text], {})
         for _ in range(2):
@@ -601,7 +601,7 @@ def test_dropout_of_the_network_is_off_while_training():
     patcher = build("ace-step")
     network = patcher.model.diffusion_model.train()
     text, x = Conditioning(*conditions("ace-step", 3)), random(1, *EVERY["ace-step"].latent, seed=4)
-    with global_draws_untouched(), torch.no_grad(), wall.denoiser.denoiser(patcher) as denoiser:
+    with global_draws_untouched(), torch.no_grad(), wall.denoiser.open_denoiser(patcher) as denoiser:
         found = [denoiser.denoise(x, torch.tensor([0.6]), [text], {}) for _ in range(2)]
     assert torch.equal(*found) and all(part.training for part in network.modules())
 
@@ -609,7 +609,7 @@ def test_dropout_of_the_network_is_off_while_training():
 @pytest.mark.parametrize("name", ["flux", "sd3", "wan"])
 def test_captions_of_different_lengths_share_a_batch(name):
     patcher = build(name)
-    with wall.denoiser.denoiser(patcher) as denoiser, torch.no_grad():
+    with wall.denoiser.open_denoiser(patcher) as denoiser, torch.no_grad():
         x, sigma = random(3, *FAMILIES[name].latent, seed=4), denoiser.sigma(torch.tensor([0.2, 0.5, 0.8]))
         texts = [Conditioning(*conditions(name, seed, tokens)) for seed, tokens in ((1, 6), (2, 9), (3, 6))]
         together = denoiser.denoise(x, sigma, texts, {})
@@ -658,7 +658,7 @@ def test_cosmos_predicts_a_flow_by_comfyuis_own_formulas():
     clean, noise, wrong = (random(3, 4, 2, 5, seed=seed).double() for seed in (1, 2, 3))
     t = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
     x = wall.model_sampling.noisy_latents(sampling, clean, noise, t)
-    given, sigma = wall.model_sampling.as_comfyui_counts(sampling, x, t)
+    given, sigma = wall.model_sampling.to_comfyui_scale(sampling, x, t)
     assert torch.allclose(given, sampling.noise_scaling(sigma.view(-1, 1, 1, 1), noise, clean), rtol=1e-12)
     assert torch.allclose(sampling.calculate_input(sigma, given), x, rtol=1e-12)
     assert torch.allclose(sampling.timestep(sigma), t, rtol=1e-12)
@@ -678,7 +678,7 @@ def test_noise_levels_of_cosmos_end_where_comfyuis_do():
     u = torch.tensor([0.0, 0.25, 0.9, 1.0])
     t = wall.model_sampling.sigma_at(sampling, u)
     assert torch.equal(t[:3], u[:3]) and float(t[3]) == pytest.approx(120 / 121)
-    (_, sigma) = wall.model_sampling.as_comfyui_counts(sampling, torch.zeros(4, 1), t)
+    (_, sigma) = wall.model_sampling.to_comfyui_scale(sampling, torch.zeros(4, 1), t)
     for share, level in zip(u.tolist(), sigma.tolist(), strict=True):
         assert level == pytest.approx(float(sampling.sigma(share)), rel=1e-4)
 
@@ -865,7 +865,7 @@ def test_one_step_is_a_loop_written_by_hand():
     own = Settings(OptimizerSettings(learning_rate=1e-2, batch_size=1, clip_norm=0.0, weight_decay=0.0))
     state = begin(patcher.model.diffusion_model, Start("m", data.digest, settings), own)
     seen = []
-    with wall.denoiser.denoiser(patcher) as denoiser:
+    with wall.denoiser.open_denoiser(patcher) as denoiser:
         before = denoiser.denoise
 
         def watched(x, sigma, texts, options):
@@ -883,7 +883,7 @@ def test_one_step_is_a_loop_written_by_hand():
     match = min(data.images, key=lambda picture: float(_residual(patcher, picture, x, sigma).std().sub(1).abs()))
     noise = _residual(patcher, match, x, sigma)
     clean = patcher.model.process_latent_in(match.latent[None])
-    with wall.denoiser.denoiser(patcher), attach(network, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher), attach(network, settings, trained, still):
         out = network(x, sigma, context=text.context, y=text.extras["pooled_output"], guidance=torch.ones(1))
         loss = (out - (noise - clean)).square().mean()
         loss.backward()
@@ -978,7 +978,7 @@ class Called:
     def gradients(self, forgetful=False):
         for t in self.trained.values():
             t.grad = None
-        with wall.denoiser.denoiser(self.patcher), contextlib.ExitStack() as stack:
+        with wall.denoiser.open_denoiser(self.patcher), contextlib.ExitStack() as stack:
             if forgetful:
                 stack.enter_context(checkpoint_blocks(self.patcher.model.diffusion_model))
             self.loss(self.trained)
@@ -1024,7 +1024,7 @@ def steps_with(name, count):
     text, x = conditioning(*conditions(name, 3), parts_of(name)), latents(name, 4)
     way = random(*x.shape, seed=5)
     with (
-        wall.denoiser.denoiser(patcher) as denoiser,
+        wall.denoiser.open_denoiser(patcher) as denoiser,
         attach(denoiser.module, settings, trained, still),
     ):
         sigma = denoiser.sigma(torch.tensor([0.6]))
@@ -1076,10 +1076,10 @@ def test_a_block_that_changes_tensors_in_functions_beside_it():
         loss().backward()
         return [part.grad.clone() for part in block.parameters()]
 
-    with wall.denoiser.told_of_training(), PlainKernels(), wall.autograd_inplace.AvoidInplaceOps():
+    with wall.denoiser.announce_training(), PlainKernels(), wall.autograd_inplace.AvoidInplaceOps():
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             backward()
-        with wall.autograd_inplace.copied_where_needed(network):
+        with wall.autograd_inplace.copy_where_needed(network):
             found = backward()
             with checkpoint_blocks(network):
                 forgetful = backward()
@@ -1089,7 +1089,7 @@ def test_a_block_that_changes_tensors_in_functions_beside_it():
     for sign in (1e-3, -2e-3):
         for part, way in zip(block.parameters(), ways, strict=True):
             part.data += sign * way
-        with wall.denoiser.told_of_training(), PlainKernels():
+        with wall.denoiser.announce_training(), PlainKernels():
             values.append(float(loss().detach()))
     along = sum(float((a * way).sum()) for a, way in zip(found, ways, strict=True))
     assert along == pytest.approx((values[0] - values[1]) / 2e-3, rel=1e-3)

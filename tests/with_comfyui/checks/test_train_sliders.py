@@ -79,7 +79,7 @@ def _state(host, name, way=BOTH_DIRECTIONS):
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_gradients_at_each_strength_are_those_of_finite_differences(host, name, way):
     state = _state(host, name, way)
-    with torch.inference_mode(False), wall.denoiser.denoiser(state.subject.model) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(state.subject.model) as denoiser:
         work = Workspace(state, denoiser, state.subject.dataset)
         try:
             with work.install():
@@ -126,7 +126,7 @@ def test_comfyui_computes_with_the_lora_at_minus_one_what_training_computed(host
     model = state.subject.model
     (conditioning,) = (state.subject.dataset.conditionings[text] for text in ("person",))
     draws = torch.Generator().manual_seed(3)
-    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(model) as denoiser:
+    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.open_denoiser(model) as denoiser:
         x = denoiser.process_in(torch.randn(latent(name, 0)[None].shape, generator=draws))
         sigma = denoiser.sigma(torch.tensor([0.6]))
         plain = denoiser.denoise(x, sigma, [conditioning], {})
@@ -135,7 +135,7 @@ def test_comfyui_computes_with_the_lora_at_minus_one_what_training_computed(host
             trained = denoiser.denoise(x, sigma, [conditioning], {})
         work.close()
     patched, *_ = host.call("LoRAStackPatch", model=model, lora_model=state.lora_model(), lora_strength=-1.0)
-    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(patched) as denoiser:
+    with torch.inference_mode(False), torch.no_grad(), wall.denoiser.open_denoiser(patched) as denoiser:
         found = denoiser.denoise(x, sigma, [conditioning], {})
     change = (trained - plain).norm()
     assert change > 0 and (found - trained).norm() < 2e-3 * change + 1e-5 * plain.norm()

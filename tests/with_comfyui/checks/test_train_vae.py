@@ -11,7 +11,7 @@ import pytest
 import torch
 from comfy.ldm.models.autoencoder import AutoencoderKL, AutoencodingEngine
 from comfy.taesd.taesd import TAESD
-from graft_nodes.host import autoencoder as autoencoders
+from graft_nodes.host import trainable_vae as autoencoders
 from graft_nodes.tests import fake_lpips
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage
 from graft_nodes.training.memory.checkpointing import blocks
@@ -176,7 +176,7 @@ def test_gradients_are_those_of_finite_differences(host, monkeypatch, kind, part
     if part == "whole" and kind in ("kl", "engine"):
         given["kl"] = 1e-4
     vae, state = _begun(host, kind, f"gradients {part} {looks}", **given)
-    with torch.inference_mode(False), autoencoders.opened(vae) as coder:
+    with torch.inference_mode(False), autoencoders.open_vae(vae) as coder:
         work = workspace.Workspace(state, coder, state.subject.dataset)
         try:
             with work.install():

@@ -82,7 +82,7 @@ def test_every_encoder_learns_the_word_and_comfyui_reads_what_is_saved(host, nam
             expected = _encode(theirs, prompt)
         for wanted, found in zip(expected, _encode(patched, prompt), strict=True):
             assert torch.equal(found, wanted)
-        with torch.inference_mode(False), torch.no_grad(), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+        with torch.inference_mode(False), torch.no_grad(), wall.denoiser.open_denoiser(model, clip=clip) as denoiser:
             (live,) = denoiser.encode([caption], [next(iter(state.subject.dataset.conditionings.values()))], words)
         assert torch.allclose(live.context.float(), expected[0].float(), atol=1e-4)
         assert not torch.allclose(
@@ -93,7 +93,7 @@ def test_every_encoder_learns_the_word_and_comfyui_reads_what_is_saved(host, nam
 @pytest.mark.parametrize("name", READ)
 def test_gradients_of_the_words_are_those_of_finite_differences(host, name, monkeypatch):
     model, clip, state = _begun(host, name, monkeypatch)
-    with torch.inference_mode(False), wall.denoiser.denoiser(model, clip=clip) as denoiser:
+    with torch.inference_mode(False), wall.denoiser.open_denoiser(model, clip=clip) as denoiser:
         work = workspace.Workspace(state, denoiser, state.subject.dataset)
         try:
             with work.install():

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from graft_nodes import host
-from graft_nodes.host.denoiser import denoiser
+from graft_nodes.host.denoiser import open_denoiser
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
@@ -207,7 +207,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
 
     model.requires_grad_(True)
-    with denoiser(patched):  # as in training: no kernels without a backward pass
+    with open_denoiser(patched):  # as in training: no kernels without a backward pass
         plain, again = gradients(contextlib.nullcontext()), gradients(checkpoint_blocks(model))
     assert plain and plain.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in plain.items())

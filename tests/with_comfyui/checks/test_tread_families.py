@@ -215,7 +215,7 @@ def denoised(denoiser, name, options=None, frames=None, beside=None):
 
 
 def predicted(patcher, name, options=None, **given):
-    with torch.no_grad(), wall.denoiser.denoiser(patcher) as denoiser:
+    with torch.no_grad(), wall.denoiser.open_denoiser(patcher) as denoiser:
         return denoised(denoiser, name, options, **given)
 
 
@@ -374,7 +374,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
 
     def gradients(context):
         model.zero_grad(set_to_none=True)
-        with wall.denoiser.denoiser(patched) as denoiser, context:
+        with wall.denoiser.open_denoiser(patched) as denoiser, context:
             model.requires_grad_(True)
             denoised(denoiser, name, step()).square().sum().backward()
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}

@@ -8,7 +8,7 @@ import comfy_extras.nodes_custom_sampler as sampler_nodes
 import pytest
 import torch
 from families import build, conditions, latents
-from graft_nodes.host import lora
+from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
 
 NAME = "flux"
@@ -48,7 +48,7 @@ def sampled(model, negative, caplog):
 
 
 def with_stack(patcher):
-    return lora.apply_lora_stack(patcher, None, [LoraEntry("x", STATE)], "merge").model
+    return lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("x", STATE)], "merge").model
 
 
 def test_a_stack_on_one_side_of_one_base_is_named(caplog):

@@ -7,7 +7,7 @@ import comfy.supported_models
 import pytest
 import torch
 from families import build, conditions, latents
-from graft_nodes.host import lora as graft_lora
+from graft_nodes.host import lora_stacks as graft_lora
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.patching.strength_schedule import Schedule
 from tiny_families import EVERY

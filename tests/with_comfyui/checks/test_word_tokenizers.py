@@ -10,7 +10,7 @@ import pytest
 import torch
 from graft_nodes.host import embeddings, word_files, word_tokens
 from graft_nodes.host.encoding import LiveEncoder
-from graft_nodes.host.text_encoder_gradients import differentiable
+from graft_nodes.host.text_encoder_gradients import make_differentiable
 from graft_nodes.patches.lora_files.embeddings import Embedding
 from graft_nodes.training.data.dataset import Conditioning
 from slopes import slope_along
@@ -124,7 +124,7 @@ def test_gradients_of_language_models_are_those_of_finite_differences(name, monk
                 total = total + (tensor.double() * weigh[key]).sum()
         return total
 
-    with differentiable(encoder):
+    with make_differentiable(encoder):
         for tensor in vectors.values():
             tensor.requires_grad_()
         loss().backward()

@@ -24,7 +24,7 @@ from ..training.data.samples import Sample
 T = TypeVar("T")
 
 
-def output(
+def make_output(
     latents: Sequence[Any],
     conditionings: Sequence[Any],
     captions: Sequence[str],
@@ -39,8 +39,8 @@ def output(
     """What the node gives."""
     if validation is not None:
         settings = replace(settings, validation=0.0)
-    made = _samples(latents, conditionings, captions, masks)
-    without_prompt = _empty(empty, clip)
+    made = _make_samples(latents, conditionings, captions, masks)
+    without_prompt = _empty_conditioning(empty, clip)
     fields: dict[str, Any] = {}
     if regularization is not None:
         fields = {"regularization": regularization, "regularization_share": settings.regularization_share}
@@ -54,7 +54,7 @@ def output(
     if any("noise_mask" in latent for latent in latents):
         lines.append("noise masks of latents are not used: connect them as masks")
     if validation is not None:
-        dataset = _measured_by(dataset, validation)
+        dataset = _hold_out_all(dataset, validation)
         lines.append(f"validation dataset: {len(dataset.held_out)} images are measured, in place of validation split")
         left_out = len(validation.images) + len(validation.held_out) - len(dataset.held_out)
         if left_out:
@@ -70,13 +70,13 @@ def output(
     return io.NodeOutput(replace(dataset, report=report), report, ui={"text": [report]})
 
 
-def _measured_by(dataset: Dataset, validation: Dataset) -> Dataset:
+def _hold_out_all(dataset: Dataset, validation: Dataset) -> Dataset:
     """The dataset with all images of another one held out."""
     every = replace(validation, images=validation.images + validation.held_out, held_out=())
     return combine.hold_out(dataset, every, "Samples: every image of validation dataset", "disconnect it")
 
 
-def _samples(
+def _make_samples(
     latents: Sequence[Any], conditionings: Sequence[Any], captions: Sequence[str], masks: Sequence[Any]
 ) -> list[Sample]:
     tensors: list[tuple[torch.Tensor, Parts]] = []
@@ -88,15 +88,15 @@ def _samples(
     _check_channels(tensors)
     flat_masks = [mask for one in masks for mask in graph.masks_of(one)]
     by_sample = _conditionings(conditionings, sizes)
-    texts = _for_each(list(captions) or [""], sizes, "captions")
-    weights = _for_each(list(flat_masks) or [None], sizes, "masks")
+    texts = _spread(list(captions) or [""], sizes, "captions")
+    weights = _spread(list(flat_masks) or [None], sizes, "masks")
     made = []
     for number, ((latent, parts), conditioning) in enumerate(zip(tensors, by_sample, strict=True)):
         mask = weights[number]
         if mask is not None:
             shape = parts[0] if parts else latent.shape
             samples.check_takes_mask(f"sample {number + 1}", shape)
-            mask = _fitted(mask, shape)
+            mask = _fit_mask(mask, shape)
         made.append(Sample(latent, conditioning, texts[number].strip(), mask, parts))
     return made
 
@@ -106,7 +106,7 @@ def _conditionings(given: Sequence[Any], sizes: Sequence[int]) -> list[Condition
     names = [f"conditioning {number}" for number in range(1, len(given) + 1)]
     if len(given) != len(sizes):
         converted = [graph.conditioning_of(one, name) for one, name in zip(given, names, strict=True)]
-        return _for_each(converted, sizes, "conditionings")
+        return _spread(converted, sizes, "conditionings")
     of_latents = map(graph.conditionings_of, given, names, sizes)
     return [one for of_latent in of_latents for one in of_latent]
 
@@ -118,7 +118,7 @@ def _check_channels(latents: Sequence[tuple[torch.Tensor, Parts]]) -> None:
         raise ValueError(f"Samples: latents have {found} channels: use the same VAE for all of them.")
 
 
-def _for_each(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
+def _spread(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
     """One value for each sample, from as many, from one for each LATENT, or from one for all.
 
     `sizes` are how many samples each LATENT holds.
@@ -135,12 +135,12 @@ def _for_each(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
     )
 
 
-def _fitted(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _fit_mask(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """A mask (1, H, W) at the size of a latent of that shape, by area."""
     return F.interpolate(mask[None], size=tuple(shape[-2:]), mode="area")[0]
 
 
-def _empty(empty: Any, clip: Any) -> Conditioning | None:
+def _empty_conditioning(empty: Any, clip: Any) -> Conditioning | None:
     """The conditioning for dropped prompts: the one that is connected, or the empty prompt of the CLIP."""
     if empty is not None:
         made = graph.conditioning_of(empty, "empty conditioning")

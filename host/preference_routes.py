@@ -51,8 +51,8 @@ def mark(values: Mapping[str, Any]) -> Answer:
     """
     run = _name(values, "run")
     check_run_name(run)
-    better = _read(run, _name(values, "better"))
-    worse = _read(run, _name(values, "worse"))
+    better = _read_preview(run, _name(values, "better"))
+    worse = _read_preview(run, _name(values, "worse"))
     if (better.prompt, better.text) != (worse.prompt, worse.text):
         raise ValueError("the two are previews of different prompts; a pair needs one prompt")
     if better.size != worse.size:
@@ -70,7 +70,7 @@ def mark(values: Mapping[str, Any]) -> Answer:
     return 200, {"folder": folder, "pairs": pair.pairs, "name": pair.name, "captioned": pair.captioned}
 
 
-def marked(request: Any) -> Answer:
+def list_marked(request: Any) -> Answer:
     """What has been marked of a run: {"folder", "pairs", "marked"}, the last [[better, worse]], names of previews that
     are still the pictures of a pair.
     """
@@ -129,12 +129,12 @@ def _parts(name: str) -> re.Match[str]:
     return match
 
 
-def _read(run: str, name: str) -> Preview:
+def _read_preview(run: str, name: str) -> Preview:
     """One preview of a run, by its file's name. Raises ValueError for what is none of Graft's previews,
     FileNotFoundError when it has been removed.
     """
     prompt, step, body = int(_parts(name)[4] or 0), _step(name), _body(run, name)
-    return Preview(step, prompt, previews.comment(io.BytesIO(body)), _size(step, body), body)
+    return Preview(step, prompt, previews.read_comment(io.BytesIO(body)), _size(step, body), body)
 
 
 def _body(run: str, name: str) -> bytes:
@@ -165,4 +165,4 @@ def _name(values: Mapping[str, Any], key: str) -> str:
     return value
 
 
-ANSWERS: dict[str, Callable[[Any], Answer]] = {"mark": mark, "marked": marked}
+ANSWERS: dict[str, Callable[[Any], Answer]] = {"mark": mark, "marked": list_marked}

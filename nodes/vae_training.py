@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import host
-from ..host import autoencoder as autoencoders
+from ..host import trainable_vae as autoencoders
 from ..training import state as states
 from ..training.data.dataset import Dataset
 from ..training.objective import perceptual
@@ -23,12 +23,12 @@ from ..training.trainable.vae_parts import VaeSettings, adapter_for
 from .step_call import Subject
 
 
-def begun(
+def begin_training(
     vae: Any, dataset: Dataset, settings: VaeSettings, optimizer: Any, ema: Any, seed: int, run: str
 ) -> tuple[Any, str]:
     """The state of a VAE before the first step, and its report."""
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
-    autoencoders.check(vae)
+    autoencoders.check_trainable(vae)
     if ema is not None and ema.snapshots:
         raise ValueError(
             "Start VAE Training: EMA Settings keeps snapshots, which are LoRAs, and a VAE has none. Set snapshot every"
@@ -51,11 +51,11 @@ def begun(
     return state, text.beginning(state, pictures, unhashed)
 
 
-def loaded(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
+def load_state(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
     """The saved state with this name of a VAE."""
     if vae is None:
         raise ValueError(f"Load State: {name} trains a VAE, and none is connected. Connect it to vae.")
-    autoencoders.check(vae)
+    autoencoders.check_trainable(vae)
     pictures, digest = None, None
     if dataset is not None:
         pictures = dataset.as_pictures()
@@ -70,7 +70,7 @@ def trained_vae(state: Any, average: bool) -> tuple[Any, str]:
     if getattr(state, "start", None) is None or not trains_vae(state):
         raise ValueError("Trained VAE: this training state is not of a VAE. Begin with Start VAE Training.")
     weights = state.weights(ema=average)
-    vae = autoencoders.with_weights(state.subject.vae, weights)
+    vae = autoencoders.copy_with_weights(state.subject.vae, weights)
     lines = [f"run {state.run!r} at step {state.step}: {len(weights)} trained tensors"]
     history = state.history.comparable
     if average:
@@ -83,7 +83,7 @@ def trained_vae(state: Any, average: bool) -> tuple[Any, str]:
     elif state.subject.dataset is None:
         lines.append("loaded without a dataset, so how far the latents have moved is not measured")
     else:
-        moved = _moved(state, vae)
+        moved = _measure_movement(state, vae)
         bound = state.start.task_settings.latent_bound
         if moved > bound:
             raise ValueError(
@@ -95,10 +95,10 @@ def trained_vae(state: Any, average: bool) -> tuple[Any, str]:
     return vae, "\n".join(lines)
 
 
-def _moved(state: Any, vae: Any) -> float:
+def _measure_movement(state: Any, vae: Any) -> float:
     """How far the latents of held-out pictures have moved from those of the VAE that was trained."""
     latents = []
     for one in (state.subject.vae, vae):
-        with autoencoders.opened(one) as coder:
+        with autoencoders.open_vae(one) as coder:
             latents.append(measures.latents_of(coder, state.subject.dataset.held_out, state.start.task_settings.crop))
     return measures.movement(*latents)

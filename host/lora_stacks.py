@@ -17,6 +17,7 @@ from ..patches.lora_files.read_stack import ModelWeights
 from ..patches.patching import ledger
 from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
+from . import two_models
 from .base_weights import base_weights
 from .lora_injection import carried_stacks, inject_stacks
 from .model_difference import weight_as_sampled
@@ -57,7 +58,7 @@ def apply_lora_stack(
     weights = model_weights(model, clip)
     if clip is not None and any(key_formats.embedding_names(entry.state_dict) for entry in entries):
         weights = _with_tokenizer(weights, clip, trained_on)
-    stack = read_stack.read_stack(entries, weights, mode, generic_keys)
+    stack = read_stack.read_stack(entries, weights, mode, to_generic_keys)
     report = list(stack.report)
     patchers = {"model": with_enlarging_loras(model, stack.enlarging)}
     if clip is not None:
@@ -66,6 +67,7 @@ def apply_lora_stack(
         bare = patchers[space]
         patchers[space], lines = with_patches(bare, LABELS[space], patches, mode)
         if patchers[space] is not bare:
+            two_models.watch(patchers[space])
             _note_carried(bare, patchers[space], [entry for entry in entries if entry.strength(space) != 0.0], space)
         report += lines
     if clip is not None and patchers["clip"] is not clip.patcher:
@@ -81,12 +83,12 @@ def apply_lora_stack(
 def _note_carried(bare: Any, patched: Any, entries: Sequence[LoraEntry], space: str) -> None:
     """Note on a clone what it carries: what the patcher below it does, and these LoRAs."""
     carried = bare.get_attachment(_CARRIED) or _Carried()
-    loras = tuple(_described(entry, space) for entry in entries)
+    loras = tuple(_describe(entry, space) for entry in entries)
     is_host_patch = carried.is_host_patch or len(patched.patches) > len(bare.patches)
     patched.set_attachments(_CARRIED, _Carried(carried.loras + loras, is_host_patch))
 
 
-def _described(entry: LoraEntry, space: str) -> str:
+def _describe(entry: LoraEntry, space: str) -> str:
     """A LoRA of a stack as metadata name it: its file, its strength, and what else decides what it does."""
     extras = [f"{name} {value}" for name, value in (("blocks", entry.blocks), ("schedule", entry.schedule)) if value]
     return ", ".join((f"{entry.name} at {entry.strength(space):g}", *extras))
@@ -137,7 +139,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
         patchers["clip"] = clip.patcher
     weights = model_weights(model, clip)
     bases = {space: base_weights(patcher) for space, patcher in patchers.items()}
-    stack = read_stack.read_stack_to_merge(entries, weights, bases, generic_keys)
+    stack = read_stack.read_stack_to_merge(entries, weights, bases, to_generic_keys)
     changes: dict[str, WeightChange] = {}
     for space, by_weight in stack.patches.items():
         prefix = ""
@@ -149,7 +151,7 @@ def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[d
     return changes, stack.report
 
 
-def generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+def to_generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """Rename a LoRA's keys to generic names.
 
     This is for XLabs' Flux LoRAs, and for those that ComfyUI itself converts (BFL's control LoRAs …).
@@ -221,7 +223,7 @@ def why_not_merge(patcher: Any) -> str | None:
     return None
 
 
-def patched_by(patcher: Any) -> list[str]:
+def list_patches(patcher: Any) -> list[str]:
     """What patches this MODEL's weights, in words. Empty for the plain base model."""
     changes = []
     if patcher.patches:

@@ -14,12 +14,12 @@ from ..training.trainable.words import CaptionWords, WordSettings, group_by_word
 from . import word_tokens
 from .embeddings import carried_files
 from .encoding import LiveEncoder
-from .text_encoder_gradients import backward_of_conditions, differentiable, fully_loaded
+from .text_encoder_gradients import backward_of_conditions, load_fully, make_differentiable
 from .word_files import problem_of_file
 from .word_tokens import Part
 
 
-class BegunWords(NamedTuple):
+class StartVectors(NamedTuple):
     """Words before the first step: the settings with their bounds, the vectors by trained name, and what the report
     says of them.
     """
@@ -29,7 +29,7 @@ class BegunWords(NamedTuple):
     notes: list[str]
 
 
-def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> BegunWords:
+def start_words(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> StartVectors:
     """The vectors that the words start from, for each text encoder that the MODEL sees something of.
 
     Raises ValueError for words that no caption has, that the CLIP knows already, or that a tokenizer cannot hold.
@@ -37,31 +37,31 @@ def begin(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> Be
     _check_captions(settings, dataset)
     parts = word_tokens.text_encoders(clip)
     word_tokens.check_tokenizer(clip, parts)
-    errors = _known_words(settings, clip, parts)
-    clip = fully_loaded(clip)
+    errors = _word_problems(settings, clip, parts)
+    clip = load_fully(clip)
     vectors: dict[str, Tensor] = {}
     notes: list[str] = []
     for word, initial in zip(settings.words, settings.initial, strict=True):
         for part in parts:
             found = word_tokens.tokens_of(part, initial)
-            tokens = word_tokens.counted(found, settings.count)
+            tokens = word_tokens.fit_count(found, settings.count)
             problem = word_tokens.problem_of_initial(part, initial, found)
             problem = problem or word_tokens.problem_of_count(part, word, len(tokens))
             if problem:
                 errors.append(problem)
                 continue
             if len(tokens) != len(found):
-                notes.append(word_tokens.counted_note(part, word, initial, len(found), len(tokens)))
-            vectors[trained_name(word, part.key)] = word_tokens.looked_up(part, tokens)
+                notes.append(word_tokens.count_note(part, word, initial, len(found), len(tokens)))
+            vectors[trained_name(word, part.key)] = word_tokens.look_up_vectors(part, tokens)
     if errors:
         raise ValueError("Train Words: " + "; ".join(errors) + ".")
-    read = _parts_read(clip, model, vectors, dataset)
+    read = _find_read_parts(clip, model, vectors, dataset)
     if not read:
         raise ValueError("Train Words: the model sees nothing of what this CLIP makes of a word: connect its own CLIP.")
     vectors = {name: tensor for name, tensor in vectors.items() if name.rpartition(".")[2] in read}
     if settings.max_norm:
         settings = replace(settings, bounds=_bounds(settings, [part for part in parts if part.key in read]))
-    return BegunWords(settings, vectors, notes)
+    return StartVectors(settings, vectors, notes)
 
 
 def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
@@ -78,7 +78,7 @@ def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
         )
 
 
-def _known_words(settings: WordSettings, clip: Any, parts: Sequence[Part]) -> list[str]:
+def _word_problems(settings: WordSettings, clip: Any, parts: Sequence[Part]) -> list[str]:
     """What is wrong with words that the CLIP knows already."""
     errors = []
     carried = carried_files(clip)
@@ -113,13 +113,13 @@ def _bounds(settings: WordSettings, parts: Sequence[Part]) -> tuple[tuple[str, f
     return tuple(bounds)
 
 
-def _parts_read(clip: Any, model: Any, vectors: Mapping[str, Tensor], dataset: Dataset) -> set[str]:
+def _find_read_parts(clip: Any, model: Any, vectors: Mapping[str, Tensor], dataset: Dataset) -> set[str]:
     """The text encoders whose vectors reach what the MODEL is conditioned on, found by the gradients of a caption with
     all words.
     """
     encoder = LiveEncoder(clip, dataset.clip_skip)
     probes: dict[str, Tensor] = {}
-    with differentiable(encoder):
+    with make_differentiable(encoder):
         for name, tensor in vectors.items():
             probes[name] = tensor.to(clip.patcher.load_device, copy=True).requires_grad_()
         words = group_by_word(probes)

@@ -11,15 +11,15 @@ import torch
 
 from ..patches.core.calls import around
 from .autograd_inplace import AvoidInplaceOps
-from .denoiser import told_of_training
+from .denoiser import announce_training
 from .device_memory import half_type
 from .encoding import frame_step
-from .lora import patched_by
-from .network_state import evaluating, kept_attributes
-from .whole_models import whole
+from .lora_stacks import list_patches
+from .network_state import keep_attributes, switch_to_eval
+from .whole_models import whole_model
 
 
-class Autoencoder:
+class TrainableVAE:
     """A loaded VAE as a `training.objective.vae_losses.VaeCoder`. It runs ComfyUI's own encoder and decoder."""
 
     text_encoder = None
@@ -43,20 +43,20 @@ class Autoencoder:
         inputs = self.scale_pixels(pixels).to(self.vae.vae_dtype)
         if self._has_frames:
             inputs = inputs.unsqueeze(2)  # each picture is a clip of one frame
-        with _regularized(self.module) as moments:
-            mean = self._called("encode", inputs)
+        with _record_moments(self.module) as moments:
+            mean = self._run_half("encode", inputs)
         if moments and moments[0].shape[1] == 2 * mean.shape[1] and moments[0].shape[2:] == mean.shape[2:]:
             return mean, moments[0].chunk(2, dim=1)[1].clamp(-30.0, 20.0)
         return mean, None
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pictures (B, 3, H, W) in float32, in the scale of `scaled`."""
-        decoded = self._called("decode", latents.to(self.vae.vae_dtype))
+        """Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`."""
+        decoded = self._run_half("decode", latents.to(self.vae.vae_dtype))
         if self._has_frames:
             decoded = decoded[:, :, 0]
         return decoded.float()
 
-    def _called(self, half: str, value: torch.Tensor) -> torch.Tensor:
+    def _run_half(self, half: str, value: torch.Tensor) -> torch.Tensor:
         """Runs the encoder or the decoder as the network's forward, so that what hangs on that takes part."""
         run = getattr(self.module, half)
         with around(self.module, "replacement", lambda _, __, value: run(value)):
@@ -70,7 +70,7 @@ class Autoencoder:
 
 
 @contextlib.contextmanager
-def _regularized(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+def _record_moments(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """What the VAE's regularization gets inside the block: means and variances, which ComfyUI keeps only the means
     of.
     """
@@ -88,7 +88,7 @@ def _regularized(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         yield moments
 
 
-def check(vae: Any) -> None:
+def check_trainable(vae: Any) -> None:
     """Raises ValueError for a VAE that cannot be trained."""
     module = getattr(vae, "first_stage_model", None)
     if module is None or getattr(vae, "patcher", None) is None or not any(True for _ in module.parameters()):
@@ -103,24 +103,24 @@ def check(vae: Any) -> None:
             f"Start VAE Training: Graft does not know how this VAE ({type(module).__name__}) takes single pictures."
             " Connect the VAE of an SD, SDXL, Flux or Wan model."
         )
-    patches = patched_by(vae.patcher)
+    patches = list_patches(vae.patcher)
     if patches:
         raise ValueError(f"Start VAE Training: this VAE has {' and '.join(patches)} on it. Connect it without them.")
 
 
 @contextlib.contextmanager
-def opened(vae: Any) -> Iterator[Autoencoder]:
+def open_vae(vae: Any) -> Iterator[TrainableVAE]:
     """Loads a VAE and yields it for training."""
     import comfy.model_management as management
 
-    patcher = whole(vae.patcher)
+    patcher = whole_model(vae.patcher)
     management.load_models_gpu([patcher], force_full_load=True)
     network = patcher.model
-    with told_of_training(), kept_attributes(network), evaluating(network), AvoidInplaceOps():
-        yield Autoencoder(vae, patcher)
+    with announce_training(), keep_attributes(network), switch_to_eval(network), AvoidInplaceOps():
+        yield TrainableVAE(vae, patcher)
 
 
-def blocked(message: str) -> Any:
+def block_output(message: str) -> Any:
     """In place of an output that does not exist: nodes that are connected to it do not run, and the message is
     shown.
     """
@@ -130,9 +130,9 @@ def blocked(message: str) -> Any:
 
 
 @torch.no_grad()
-def with_weights(vae: Any, weights: Mapping[str, torch.Tensor]) -> Any:
+def copy_with_weights(vae: Any, weights: Mapping[str, torch.Tensor]) -> Any:
     """A copy of a VAE with these weights, by parameter name, which VAE Save saves and VAE Decode takes."""
-    patcher = whole(vae.patcher)
+    patcher = whole_model(vae.patcher)
     module = copy.deepcopy(patcher.model)
     parameters = dict(module.named_parameters())
     for name, tensor in weights.items():

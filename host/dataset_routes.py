@@ -33,7 +33,7 @@ class Thumbnail(NamedTuple):
     headers: dict[str, str]
 
 
-def listed_folders(request: Any) -> Answer:
+def list_folders(request: Any) -> Answer:
     """The folders with their numbers of pictures, and the endings of the files that a dataset reads."""
     import folder_paths
 
@@ -43,7 +43,7 @@ def listed_folders(request: Any) -> Answer:
     return 200, {"folders": rows, "cut": found.cut, "pictures": endings, "captions": registry.suffixes()}
 
 
-def files(request: Any) -> Answer:
+def list_files(request: Any) -> Answer:
     """The names of the files in a folder, none where there is no such folder yet. 409 when there are too many."""
     try:
         root = folders.input_folder(_text(request.query, "folder"))
@@ -79,11 +79,11 @@ def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
     except FileNotFoundError:  # its own words name the folder's path
         raise FileNotFoundError(f"there is no file {name!r} in ComfyUI's input folder") from None
     sources, notes = read_config(file, root, FolderSource(root, settings))
-    names = dict.fromkeys(folders.below_input(source.folder) for source in sources)
+    names = dict.fromkeys(folders.relative_to_input(source.folder) for source in sources)
     return {"folder": name, "folders": list(names), "notes": notes}
 
 
-def thumbnail(request: Any) -> Answer:
+def make_thumbnail(request: Any) -> Answer:
     """A small picture, of a clip its first frame, which a browser keeps as long as the file is the same."""
     name = _text(request.query, "name")
     path = Path(_shown_picture(_text(request.query, "folder"), name))
@@ -105,7 +105,7 @@ def thumbnail(request: Any) -> Answer:
     return 200, Thumbnail(images.thumbnail(path, SIDE), kept)
 
 
-def caption(request: Any) -> Answer:
+def read_caption(request: Any) -> Answer:
     """A picture's caption as its file has it."""
     path, encoding = _caption_file(request.query)
     found = caption_files.read_caption(path, encoding)
@@ -155,7 +155,7 @@ def _shown_picture(folder: str, name: str) -> str:
     try:
         return _picture(folder, name)[1]
     except FileNotFoundError:
-        own = demo_files.pictures(folder)
+        own = demo_files.pictures_folder(folder)
         if own is None or name not in os.listdir(own):
             raise
         return os.path.join(own, name)
@@ -183,10 +183,10 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 
 
 ANSWERS: dict[str, Callable[[Any], Answer]] = {
-    "folders": listed_folders,
-    "files": files,
+    "folders": list_folders,
+    "files": list_files,
     "glance": glance,
-    "thumbnail": thumbnail,
-    "caption": caption,
+    "thumbnail": make_thumbnail,
+    "caption": read_caption,
     "write_caption": write_caption,
 }

@@ -7,14 +7,14 @@ from comfy_api.latest import io
 from ..training.settings import TrainingSettings
 from ..training.store.names import check_run_name
 from ..training.trainable.vae_parts import VaeSettings
-from .schema import Dataset, GraftNode, Settings, TrainState, aliases, inputs_of, run_name, run_seed
+from .schema import Dataset, GraftNode, Settings, TrainState, inputs_of, run_name, run_seed, search_aliases
 
 
 class GraftTrainVAEStart(GraftNode):
     """Joins VAE, dataset and settings into a state at step 0."""
 
-    declares = VaeSettings
-    judged = (("part", "crop", "l1", "mse", "edge", "kl", "lpips", "discriminator"), ("run",))
+    settings_class = VaeSettings
+    checked_together = (("part", "crop", "l1", "mse", "edge", "kl", "lpips", "discriminator"), ("run",))
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -26,7 +26,7 @@ class GraftTrainVAEStart(GraftNode):
                 "Combines a VAE, a dataset's images and settings into a training state at step 0. Connect Train Step to"
                 " train it, then Trained VAE."
             ),
-            **aliases("train vae", "autoencoder", "fine-tune vae", "decoder"),
+            **search_aliases("train vae", "autoencoder", "fine-tune vae", "decoder"),
             inputs=[
                 io.Vae.Input("vae", tooltip="The VAE to train. Its weights are never changed."),
                 Dataset.Input(
@@ -41,7 +41,7 @@ class GraftTrainVAEStart(GraftNode):
                         " at 1e-4 with batch size 1. For published VAEs use 1e-5 to 5e-5."
                     ),
                 ),
-                *inputs_of(cls.declares),
+                *inputs_of(cls.settings_class),
                 run_seed(),
                 run_name("vae"),
             ],
@@ -56,11 +56,11 @@ class GraftTrainVAEStart(GraftNode):
 
     @classmethod
     def execute(cls, vae, dataset, chosen, settings=None, seed=0, run="vae") -> io.NodeOutput:
-        from .autoencoder_training import begun
+        from .vae_training import begin_training
 
         settings = settings or TrainingSettings()
         settings.refuse_others(("optimizer", "ema"), "Start VAE Training", "which VAE training does not have")
-        return io.NodeOutput(*begun(vae, dataset, chosen, settings.optimizer, settings.ema, seed, run))
+        return io.NodeOutput(*begin_training(vae, dataset, chosen, settings.optimizer, settings.ema, seed, run))
 
 
 class GraftTrainedVAE(GraftNode):
@@ -75,7 +75,7 @@ class GraftTrainedVAE(GraftNode):
             description=(
                 "The VAE with what was trained: connect it to VAE Decode, or to VAE Save, whose file Load VAE loads."
             ),
-            **aliases("save vae", "autoencoder", "train vae"),
+            **search_aliases("save vae", "autoencoder", "train vae"),
             inputs=[
                 TrainState.Input("state", tooltip="Of VAE training: from Train Step or Load State."),
                 io.Combo.Input(
@@ -91,7 +91,7 @@ class GraftTrainedVAE(GraftNode):
 
     @classmethod
     def execute(cls, state, weights="last") -> io.NodeOutput:
-        from .autoencoder_training import trained_vae
+        from .vae_training import trained_vae
 
         vae, report = trained_vae(state, weights == "average")
         return io.NodeOutput(vae, report, ui={"text": [report]})

@@ -21,7 +21,7 @@ from ..training.data.folder_reader import read_folder
 from ..training.data.folder_settings import FolderSettings
 
 
-class Reading:
+class DatasetReader:
     """Reads and encodes the folders of one run of the node."""
 
     def __init__(self, vae: Any, clip: Any, chosen: FolderSettings) -> None:
@@ -40,19 +40,19 @@ class Reading:
         self.done = 0
         self.sheets: list[Any] = []
 
-    def output(self, sources, regularization, more_images, notes, placed) -> io.NodeOutput:
+    def read(self, sources, regularization, more_images, notes, placed) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
         check = host.events.raise_if_interrupted
         listings = [read_folder(source.folder, source.settings, self.cache, check) for source in sources]
         methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
-        self.progress = host.events.progress(sum(len(listing.entries) for listing in listings))
+        self.progress = host.events.progress_bar(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))
-        regular = [self._encoded(*one, None) for one in read if one[0].is_regularization]
+        regular = [self._encode(*one, None) for one in read if one[0].is_regularization]
         if regular:
             regularization = combine.combine(regular)
-        trained = self._trained(read, regularization)
-        measured = [self._encoded(*one, None) for one in read if one[0].is_validation]
+        trained = self._encode_trained(read, regularization)
+        measured = [self._encode(*one, None) for one in read if one[0].is_validation]
         overlap: list[str] = []
         dataset = combine.combine(trained)
         not_measured = folder_report.note_unmeasured(trained, dataset)
@@ -65,7 +65,7 @@ class Reading:
             parts = [dataset, more_images]
             dataset = combine.combine(parts)
             not_measured += folder_report.note_unmeasured(parts, dataset)
-        names = [host.folders.below_input(source.folder) for source in sources]
+        names = [host.folders.relative_to_input(source.folder) for source in sources]
         folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
         lines = [*notes, *folders.lines(regularization, self.share), *overlap]
         if len(parts) > 1:
@@ -82,17 +82,17 @@ class Reading:
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stack_sheets(self.sheets), report, ui=ui)
 
-    def _trained(self, read, regularization) -> list[Any]:
+    def _encode_trained(self, read, regularization) -> list[Any]:
         """The datasets to train on; the first has the regularization dataset."""
         trained: list[Any] = []
         for source, listing in read:
             if source.is_regularization or source.is_validation:
                 continue
-            trained.append(self._encoded(source, listing, regularization))
+            trained.append(self._encode(source, listing, regularization))
             regularization = None
         return trained
 
-    def _encoded(self, source, listing, regularization) -> Any:
+    def _encode(self, source, listing, regularization) -> Any:
         """The dataset of one folder."""
         fields = {
             "caption_dropout": source.settings.caption_dropout,
@@ -114,9 +114,9 @@ class Reading:
             self.encoders,
             self.cache,
             self._on_progress,
-            lambda caption: host.encoding.read_of(self.clip, caption, self.weighted_captions),
+            lambda caption: host.encoding.caption_key(self.clip, caption, self.weighted_captions),
             regularization=regularization,
-            controls=self._controls(source, listing),
+            controls=self._control_encoder(source, listing),
             **fields,
         )
         self.done += len(listing.entries)
@@ -133,7 +133,7 @@ class Reading:
             return method
         return set_size(method, subset.control_size)
 
-    def _controls(self, source, listing) -> Any:
+    def _control_encoder(self, source, listing) -> Any:
         method = self._control_method(source, listing)
         if method is None:
             return None
@@ -149,7 +149,7 @@ class Reading:
     def _encode_with_pictures(self, caption, pictures, method) -> Any:
         host.events.raise_if_interrupted()
         text, options = method.prompt(
-            host.encoding.written_for(self.clip, caption, self.weighted_captions), len(pictures)
+            host.encoding.prompt_for_clip(self.clip, caption, self.weighted_captions), len(pictures)
         )
         return host.encoding.encode_with_pictures(self.clip, text, pictures, options, self.clip_skip)
 

@@ -15,11 +15,11 @@ from ..training.memory.allocations import META, on_meta
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
-from .denoiser import Denoiser, fit_for_autograd
+from .denoiser import Denoiser, allow_autograd
 from .device_memory import half_type, training_device
 from .encoding import LiveEncoder
 from .model_sampling import with_zero_terminal_snr
-from .whole_models import typed
+from .whole_models import set_types
 
 # what a network's own code raises where it meets tensors without values, and what Train Step will refuse
 ERRORS = (
@@ -41,7 +41,7 @@ _plans: OrderedDict[Any, memory_plan.MemoryPlan] = OrderedDict()  # of this proc
 _for_the_command = False  # which plans what Start Training gives
 
 
-def for_a_card(memory: int) -> bool:
+def plans_for_card(memory: int) -> bool:
     """Whether to plan for a graphics card with bf16: its memory is named, and there is none here."""
     import comfy.model_management as management
 
@@ -49,15 +49,15 @@ def for_a_card(memory: int) -> bool:
 
 
 @contextlib.contextmanager
-def loading(memory: int) -> Iterator[None]:
+def load_for_planning(memory: int) -> Iterator[None]:
     """A context in which ComfyUI loads diffusion models to plan them: as on a card of `memory` bytes, and with Load
     Diffusion Model without weights.
     """
     global _for_the_command
     with contextlib.ExitStack() as stack:
-        stack.enter_context(model_headers.headers_only())
-        if for_a_card(memory):
-            stack.enter_context(model_headers.types_of_a_card())
+        stack.enter_context(model_headers.load_headers_only())
+        if plans_for_card(memory):
+            stack.enter_context(model_headers.load_as_on_card())
         _for_the_command = True
         try:
             yield
@@ -75,21 +75,21 @@ def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = Fa
     on_host = patcher.load_device.type == "cpu" and not on_a_card
     encode = None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(typed(patcher))
+        stack.enter_context(set_types(patcher))
         if state.start.encodes_captions:
             _check_encoder(state, on_a_card)
             encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
-            stack.enter_context(typed(state.subject.clip.patcher))
+            stack.enter_context(set_types(state.subject.clip.patcher))
         denoiser = stack.enter_context(_on_meta(patcher, settings.objective.zero_terminal_snr, encode))
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
 
-def report(state: Any, memory: int) -> str:
+def report_plan(state: Any, memory: int) -> str:
     """The plan of a state of Start Training as text; of both states of a pair of experts."""
     if isinstance(state, ExpertPair):
-        return "\n\n".join(report(expert, memory) for expert in state.states)
+        return "\n\n".join(report_plan(expert, memory) for expert in state.states)
     subject = state.subject
-    on_a_card = for_a_card(memory)
+    on_a_card = plans_for_card(memory)
     on_host = subject.model.load_device.type == "cpu" and not on_a_card
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
@@ -101,7 +101,7 @@ def report(state: Any, memory: int) -> str:
     return text
 
 
-def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
+def report_at_start(state: TrainState, foreign: Sequence[str]) -> list[str]:
     """What Start Training's report says of memory: the plan, and whether it fits into what is free on the device once
     ComfyUI has unloaded all else; or why there is none. `foreign` is what other packs have put on the MODEL.
     """
@@ -119,7 +119,7 @@ def beginning(state: TrainState, foreign: Sequence[str]) -> list[str]:
             free += int(subject.clip.patcher.model_size())
 
     def planned(changed: TrainState) -> memory_plan.MemoryPlan:
-        return _planned_once(subject.model, changed)
+        return _plan_once(subject.model, changed)
 
     try:
         return _report(state, planned, free, device.shares_memory, where).splitlines()
@@ -155,7 +155,7 @@ def _why_not(state: TrainState, foreign: Sequence[str]) -> str:
     return ""
 
 
-def _planned_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
+def _plan_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
     """The plan, or that of the last time in this process where nothing differs that memory depends on."""
     settings = asdict(state.settings.optimizer)
     counting = tuple((name, value) for name, value in settings.items() if name not in _RATES)
@@ -173,15 +173,15 @@ def _on_meta(patcher: Any, terminal: bool, encode: LiveEncoder | None) -> Iterat
     """The Denoiser of a MODEL on the meta device; the network's own weights, and the text encoder's, come there when
     they are counted.
     """
-    from .network_state import evaluating, frozen_beside, kept_attributes
+    from .network_state import freeze_beside, keep_attributes, switch_to_eval
 
     patcher = with_zero_terminal_snr(patcher, terminal)
     network = patcher.model.diffusion_model
     sampling = patcher.get_model_object("model_sampling")
     with contextlib.ExitStack() as stack:
         stack.enter_context(on_meta(sampling))
-        stack.enter_context(frozen_beside(patcher.model, network))
-        for context in (kept_attributes(network), evaluating(network), fit_for_autograd(network, encode is not None)):
+        stack.enter_context(freeze_beside(patcher.model, network))
+        for context in (keep_attributes(network), switch_to_eval(network), allow_autograd(network, encode is not None)):
             stack.enter_context(context)
         yield Denoiser(patcher, encode, META)
 
