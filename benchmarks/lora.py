@@ -207,10 +207,10 @@ class Bench:
 
     def first(self, strengths: Sequence[float]) -> float:
         """Seconds of an application into fresh memory."""
-        from graft_nodes.patches.patching import ledger
+        from graft_nodes.patches.patching import stack_ledger
 
         load(self.base)
-        ledger.forget(self.base.model)
+        stack_ledger.forget(self.base.model)
         patched = self.ours(strengths)
         return self.seconds(lambda: load(patched))
 
@@ -218,10 +218,10 @@ class Bench:
         """Bytes that are alive at the worst moment of two applications after one another, over those of the touched
         weights.
         """
-        from graft_nodes.patches.patching import ledger
+        from graft_nodes.patches.patching import stack_ledger
 
         load(self.base)
-        ledger.forget(self.base.model)
+        stack_ledger.forget(self.base.model)
         stacks = [self.ours([strength] * count) for strength in (0.5, 0.25)]
         files = (tensor for state in self.states for tensor in state.values())
         with Peak([*self.base.model.state_dict().values(), *files]) as peak:

@@ -279,9 +279,9 @@ def load(patcher: Any) -> None:
 
 def forget(patcher: Any) -> None:
     """Free what Graft keeps for the next stack."""
-    from graft_nodes.patches.patching import ledger
+    from graft_nodes.patches.patching import stack_ledger
 
-    ledger.forget(patcher.model)
+    stack_ledger.forget(patcher.model)
 
 
 def held() -> int:

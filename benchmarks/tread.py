@@ -135,7 +135,7 @@ def without_blocks(patcher: Any) -> Any:
     """The model without the blocks that tokens can skip: tokens pass by them."""
     from graft_nodes.patches.core.calls import around
     from graft_nodes.patches.core.clones import put_call
-    from graft_nodes.patches.token_routing.plan import plan_routing
+    from graft_nodes.patches.token_routing.routing_plan import plan_routing
     from graft_nodes.patches.token_routing.settings import RoutingSettings
 
     unet = patcher.model.diffusion_model

@@ -115,7 +115,7 @@ def recipe_of(model: Any, data: Any, steps: int, strength: str) -> Any:
     """What Training Recipe chooses on this machine."""
     from graft_nodes import host
     from graft_nodes.host.device_memory import training_device
-    from graft_nodes.patches.models.recognize import recognize_model
+    from graft_nodes.patches.models.registry import recognize_model
     from graft_nodes.training.recipes.choose import Wish, recipe
     from graft_nodes.training.recipes.facts import facts_of, pictures_of
 

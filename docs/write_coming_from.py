@@ -27,10 +27,10 @@ _TABLE = re.compile(r"(<!-- settings of (\w+): ([\w ]+) -->\n).*?(<!-- end -->)"
 
 def rows(trainer: str, node: Any) -> Iterator[str]:
     """The rows of a node's settings that a trainer has as well."""
-    from graft_nodes.settings.declaration import declared
+    from graft_nodes.settings.declaration import settings_of
 
     title = node.define_schema().display_name
-    for setting in declared(node.settings_class).values():
+    for setting in settings_of(node.settings_class).values():
         if trainer not in setting.elsewhere:
             continue
         name = setting.elsewhere[trainer]

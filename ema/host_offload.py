@@ -27,7 +27,7 @@ class Lane(Protocol):
     def protect(self) -> None:
         """Make later work on the device wait until the copy has read the weights. Does not block the host."""
 
-    def landed(self) -> None:
+    def wait(self) -> None:
         """Block this thread until `staging` holds the weights. Only called on the averaging thread."""
 
 
@@ -57,7 +57,7 @@ class CudaLane:
         """See Lane."""
         self.streams.current_stream(self.device).wait_event(self.event)
 
-    def landed(self) -> None:
+    def wait(self) -> None:
         """See Lane."""
         self.event.synchronize()
 
@@ -66,7 +66,7 @@ class PlainLane:
     """Plain staging and blocking copies, for devices that have no pinned memory or side streams (MPS)."""
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
-        self.note = note_on(device)
+        self.note = offload_note(device)
         self.staging = {name: torch.empty_like(w, device="cpu", requires_grad=False) for name, w in weights.items()}
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
@@ -78,7 +78,7 @@ class PlainLane:
     def protect(self) -> None:
         """The copy was done when `fetch` returned."""
 
-    def landed(self) -> None:
+    def wait(self) -> None:
         """The copy was done when `fetch` returned."""
 
 
@@ -90,7 +90,7 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps") and hasattr(getattr(torch, device.type, None), "Stream")
 
 
-def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
+def open_lane(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
     """The lane from `device` to the host; None if the weights are already in host memory."""
     if device.type == "cpu":
         return None
@@ -99,7 +99,7 @@ def lane_for(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None
     return PlainLane(weights, device)
 
 
-def note_on(device: torch.device) -> str:
+def offload_note(device: torch.device) -> str:
     """A note for the report about keeping the average in host memory when training on `device`.
 
     It is empty if the average is updated in parallel with the steps.
@@ -150,5 +150,5 @@ class Offload:
             self._thread.shutdown()
 
     def _move(self, average: Mapping[str, Tensor], decay: float) -> None:
-        self.lane.landed()
+        self.lane.wait()
         average_(average, self.lane.staging, decay)

@@ -56,7 +56,7 @@ class Fit:
         return math.hypot(self.profile_miss, self.noise)
 
 
-class TooFew(ValueError):
+class TooFewSnapshots(ValueError):
     """There are not enough snapshots for a reconstruction."""
 
 
@@ -67,7 +67,7 @@ def width_of_gamma(gamma: float) -> float:
     return ((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) ** 0.5
 
 
-def products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
+def inner_products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
     """Inner products (len(left), len(right)) of profiles, float64: the integral over all t of their product."""
     t_a, g_a = _columns(left)
     t_b, g_b = (row[None, :] for row in _columns(right))
@@ -97,17 +97,17 @@ class _System:
     def __init__(self, snapshots: Sequence[Profile], rounding: float) -> None:
         _check(snapshots)
         if not snapshots:
-            raise TooFew("Snapshots: there is none to reconstruct an average from.")
+            raise TooFewSnapshots("Snapshots: there is none to reconstruct an average from.")
         self.snapshots, self.rounding = snapshots, rounding
-        self.gram = products(snapshots, snapshots)
+        self.gram = inner_products(snapshots, snapshots)
         eigenvalues, self.vectors = torch.linalg.eigh(self.gram)
         self.eigenvalues = eigenvalues.clamp(min=0)
         self.float64_error = 1e-13 * float(self.eigenvalues.max())
 
     def fit(self, target: Profile) -> Fit:
         """Weights for `target`, and the error of the fit."""
-        right_side = products(self.snapshots, [target])[:, 0]
-        squared_norm = float(products([target], [target]))
+        right_side = inner_products(self.snapshots, [target])[:, 0]
+        squared_norm = float(inner_products([target], [target]))
         ridge = max(self.rounding**2 * squared_norm, self.float64_error)
         weights = self.vectors @ ((self.vectors.T @ right_side) / (self.eigenvalues + ridge))
         squared_miss = squared_norm - 2 * float(weights @ right_side) + float(weights @ self.gram @ weights)
@@ -133,7 +133,7 @@ def fit(snapshots: Sequence[Profile], target: Profile, rounding: float = 0.0) ->
     return _System(snapshots, rounding).fit(target)
 
 
-def reconstruction(
+def reconstruct(
     snapshots: Sequence[Profile],
     width: float,
     step: int | None = None,
@@ -146,7 +146,7 @@ def reconstruction(
     width misses more than `tolerance`. `rounding` is the rms error of a stored value, as a share of it.
     """
     if not snapshots:
-        raise TooFew(
+        raise TooFewSnapshots(
             "There is no snapshot to reconstruct an average from: set snapshot every N steps in EMA Settings and train"
             " further."
         )
@@ -158,7 +158,9 @@ def reconstruction(
         return Fit(tuple(float(snapshot == Profile(step, width)) for snapshot in snapshots), 0.0)
     if len(snapshots) < 2:
         single = f"step {last}, width {snapshots[0].width:g}"
-        raise TooFew(f"One snapshot ({single}) holds that average alone; two or more are needed for width {width:g}.")
+        raise TooFewSnapshots(
+            f"One snapshot ({single}) holds that average alone; two or more are needed for width {width:g}."
+        )
     if step > last:
         raise ValueError(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
@@ -175,7 +177,7 @@ def reconstruction(
             reason = f"it would be missed by {result.miss:.0%}"
         raise ValueError(
             f"Width {width:g} at step {step} is beyond these {len(snapshots)} snapshots ({reason}); they express "
-            f"{ranges_text(_ranges(system, step, tolerance))}."
+            f"{ranges_text(_find_ranges(system, step, tolerance))}."
         )
     return result
 
@@ -187,10 +189,10 @@ def possible_widths(
 
     They rise; between two of them is a gap.
     """
-    return _ranges(_System(snapshots, rounding), step, tolerance)
+    return _find_ranges(_System(snapshots, rounding), step, tolerance)
 
 
-def _ranges(system: _System, step: int, tolerance: float) -> list[tuple[float, float]]:
+def _find_ranges(system: _System, step: int, tolerance: float) -> list[tuple[float, float]]:
     def good(width: float) -> bool:
         return system.fit(Profile(step, width)).miss <= tolerance
 
@@ -205,14 +207,14 @@ def _ranges(system: _System, step: int, tolerance: float) -> list[tuple[float, f
             continue
         narrowest, widest = widths[first], widths[start - 1]
         if first > 0:
-            narrowest = _edge(good, narrowest, widths[first - 1])
+            narrowest = _find_edge(good, narrowest, widths[first - 1])
         if start < len(widths):
-            widest = _edge(good, widest, widths[start])
+            widest = _find_edge(good, widest, widths[start])
         ranges.append((narrowest, widest))
     return ranges
 
 
-def evenly_spread(ranges: Sequence[tuple[float, float]], count: int) -> list[float]:
+def spread_evenly(ranges: Sequence[tuple[float, float]], count: int) -> list[float]:
     """About `count` widths within `ranges`, evenly on a log scale; at least one of each range."""
     total = sum(math.log(widest / narrowest) for narrowest, widest in ranges)
     widths = []
@@ -241,7 +243,7 @@ def ranges_text(ranges: Sequence[tuple[float, float]]) -> str:
     return text
 
 
-def shape(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
+def step_density(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
     """How much each training step counts in an average: the density of the weighted sum of profiles at `points`."""
     total = torch.zeros_like(points, dtype=torch.float64)
     for profile, weight in zip(profiles, weights, strict=True):
@@ -255,7 +257,7 @@ def _columns(profiles: Sequence[Profile]) -> tuple[Tensor, Tensor]:
     return steps, torch.tensor([profile.gamma for profile in profiles], dtype=torch.float64)
 
 
-def _edge(good: Callable[[float], bool], inside: float, outside: float) -> float:
+def _find_edge(good: Callable[[float], bool], inside: float, outside: float) -> float:
     for _ in range(20):
         middle = (inside * outside) ** 0.5
         inside, outside = (middle, outside) if good(middle) else (inside, middle)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..patches.core.slots import exchange, held_values
+from ..patches.core.slots import exchange, hold_values
 from .decay import EMASettings, decay_over
-from .host_offload import Offload, lane_for
+from .host_offload import Offload, open_lane
 from .update import average_, check_pairs
 
 
@@ -19,22 +19,22 @@ from .update import average_, check_pairs
 class Shadow:
     """Float32 averages by name, and the number of the last training step that they include.
 
-    `update_` and `swapped` change it in place. With `offload` the averages are in host memory and are updated on a
+    `update_` and `swap_in` change it in place. With `offload` the averages are in host memory and are updated on a
     separate thread: call `finish` before reading `tensors`.
     """
 
     tensors: dict[str, Tensor]
     step: int = 0
     offload: Offload | None = None
-    _out: bool = False
+    _is_swapped: bool = False
 
     @classmethod
-    def of(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
+    def from_weights(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
         """An average that starts as a float32 copy of `weights` (on `device`, else on each tensor's own device)."""
         return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
     @classmethod
-    def beside(
+    def from_average(
         cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str
     ) -> Shadow:
         """A copy of `average` at `step` for weights that a model on `device` trains: `where` is "same" (each beside its
@@ -42,7 +42,7 @@ class Shadow:
         """
         lane = None
         if where == "host":
-            lane = lane_for(weights, device)
+            lane = open_lane(weights, device)
         copies: dict[str, Tensor] = {}
         for name, tensor in average.items():
             target_device = torch.device("cpu")
@@ -93,17 +93,17 @@ class Shadow:
             weights[name].copy_(tensor)
 
     @contextmanager
-    def swapped(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    def swap_in(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Set the live `weights` to the average within the block, one tensor at a time; cannot be nested.
 
         Afterwards both have their bytes back. Float32 weights wait in the average's place. Those of another type (bf16
         would round the average) wait in host memory. When an exchange itself is broken off, `is_swapped` stays true.
         """
-        if self._out:
+        if self._is_swapped:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
         self.finish()
         check_pairs(self.tensors, weights)
-        self._out = True
+        self._is_swapped = True
         stack, half_exchanged = ExitStack(), False
         try:
             for name, tensor in self.tensors.items():
@@ -115,14 +115,14 @@ class Shadow:
                     half_exchanged = False
                     del average
                 else:
-                    stack.enter_context(held_values(live, live.to("cpu", copy=True)))
+                    stack.enter_context(hold_values(live, live.to("cpu", copy=True)))
                     live.copy_(tensor)
             yield
         finally:
             stack.close()  # the last one first: a weight with two names was exchanged twice
-            self._out = half_exchanged
+            self._is_swapped = half_exchanged
 
     @property
     def is_swapped(self) -> bool:
         """Whether the average is swapped in, or a broken exchange has left average and weights mixed."""
-        return self._out
+        return self._is_swapped

@@ -16,14 +16,14 @@ from ..storage.problem_list import problem_lines
 from .decay import gamma_of_width
 
 
-def uniform(count: int) -> tuple[float, ...]:
+def uniform_shares(count: int) -> tuple[float, ...]:
     """Equal shares."""
     if count < 1:
         raise ValueError("There is no file to average.")
     return (1 / count,) * count
 
 
-def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
+def exponential_shares(steps: Sequence[int], width: float) -> tuple[float, ...]:
     """Shares of files saved after `steps` (rising): exp(-age / (width * last step)), so that `width` is the average's
     relative length.
     """
@@ -34,7 +34,7 @@ def exponential(steps: Sequence[int], width: float) -> tuple[float, ...]:
     return tuple(weight / math.fsum(raw_weights) for weight in raw_weights)
 
 
-def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
+def power_shares(steps: Sequence[int], width: float) -> tuple[float, ...]:
     """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` at the last
     step.
 
@@ -47,7 +47,7 @@ def fitted(steps: Sequence[int], width: float) -> tuple[float, ...]:
     return tuple(after - before for before, after in itertools.pairwise(cumulative))
 
 
-def numbers_in(text: str) -> list[float]:
+def parse_numbers(text: str) -> list[float]:
     """Numbers separated by spaces or commas. Raises ValueError that says what is none."""
     try:
         return list(map(float, text.replace(",", " ").split()))
@@ -57,11 +57,11 @@ def numbers_in(text: str) -> list[float]:
         ) from error
 
 
-def given(text: str, count: int) -> tuple[float, ...]:
+def parse_shares(text: str, count: int) -> tuple[float, ...]:
     """Shares from numbers separated by spaces or commas, one per file, divided by their sum. Raises ValueError
     describing the error.
     """
-    numbers = numbers_in(text)
+    numbers = parse_numbers(text)
     if len(numbers) != count:
         raise ValueError(
             f"weights or widths {text!r}: {len(numbers)} numbers for {count} files; give one a file, in the order of"
@@ -91,7 +91,7 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
 
 
 @torch.no_grad()
-def mixture(
+def mix(
     sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """The weighted sum of sources with equal keys and shapes, in float32, added up in float64 one tensor at a time.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from ..storage.printable import printable
+from ..storage.printable import make_printable
 
 PACKAGE = str(Path(__file__).absolute().parent.parent) + os.sep
 EMBEDDED = os.path.join(PACKAGE, "comfyui_api_stubs") + os.sep
@@ -30,7 +30,7 @@ class _Printable(logging.Formatter):
     """A host's messages hold what strangers' files name, as Graft's do."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return make_printable(super().format(record))
 
 
 class _Handler(logging.StreamHandler):
@@ -84,7 +84,7 @@ def _any_text(stream: TextIO) -> Iterator[None]:
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
     """Print a line, by default on standard output."""
-    write(printable(text) + "\n", stream)
+    write(make_printable(text) + "\n", stream)
 
 
 def write(text: str, stream: TextIO | None = None) -> None:

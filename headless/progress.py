@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Any, TextIO
 
-from ..storage.printable import printable
+from ..storage.printable import make_printable
 from . import log
 
 LINE_EVERY = 10.0  # seconds between plain lines of one node
@@ -101,7 +101,7 @@ class Progress:
         else:
             called = class_type
         count = max(self.total, self.started)
-        self.name = printable(f"[{self.started}/{count}] node {node_id} {called}").replace("\n", " ")
+        self.name = make_printable(f"[{self.started}/{count}] node {node_id} {called}").replace("\n", " ")
         self.began = self.shown = time.monotonic()
         self.sent = 0.0
         if self.rewrites:

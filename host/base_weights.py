@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from ..patches.patching import ledger
+from ..patches.patching import stack_ledger
 
 
 def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
     """A model's tensors as its file had them (after the loader's cast), whatever patches it carries now. Not copies."""
     # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched
     # tensors are in it.
-    bases: dict[str, torch.Tensor] = dict(ledger.bases(patcher.model))
+    bases: dict[str, torch.Tensor] = dict(stack_ledger.base_weights(patcher.model))
     bases.update({key: saved.weight for key, saved in patcher.backup.items()})
     bases.update({key: saved[0] for key, saved in patcher.hook_backup.items()})
     weights = dict(patcher.model.state_dict())

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..patches.adapters.rank_mask import at_timesteps
+from ..patches.adapters.rank_mask import set_timesteps
 from ..patches.models import registry
 from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
@@ -152,7 +152,7 @@ class Denoiser:
         for name, condition in conditions[0].items():
             arguments[name] = condition.concat([other[name] for other in conditions[1:]])
         wrapper = options.get("model_function_wrapper")
-        with at_timesteps(timestep_of(self.sampling, sigma)), drop_weight_caches(self.module):
+        with set_timesteps(timestep_of(self.sampling, sigma)), drop_weight_caches(self.module):
             if wrapper is None:
                 return self.model.apply_model(x, sigma, **arguments).float()
             return wrapper(

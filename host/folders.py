@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 
-from ..storage.disk_errors import disk_errors_at
+from ..storage.disk_errors import explain_disk_errors
 
 OUTPUT_LORAS = "output/loras/"  # names of LoRAs saved in ComfyUI's output folder begin with this
 
@@ -120,7 +120,7 @@ def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
 
     check_prefix(prefix)
     root = folder_paths.get_output_directory()
-    with disk_errors_at(root):
+    with explain_disk_errors(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
     file = f"{name}_{counter:05}_{extension}"
     return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}

@@ -13,7 +13,7 @@ from ..patches.adapters.registry import pack_layer, unpack_layer
 from ..patches.core.clones import put_callback
 from ..patches.lora_files.read_stack import EnlargingLora
 from ..patches.models.weight_caches import clear_weight_caches
-from ..patches.patching.fuse import Patch, additive, fuse, in_order
+from ..patches.patching.fuse import Patch, apply_in_order, are_additive, fuse
 
 _CACHES = "graft-caches"  # key of callbacks
 
@@ -56,7 +56,7 @@ def _to_factors(patches: Sequence[Patch]) -> list[Patch] | None:
     """A weight's patches as plain pairs of factors and differences, each worked out once; None if they cannot be
     written so.
     """
-    if not additive(patches):
+    if not are_additive(patches):
         return None
     written: list[Patch] = []
     for patch in patches:
@@ -98,7 +98,7 @@ def _graft_adapter_class() -> type:
             patches = [Patch(unpack_layer(layer), patch_strength, part) for patch_strength, part, layer in self.weights]
             with torch.no_grad():
                 base = weight.float()
-                change = in_order(base, patches) - base
+                change = apply_in_order(base, patches) - base
                 return weight.copy_(base + strength * function(change))
 
     return GraftAdapter

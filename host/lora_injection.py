@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..patches.core.clones import put_call, put_callback
-from ..patches.models.compiled import is_compiled
-from ..patches.patching import ledger, plan
-from ..patches.patching.fuse import Stack, additive
+from ..patches.models.torch_compile import is_compiled
+from ..patches.patching import plan, stack_ledger
+from ..patches.patching.fuse import Stack, are_additive
 from ..patches.patching.rounding import rounds_stochastically
 
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
@@ -79,7 +79,7 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
     try:
         with _bases_in_backup(patcher):
             ordered_stacks = [_after_host_patches(patcher.model, stack) for stack in stacks]
-            ledger.attach(patcher.model, id(patcher), ordered_stacks, _version(patcher))
+            stack_ledger.attach(patcher.model, id(patcher), ordered_stacks, _version(patcher))
     except BaseException:  # leave nothing on the device that ComfyUI does not count
         patcher.unpatch_model(patcher.offload_device)
         raise
@@ -88,7 +88,7 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
 def _eject(patcher: Any) -> None:
     """Detaches the stacks. It imports nothing, because it may run while Python shuts down."""
     with _bases_in_backup(patcher):
-        ledger.detach(patcher.model, id(patcher), _version(patcher))
+        stack_ledger.detach(patcher.model, id(patcher), _version(patcher))
 
 
 def _on_inject(patcher: Any) -> None:
@@ -104,7 +104,7 @@ def _on_clone(original: Any, clone: Any) -> None:
 
 def _on_detach(patcher: Any, unpatch_all: bool) -> None:
     if unpatch_all:
-        ledger.forget(patcher.model)
+        stack_ledger.forget(patcher.model)
         if getattr(patcher, "is_dynamic", bool)():
             _detached.add(patcher)
 
@@ -125,7 +125,7 @@ def _free_with_parent(parent: Any, clone: Any) -> None:
 
 
 def _free_on_detach(parent: Any, on_detach: str) -> None:
-    if ledger.is_kept(parent.model):
+    if stack_ledger.is_kept(parent.model):
         put_callback(parent, on_detach, KEY, _on_detach)
 
 
@@ -162,7 +162,7 @@ def _bases_in_backup(patcher: Any) -> Iterator[None]:
     for name in [name for name, saved in patcher.backup.items() if hasattr(saved, "graft_stack")]:
         del patcher.backup[name]
     yield
-    for name, base in ledger.bases(patcher.model).items():
+    for name, base in stack_ledger.base_weights(patcher.model).items():
         patcher.backup.setdefault(name, _BackedUpBase(base, False))
 
 
@@ -191,7 +191,7 @@ def _after_host_patches(model: Any, stack: Stack) -> Stack:
 
 
 def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:
-    if weight in stack.bypass or additive(stack.patches[weight]):
+    if weight in stack.bypass or are_additive(stack.patches[weight]):
         return False
     return _patched_in_use(model, weight)
 
@@ -210,11 +210,11 @@ def compute_of(patcher: Any) -> tuple[torch.dtype, torch.device]:
     return model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device)
 
 
-def _version(patcher: Any) -> ledger.Version:
+def _version(patcher: Any) -> stack_ledger.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = compute_of(patcher)
-    return ledger.Version(
+    return stack_ledger.Version(
         model.current_weight_patches_uuid,
         frozenset(patcher.hook_backup),
         compute,

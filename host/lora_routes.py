@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..patches.lora_files import beside, incoming, metadata, row_check
+from ..patches.lora_files import metadata, row_check, sidecar_files, upload_check
 from ..patches.lora_files.near_names import file_name
 from ..storage.atomic import Draft, move_to_free_name, shared_draft, sweep_drafts
 from ..storage.digest import sha256_of_file
-from ..storage.disk_errors import disk_errors_at
+from ..storage.disk_errors import explain_disk_errors
 from ..storage.printable import logger
 from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
@@ -57,7 +57,7 @@ def _describe_file(request: Any) -> Answer:
     name = _listed_name(request)
     path = folders.lora_path(name)
     try:
-        return 200, {"name": name, **metadata.describe(path), "noted": beside.trigger_words(path)}
+        return 200, {"name": name, **metadata.describe(path), "noted": sidecar_files.trigger_words(path)}
     except ValueError as error:
         raise _unreadable_error(name, error) from None
 
@@ -76,8 +76,8 @@ def _read_preview(request: Any) -> Answer:
     """{"picture": a data URL or "", "problem": why one that is there cannot be shown}."""
     name = _listed_name(request)
     try:
-        return 200, {"picture": beside.preview(folders.lora_path(name)), "problem": ""}
-    except beside.NoPicture as error:
+        return 200, {"picture": sidecar_files.preview_url(folders.lora_path(name)), "problem": ""}
+    except sidecar_files.NoPicture as error:
         return 200, {"picture": "", "problem": str(error)}
     except ValueError as error:
         raise _unreadable_error(name, error) from None
@@ -88,7 +88,7 @@ def _check_row(request: Any) -> Answer:
     name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
     if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
         raise ValueError(f"block weights and schedules have at most {_LONGEST} characters")
-    problems = row_check.checked(blocks, schedule)
+    problems = row_check.check_texts(blocks, schedule)
     names: list[str] = []
     if folders.is_listed(name):
         try:
@@ -135,7 +135,7 @@ def check_upload(name: str, size: int) -> None:
             413, f"{name[:100]!r} has {size / 1e9:.3g} GB, more than the {limit / 1e9:g} GB of GRAFT_UPLOAD_GB"
         )
     try:
-        incoming.check_name(name)
+        upload_check.check_name(name)
     except ValueError as error:
         raise Refused(400, str(error)) from error
     same = _same_names(name)
@@ -188,7 +188,7 @@ async def _store_body(request: Any, name: str) -> Answer:
     size: int = request.content_length
     await asyncio.to_thread(check_upload, name, size)
     target = os.path.join(folders.loras_folder(), name)
-    with disk_errors_at(target):
+    with explain_disk_errors(target):
         draft = await asyncio.to_thread(Draft, shared_draft(target))
         try:
             await _receive(request.content, size, draft)
@@ -231,7 +231,7 @@ async def _receive(content: Any, size: int, draft: Draft) -> None:
 def _place(draft: str, name: str) -> Answer:
     """Give a draft its name if it is a LoRA and the name is free."""
     try:
-        incoming.check_lora(draft, name)
+        upload_check.check_lora(draft, name)
     except ValueError as error:
         raise Refused(400, str(error)) from error
     with _placing:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..patches.patching import ledger
+from ..patches.patching import stack_ledger
 from .model_sampling import timestep_of
 
 SHARES = 100_000  # the steps in which a share of sampling is counted
@@ -35,7 +35,7 @@ def _set_strengths(model: Any, sigma: torch.Tensor) -> bool:
     """Set every scheduled strength to its value at a noise level; returns whether any of them has changed."""
     first = sigma.flatten()[:1]
     timestep = float(timestep_of(model.model_sampling, first))
-    return ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
+    return stack_ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
 
 
 def sampled_share(sampling: Any, sigma: float) -> float:

@@ -14,7 +14,7 @@ from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.metadata import ON_TOP_OF
 from ..patches.lora_files.parse import Target
 from ..patches.lora_files.read_stack import ModelWeights
-from ..patches.patching import ledger
+from ..patches.patching import stack_ledger
 from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
 from . import two_models
@@ -198,7 +198,7 @@ def _targets(
             targets[key] = Target(space, weight)
         else:
             targets[key] = Target(space, *weight)
-    shapes = {**ledger.shapes(patcher.model), **_shapes_before_enlarging(patcher)}
+    shapes = {**stack_ledger.weight_shapes(patcher.model), **_shapes_before_enlarging(patcher)}
     return targets, {(space, name): shape for name, shape in shapes.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..patches.patching.fuse import MERGEABLE_DTYPES, Patch, effective, in_order
+from ..patches.patching.fuse import MERGEABLE_DTYPES, Patch, apply_in_order, effective_patches
 from .base_weights import base_weights
 from .lora_injection import carried_stacks
 
@@ -42,7 +42,7 @@ def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tens
     weight = base.detach().to("cpu", torch.float32, copy=True)
     if patcher.patches.get(name):
         weight = comfy.lora.calculate_weight(patcher.patches[name], weight, name)
-    return in_order(weight, _stack_patches(patcher, name))
+    return apply_in_order(weight, _stack_patches(patcher, name))
 
 
 def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
@@ -62,7 +62,7 @@ def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
 
 def _stack_patches(patcher: Any, name: str) -> list[Patch]:
     stacks = carried_stacks(patcher)
-    return [*effective(stacks, name, bypass=False), *effective(stacks, name, bypass=True)]
+    return [*effective_patches(stacks, name, bypass=False), *effective_patches(stacks, name, bypass=True)]
 
 
 def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:

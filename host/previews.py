@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..patches.adapters.rank_mask import at_timesteps
+from ..patches.adapters.rank_mask import set_timesteps
 from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
@@ -153,7 +153,7 @@ def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str,
     import comfy.patcher_extension as extension
 
     def told(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        with at_timesteps(timestep_of(sampling, t.flatten()[:1])):  # one level for all pictures
+        with set_timesteps(timestep_of(sampling, t.flatten()[:1])):  # one level for all pictures
             return executor(x, t, *args, **kwargs)
 
     own = {"wrappers": {extension.WrappersMP.APPLY_MODEL: {"graft_timesteps": [told]}}}

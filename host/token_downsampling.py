@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..patches.core.clones import call_of, put_call, put_callback
+from ..patches.core.clones import find_call, put_call, put_callback
 from ..patches.models import attention_kernels
 from ..patches.token_downsampling.attention_override import ToDo, ToDoCall, plan_todo
 from ..patches.token_downsampling.tokens import ToDoSettings
@@ -56,7 +56,7 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
 
 def todo_of(patcher: Any) -> ToDo | None:
     """The token downsampling on a ModelPatcher."""
-    call = call_of(patcher, TODO_KEY)
+    call = find_call(patcher, TODO_KEY)
     if call is None:
         return None
     todo: ToDo = call.todo

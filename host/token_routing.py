@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..patches.core.clones import call_of, put_call
-from ..patches.token_routing.plan import Routing, plan_routing
+from ..patches.core.clones import find_call, put_call
 from ..patches.token_routing.route import RoutingCall
+from ..patches.token_routing.routing_plan import Routing, plan_routing
 from ..patches.token_routing.settings import RoutingSettings
 
 ROUTING_KEY = "graft_tread"  # of the wrapper
@@ -28,7 +28,7 @@ def apply_routing(patcher: Any, settings: RoutingSettings) -> tuple[Any, Routing
 
 def routing_of(patcher: Any) -> RoutingCall | None:
     """The token routing on a ModelPatcher."""
-    call: RoutingCall | None = call_of(patcher, ROUTING_KEY)
+    call: RoutingCall | None = find_call(patcher, ROUTING_KEY)
     return call
 
 

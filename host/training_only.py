@@ -53,7 +53,7 @@ def read_lora(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> T
         report = "\n".join(found.report)
         raise ValueError(f"Start Training: training-only LoRA changes nothing of this model:\n{report}")
     try:
-        switched_stack.check(model.model, patches, full_weights)
+        switched_stack.check_switchable(model.model, patches, full_weights)
     except ValueError as error:
         raise ValueError(f"Start Training: training-only LoRA cannot be switched on and off:\n{error}") from error
     return TrainingOnlyLora(Stack(patches, patches), "\n".join(found.report))

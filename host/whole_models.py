@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..patches.core.slots import Swap, find
+from ..patches.core.slots import Swap, find_slot
 from ..patches.models.layers import why_not_plain
 from ..training.memory.allocations import META
 
@@ -68,7 +68,7 @@ def set_types(patcher: Any) -> Iterator[None]:
             for module, name, parameter, dtype in _find_other_types(patcher.model):
                 empty = torch.empty(parameter.shape, dtype=dtype, device=META)
                 shape = shapes.setdefault((id(parameter), dtype), nn.Parameter(empty, requires_grad=False))
-                stack.callback(Swap(find(module, name), shape).leave)
+                stack.callback(Swap(find_slot(module, name), shape).leave)
         yield
 
 

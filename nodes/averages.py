@@ -11,7 +11,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files.stack_rows import rows_of
+from ..patches.lora_files.stack_rows import read_stack_rows
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
@@ -100,7 +100,7 @@ class GraftSnapshots(GraftNode):
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
         """Changes when a listed file changes, or the run's snapshots change."""
-        from ..patches.lora_files.open_file import version
+        from ..patches.lora_files.open_file import file_version
 
         lines, digest = _lines(source), sha256(source.encode())
         run = None
@@ -112,7 +112,7 @@ class GraftSnapshots(GraftNode):
                     digest.update(repr((str(snapshot), status.st_size, status.st_mtime_ns)).encode())
             return digest.hexdigest()
         for _, path in _find_paths(lines, host.folders.weights_path):
-            digest.update(repr((path, version(path))).encode())
+            digest.update(repr((path, file_version(path))).encode())
         return digest.hexdigest()
 
     @classmethod
@@ -220,7 +220,7 @@ class EMAMerge(GraftNode):
         else:
             sources = _sources(state, snapshots, lora_stack)
             if lora_stack is not None and chosen.profile == "weights" and not chosen.weights.strip():
-                strengths = {row[0]: row[1] for row in rows_of(lora_stack)}
+                strengths = {row[0]: row[1] for row in read_stack_rows(lora_stack)}
                 chosen = replace(chosen, weights=" ".join(repr(strengths[file.name]) for file in sources.files))
             average = _average_files(state, sources, chosen, lambda: host.base_weights.unet_weights(model))
             if clip is not None and average.text_encoder:
@@ -278,10 +278,10 @@ def _connection_errors(sockets: Sequence[str], profile: str) -> list[str]:
 
 def _value_errors(chosen: AverageSettings) -> list[str]:
     """What is wrong with the weights, whatever is connected."""
-    from ..ema.weighted_sum import numbers_in
+    from ..ema.weighted_sum import parse_numbers
     from ..training.averages.merge import widths_in
 
-    readers: dict[str, Callable[[str], object]] = {"weights": numbers_in, "best": widths_in, "search": widths_in}
+    readers: dict[str, Callable[[str], object]] = {"weights": parse_numbers, "best": widths_in, "search": widths_in}
     if chosen.profile in readers:
         try:
             readers[chosen.profile](chosen.weights)
@@ -314,7 +314,7 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
         return snapshots
     if state is not None:
         return sources.sources_of_state(state, Store(host.folders.training_folder(), state.run).folder)
-    rows = rows_of(lora_stack)
+    rows = read_stack_rows(lora_stack)
     if not rows:
         raise ValueError("EMA Merge: the LoRA stack is empty. Add LoRAs to it.")
     changing = [row[0] for row in rows if row.blocks or row.schedule]

@@ -16,7 +16,7 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.key_formats.key_format import DTYPES
-from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, parse_schedule, read_stack_rows
 from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
@@ -59,7 +59,7 @@ def lora_entries(listed: list[StackRow]) -> list[LoraEntry]:
     entries = []
     for row, (tensors, file_metadata) in zip(listed, read_files(listed), strict=True):
         name, strength_model, strength_clip = row
-        schedule = schedule_of(row.schedule)
+        schedule = parse_schedule(row.schedule)
         entries.append(
             LoraEntry(name, tensors, strength_model, strength_clip, row.partial, row.blocks, file_metadata, schedule)
         )
@@ -89,7 +89,7 @@ def _describe_row(row: StackRow, state: Mapping[str, Tensor], of_training: Mappi
 
     extras = [f"{name} {value}" for name, value in (("blocks", row.blocks), ("schedule", row.schedule)) if value]
     extras += ["partial matches allowed"] if row.partial else []
-    about_file = "; ".join(filter(None, (metadata.contents(state), metadata.about(of_training))))
+    about_file = "; ".join(filter(None, (metadata.summarize_contents(state), metadata.summarize(of_training))))
     return ", ".join((f"{row[0]}: model {row[1]:g}, clip {row[2]:g}", *extras)) + (
         f"\n  {about_file}" if about_file else ""
     )
@@ -124,11 +124,11 @@ def _rows_problem(rows: str) -> bool | str:
 
 def _rows_fingerprint(rows: str) -> str:
     """Changes when the rows or a listed file change."""
-    from ..patches.lora_files.open_file import version
+    from ..patches.lora_files.open_file import file_version
 
     digest = sha256(rows.encode())
     for path in find_files(parse(rows)):
-        digest.update(repr((path, version(path))).encode())
+        digest.update(repr((path, file_version(path))).encode())
     return digest.hexdigest()
 
 
@@ -259,7 +259,7 @@ class LoRAStackPatch(GraftNode):
     ) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
 
-        entries = used_entries(rows_of(lora_stack or []), clip)
+        entries = used_entries(read_stack_rows(lora_stack or []), clip)
         if lora_model is not None and lora_strength != 0.0:
             entries.append(LoraEntry("trained LoRA", lora_model, lora_strength, lora_strength))
         entries = [entry._replace(comfyui_oft=comfyui_oft) for entry in entries]
@@ -343,7 +343,7 @@ class GraftSaveLoRA(GraftNode):
                     io.Combo,
                     "names",
                     display_name="key format",
-                    options=list(key_formats.writable()),
+                    options=list(key_formats.writable_formats()),
                     default="kohya",
                     tooltip=(
                         "The names of the tensors in the file. kohya (lora_unet_...) is read by most tools; peft"
@@ -418,12 +418,12 @@ def _save_lora(
     from ..patches.lora_files import save
     from ..storage.safetensors import write_safetensors
 
-    file_metadata = save.saved_metadata(lora, os.path.basename(prefix), training_metadata)
+    file_metadata = save.build_metadata(lora, os.path.basename(prefix), training_metadata)
     tensors = save.to_key_format(lora, names, dtype)
-    file_metadata |= save.hashes(tensors, file_metadata)
+    file_metadata |= save.kohya_hashes(tensors, file_metadata)
     path, entry = host.folders.output_file(prefix, ".safetensors")
     write_safetensors(path, tensors, file_metadata)
-    left_out = save.left_out_by_comfyui(lora)
+    left_out = save.names_comfyui_ignores(lora)
     note = ""
     if left_out:
         note = _loading_note(left_out)
@@ -586,10 +586,10 @@ class GraftLoRAEffect(GraftNode):
     @classmethod
     def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
         from ..host.lora_effect import open_predictor
-        from ..patches.analysis import effect, pictures
+        from ..patches.analysis import charts, effect
         from ..patches.analysis.rows import read_rows
 
-        listed = rows_of(lora_stack or [])
+        listed = read_stack_rows(lora_stack or [])
         used = [row for row in listed if row[1] != 0.0]
         if not used:
             raise ValueError(
@@ -600,14 +600,14 @@ class GraftLoRAEffect(GraftNode):
         effect.check_blocks(weights)
         rows = read_rows(lora_entries(used), weights, host.lora_stacks.to_generic_keys)
         with open_predictor(model, positive, latent, levels, measure_seed) as predict:
-            effects = effect.measure(rows, predict, keep, host.events.progress_bar(effect.steps(rows)))
+            effects = effect.measure(rows, predict, keep, host.events.progress_bar(effect.count_steps(rows)))
         kept = _with_blocks(listed, [one.block_weights for one in effects])
         shown = effect.panel(effects, predict.sigmas, keep)
         shown["stack"] = [row[0] for row in used]
         return io.NodeOutput(
             kept,
             effect.report(effects, predict.sigmas, keep),
-            pictures.draw_bars(effect.charts(effects)),
+            charts.draw_bars(effect.charts(effects)),
             ui={"graft_effect": [shown]},
         )
 
@@ -657,10 +657,10 @@ class GraftLoRAConflicts(GraftNode):
 
     @classmethod
     def execute(cls, model, lora_stack, threshold=0.1) -> io.NodeOutput:
-        from ..patches.analysis import conflicts, pictures
+        from ..patches.analysis import charts, conflicts
         from ..patches.analysis.rows import read_rows
 
-        listed = rows_of(lora_stack or [])
+        listed = read_stack_rows(lora_stack or [])
         used = [row for row in listed if row[1] != 0.0]
         if len(used) < 2:
             raise ValueError(
@@ -670,15 +670,15 @@ class GraftLoRAConflicts(GraftNode):
         weights = host.lora_stacks.model_weights(model)
         rows = read_rows(lora_entries(used), weights, host.lora_stacks.to_generic_keys)
         shapes = {name: shape for (space, name), shape in weights.shapes.items() if space == "model"}
-        advance = host.events.step_counter(len(conflicts.by_layer(rows)))
+        advance = host.events.step_counter(len(conflicts.group_by_layer(rows)))
         compared = conflicts.compare(rows, shapes, host.model_difference.weight_reader(model), advance)
-        found = conflicts.fights(compared, threshold)
+        found = conflicts.find_fights(compared, threshold)
         shown = conflicts.panel(compared, found)
         shown["stack"] = [row[0] for row in used]
         return io.NodeOutput(
-            _with_blocks(listed, conflicts.suggested(compared, found)),
+            _with_blocks(listed, conflicts.suggest_weights(compared, found)),
             conflicts.report(compared, found, threshold),
-            pictures.draw_cells(conflicts.table(compared)),
+            charts.draw_cells(conflicts.table(compared)),
             ui={"graft_conflicts": [shown]},
         )
 

@@ -10,7 +10,7 @@ from comfy_api.latest import io
 from .. import host
 from ..patches.lora_files.key_formats import registry as key_formats
 from ..patches.lora_files.merge_methods import METHODS, MergeSettings
-from ..patches.lora_files.stack_rows import rows_of
+from ..patches.lora_files.stack_rows import read_stack_rows
 from .lora import lora_entries
 from .schema import GraftNode, LoraModel, LoraStack, inputs_of, search_aliases
 
@@ -125,7 +125,7 @@ class GraftMergeLoRAs(GraftNode):
 
         if clip is not None and model is None:
             raise ValueError("CLIP is connected without model: connect both, or neither")
-        rows = rows_of(lora_stack)
+        rows = read_stack_rows(lora_stack)
         scheduled = [row[0] for row in rows if row.schedule]
         if scheduled:
             raise ValueError(

@@ -85,7 +85,7 @@ class GraftRecipe(GraftNode):
         cls, model, goal="subject", memory="auto", strength="normal", steps=2000, dataset=None
     ) -> io.NodeOutput:
         from ..host.device_memory import training_device
-        from ..patches.models.recognize import recognize_model
+        from ..patches.models.registry import recognize_model
         from ..training.recipes.choose import Wish, recipe
         from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
-from ..settings.declaration import Setting, declared
+from ..settings.declaration import Setting, settings_of
 from .input_checks import WIDGETS, input_errors, refusal
 
 # Graft's own sockets, and those shared with other packs.
@@ -66,7 +66,7 @@ def _check_inputs(execute: Callable[..., Any], settings_class: type | None) -> C
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        schema, own = cls.define_schema(), {} if cls.settings_class is None else declared(cls.settings_class)
+        schema, own = cls.define_schema(), {} if cls.settings_class is None else settings_of(cls.settings_class)
         # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
         checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
         errors = input_errors(schema, checked)
@@ -90,7 +90,7 @@ def _with_settings(signature: inspect.Signature, settings_class: type) -> inspec
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [one for name, one in signature.parameters.items() if name != "chosen"]
-    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in declared(settings_class).items()]
+    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in settings_of(settings_class).items()]
     return inspect.Signature([*own, *settings])
 
 
@@ -114,7 +114,7 @@ def inputs_of(settings: type) -> list[Any]:
     """The inputs of a node for the settings that a dataclass declares, in its order. A workflow need only name those
     that differ from their defaults.
     """
-    return [setting_input(name, one) for name, one in declared(settings).items()]
+    return [setting_input(name, one) for name, one in settings_of(settings).items()]
 
 
 def setting_input(name: str, one: Setting) -> Any:

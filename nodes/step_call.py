@@ -331,7 +331,7 @@ class StepCall:
     @contextmanager
     def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
-        from ..ema.host_offload import note_on
+        from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
         from ..training.store.store import Store
 
@@ -339,7 +339,7 @@ class StepCall:
         if (
             state.start.ema is not None
             and state.start.ema.device == "host"
-            and (note := note_on(state.subject.model.load_device))
+            and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
         if tensorboard:
@@ -426,7 +426,7 @@ class StepCall:
             return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
-            without = denoiser.training_only.off()
+            without = denoiser.training_only.switch_off()
         with without:
             for prompt in self.prompts(denoiser):
                 host.events.raise_if_interrupted()

@@ -9,7 +9,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from .. import host
-from ..patches.lora_files.stack_rows import rows_of
+from ..patches.lora_files.stack_rows import read_stack_rows
 from ..training.objective import settings as objectives
 from ..training.optimizers import settings as optimizers
 from ..training.settings import NODES as PARTS
@@ -35,7 +35,7 @@ from .schema import (
 
 def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) -> Any:
     """The LoRA that is on only while the loss is computed; None without a stack, or where no row is on."""
-    entries = used_entries(rows_of(lora_stack or []), None)
+    entries = used_entries(read_stack_rows(lora_stack or []), None)
     if not entries:
         return None
     from ..host import training_only

@@ -96,7 +96,7 @@ def setting(
     return field(default=default, metadata={"setting": declared})
 
 
-def declared(settings: Any) -> dict[str, Setting]:
+def settings_of(settings: Any) -> dict[str, Setting]:
     """The settings that a dataclass, or an instance of one, declares, by field, in order. Other fields are none."""
     return {one.name: one.metadata["setting"] for one in fields(settings) if "setting" in one.metadata}
 
@@ -108,7 +108,7 @@ def read_values(settings: Any) -> list[str]:
     A value that came as a text (`Setting.read`) or as another kind of number (2.0 for 2) is replaced by what it means.
     """
     errors = []
-    for name, one in declared(settings).items():
+    for name, one in settings_of(settings).items():
         value = getattr(settings, name)
         if one.read is not None and not isinstance(value, str):
             continue  # it was read already
@@ -142,10 +142,10 @@ def value_error(
         return _text_error(label, value, options)
     if not _is_number(value, kind):
         what = "a whole number" if kind is int else "a number"
-        return f"{label} is {value!r}, expected {what}{_between(low, high)}"
+        return f"{label} is {value!r}, expected {what}{_range_text(low, high)}"
     number: Any = value  # a whole number stays one: as a float, 2^64 - 1 is beyond a bound of 2^64 - 1
     if (low is not None and number < low) or (high is not None and number > high):
-        return f"{label} is {value}, expected{_between(low, high)}"
+        return f"{label} is {value}, expected{_range_text(low, high)}"
     return ""
 
 
@@ -165,7 +165,7 @@ def _is_number(value: object, kind: type) -> bool:
     return math.isfinite(value) and (kind is float or float(value).is_integer())
 
 
-def _between(low: float | None, high: float | None) -> str:
+def _range_text(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return ""
     if high is None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .disk_errors import disk_errors_at
+from .disk_errors import explain_disk_errors
 
 DRAFT = ".partial"  # suffix of a file that is still being written
 # error numbers of drives without hard links; EACCES is Android's, where the system forbids them
@@ -105,7 +105,7 @@ def _complete(draft: str, path: str, chunks: Iterable[bytes]) -> Iterator[None]:
     """For the block, which gives it the name `path`: a draft that is complete and on disk. An error removes it."""
     writing = None
     try:
-        with disk_errors_at(path):
+        with explain_disk_errors(path):
             writing = Draft(draft)
             _take_mode(path, draft)
             for chunk in chunks:
@@ -138,7 +138,7 @@ def set_aside(path: str | os.PathLike[str]) -> str:
     if os.path.islink(path) or not os.path.isdir(path):
         return ""
     aside = f"{path}.folder-{secrets.token_hex(4)}"
-    with disk_errors_at(path):
+    with explain_disk_errors(path):
         os.rename(path, aside)
     return aside
 
@@ -202,7 +202,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Make renames in a folder durable where the system can (Windows cannot open folders)."""
     if os.name == "nt":
         return
-    with disk_errors_at(os.fspath(folder)):
+    with explain_disk_errors(os.fspath(folder)):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -221,7 +221,7 @@ def make_folders(folder: Path) -> list[Path]:
         parent = parent.parent
     missing.reverse()
     for new in missing:
-        with disk_errors_at(str(new)):
+        with explain_disk_errors(str(new)):
             new.mkdir(exist_ok=True)
         sync_folder(new.parent)
     return missing

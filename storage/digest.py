@@ -89,6 +89,6 @@ class HashedChunks:
         return self._digest.hexdigest()
 
 
-def hashed_settings(settings: Any, never: Collection[str] = ()) -> dict[str, Any]:
+def settings_to_hash(settings: Any, never: Collection[str] = ()) -> dict[str, Any]:
     """What is hashed of a settings dataclass: its settings by name, as plain values, without those of `never`."""
     return {one.name: getattr(settings, one.name) for one in fields(settings) if one.name not in never}

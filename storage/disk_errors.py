@@ -22,16 +22,16 @@ NEXT_STEPS = {  # by the system's error number
 
 
 @contextlib.contextmanager
-def disk_errors_at(path: str) -> Iterator[None]:
+def explain_disk_errors(path: str) -> Iterator[None]:
     """Errors of the system inside the block, which writes to `path`, name the file and say what to do next."""
     try:
         yield
     except OSError as error:
-        raise with_next_step(error, path) from error
+        raise add_next_step(error, path) from error
 
 
 @contextlib.contextmanager
-def unless_read_only() -> Iterator[None]:
+def ignore_read_only() -> Iterator[None]:
     """What the block would write or remove stays as it is on a disk that can only be read."""
     try:
         yield
@@ -40,7 +40,7 @@ def unless_read_only() -> Iterator[None]:
             raise
 
 
-def with_next_step(error: OSError, path: str) -> OSError:
+def add_next_step(error: OSError, path: str) -> OSError:
     """A system error with the file's name (`path`, unless it names one itself) and with what to do next."""
     if error.errno is None:  # not an error of the system
         return error

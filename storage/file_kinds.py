@@ -61,16 +61,16 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     if not start:
         return "empty"
     if start[4:8] == b"ftyp":
-        return _of_brands(start)
+        return _kind_of_brands(start)
     if start[:4] == b"RIFF":
         return {b"WEBP": "WebP", b"AVI ": "a video"}.get(start[8:12], "")
     for first, kind in _STARTS:
         if start.startswith(first):
             return kind
-    return _of_text(start)
+    return _kind_of_text(start)
 
 
-def _of_brands(start: bytes) -> str:
+def _kind_of_brands(start: bytes) -> str:
     """The same of an ISO base media file: its main brand counts, and those that it is compatible with."""
     length = min(int.from_bytes(start[:4], "big"), len(start))
     brands = [start[8:12], *(start[at : at + 4] for at in range(16, length - 3, 4))]
@@ -82,7 +82,7 @@ def _of_brands(start: bytes) -> str:
     return "a video"
 
 
-def _of_text(start: bytes) -> str:
+def _kind_of_text(start: bytes) -> str:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith(b"<svg") or (text.startswith((b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text):
         return "SVG"

@@ -34,7 +34,7 @@ def to_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return halves
 
 
-def as_stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def apply_scales(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The numbers of `from_float16` without copies: tensors without a scale stay float16."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

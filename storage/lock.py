@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .atomic import make_folders
-from .disk_errors import disk_errors_at
+from .disk_errors import explain_disk_errors
 
 PATIENCE = 2.0  # seconds to wait for a process that is just ending
 NO_LOCKS = "this drive has no locks: make sure that no second process works on the same run"
@@ -37,7 +37,7 @@ def folder_lock(folder: Path) -> Iterator[str]:
     path = folder.parent / f".{folder.name}.lock"
     try:
         make_folders(path.parent)
-        with disk_errors_at(str(path)):
+        with explain_disk_errors(str(path)):
             descriptor, warning = _open_locked(path, folder)
     except OSError as error:
         if error.errno not in _READ_ONLY:

@@ -63,7 +63,7 @@ def _avif_without_exif(file: str | os.PathLike[str] | BinaryIO) -> BinaryIO | No
     return io.BytesIO(content) if found else None
 
 
-def upright(picture: Image.Image) -> Image.Image:
+def turn_upright(picture: Image.Image) -> Image.Image:
     """A copy of the picture with its pixels read, turned as its EXIF says.
 
     What is wrong with the EXIF is no error: the pixels are whole without it, and viewers show them.
@@ -117,7 +117,7 @@ _ROWS = 256  # that are scaled at a time
 _drawing_large = threading.Lock()
 
 
-def shrunk(picture: Image.Image, side: int) -> Image.Image:
+def shrink(picture: Image.Image, side: int) -> Image.Image:
     """An open picture as an image that fits into a square: of its own mode, 16 bit as 8 bit.
 
     A JPEG is read at a fraction of its size. Raises ValueError when more than `MOST_PIXELS` would have to be read.
@@ -129,12 +129,12 @@ def shrunk(picture: Image.Image, side: int) -> Image.Image:
     if pixels > MOST_PIXELS:
         raise ValueError(f"{picture.width}x{picture.height} is too large for a thumbnail")
     with _drawing_large if pixels > _LARGE else contextlib.nullcontext():
-        image = eight_bit(picture) if picture.mode.startswith("I") else picture
+        image = to_eight_bit(picture) if picture.mode.startswith("I") else picture
         image.thumbnail((side, side), Image.Resampling.BILINEAR)
     return image
 
 
-def eight_bit(image: Image.Image) -> Image.Image:
+def to_eight_bit(image: Image.Image) -> Image.Image:
     """16 bit gray as 8 bit, some rows at a time: Pillow's own conversion clips instead of scaling."""
     import numpy as np
     from PIL import Image

@@ -12,7 +12,7 @@ _SPECIAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 _CONTINUED = re.compile(r"\n(?![ \t\n]|$)")
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text with special characters written as escapes (`\\x1b`). Lines after the first are indented, so that none
     looks like another message.
     """
@@ -27,15 +27,15 @@ def _escape(found: re.Match[str]) -> str:
 def logger(name: str) -> logging.Logger:
     """The logger of a module: what it logs is printable."""
     log = logging.getLogger(name)
-    if not any(isinstance(one, Printable) for one in log.filters):
-        log.addFilter(Printable())
+    if not any(isinstance(one, PrintableFilter) for one in log.filters):
+        log.addFilter(PrintableFilter())
     return log
 
 
-class Printable(logging.Filter):
+class PrintableFilter(logging.Filter):
     """Makes the message of every record printable."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the record, with a message that is whole and printable."""
-        record.msg, record.args = printable(record.getMessage()), None
+        record.msg, record.args = make_printable(record.getMessage()), None
         return True

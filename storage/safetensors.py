@@ -38,26 +38,26 @@ def load_safetensors(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt", device="cpu"):
             pass
     except SafetensorError as error:
-        raise _damaged(path, str(error)) from error
+        raise _damage_error(path, str(error)) from error
     except RuntimeError as error:  # of PyTorch, which maps the file
-        raise _changed(path, error) from error
+        raise _changed_error(path, error) from error
     with open_regular(path) as file:
-        tensors, metadata = _header(path, file)
+        tensors, metadata = _read_entries(path, file)
         size = os.fstat(file.fileno()).st_size
         try:
             # unlike a mapping of Python's mmap it keeps no file open
             memory = torch.from_file(path, shared=False, size=size, dtype=torch.uint8).numpy()
         except RuntimeError as error:
-            raise _changed(path, error) from error
+            raise _changed_error(path, error) from error
         if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):  # the file was replaced meanwhile
             return load_safetensors(path)
     return {name: _mapped_tensor(path, memory, name, info) for name, info in tensors.items()}, metadata
 
 
-def _changed(path: str, error: RuntimeError) -> ValueError:
+def _changed_error(path: str, error: RuntimeError) -> ValueError:
     """The error of a file that PyTorch could not map. Raises FileNotFoundError when the file is gone."""
     os.stat(path)
-    return _damaged(path, f"it changed while it was read: {error}")
+    return _damage_error(path, f"it changed while it was read: {error}")
 
 
 def _mapped_tensor(path: str, memory: np.ndarray, name: str, info: TensorInfo) -> Tensor:
@@ -82,10 +82,10 @@ def load_shapes(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     header, metadata = read_header(path)
     with open_regular(path) as file:
-        return {name: _shape_or_tensor(path, file, name, info) for name, info in header.items()}, metadata
+        return {name: _read_small_tensor(path, file, name, info) for name, info in header.items()}, metadata
 
 
-def _shape_or_tensor(path: str, file: BinaryIO, name: str, info: TensorInfo) -> Tensor:
+def _read_small_tensor(path: str, file: BinaryIO, name: str, info: TensorInfo) -> Tensor:
     if info.end - info.start > _SMALL:
         return torch.empty(info.shape, dtype=_dtype(path, name, info), device="meta")
     file.seek(info.start)
@@ -171,7 +171,7 @@ def _refuse_too_many(path: str) -> None:
         )
 
 
-def _damaged(path: str, why: str) -> ValueError:
+def _damage_error(path: str, why: str) -> ValueError:
     if not os.path.getsize(path):
         why = "it is empty"
     return ValueError(f"{path} is not a whole safetensors file ({why}); it may be truncated: download or save it again")
@@ -203,30 +203,30 @@ def read_header(path: str, longest: int = _LONGEST_HEADER) -> tuple[dict[str, Te
         raise LongHeader(f"{path} has a header of {length:,} bytes, more than the {longest:,} that are read to show it")
     _refuse_too_many(path)
     with open_regular(path) as file:
-        return _header(path, file)
+        return _read_entries(path, file)
 
 
-def _header(path: str, file: BinaryIO) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+def _read_entries(path: str, file: BinaryIO) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-        raise _damaged(path, f"it has {size} bytes and a header of {length}")
+        raise _damage_error(path, f"it has {size} bytes and a header of {length}")
     text = file.read(length)
     tensors: dict[str, TensorInfo] = {}
     end = 8 + length
     try:
-        entries, metadata = _parsed_header(text)
+        entries, metadata = _parse_header(text)
         for name, entry in entries.items():
-            tensors[name] = _info(name, entry, 8 + length)
+            tensors[name] = _parse_entry(name, entry, 8 + length)
             end = max(end, tensors[name].end)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header cannot be read: {error}") from error
+        raise _damage_error(path, f"its header cannot be read: {error}") from error
     if end != size:
-        raise _damaged(path, f"its header speaks of {end} bytes, it has {size}")
+        raise _damage_error(path, f"its header speaks of {end} bytes, it has {size}")
     return tensors, metadata
 
 
-def _parsed_header(text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+def _parse_header(text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     """(entries of the tensors, metadata) of a header's JSON; raises ValueError when it is no such header."""
     entries = json.loads(text)
     if not isinstance(entries, dict):
@@ -237,10 +237,14 @@ def _parsed_header(text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
     return entries, metadata
 
 
-def _info(name: str, entry: object, data: int) -> TensorInfo:
+def _parse_entry(name: str, entry: object, data: int) -> TensorInfo:
     """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is no such entry."""
     fields = entry if isinstance(entry, dict) else {}
-    kind, shape, offsets = fields.get("dtype"), _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    kind, shape, offsets = (
+        fields.get("dtype"),
+        _parse_counts(fields.get("shape")),
+        _parse_counts(fields.get("data_offsets")),
+    )
     if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(
             f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(entry)[:80]}"
@@ -274,7 +278,7 @@ _DTYPES = {  # by safetensors' names
 }
 
 
-def _counts(value: object) -> tuple[int, ...] | None:
+def _parse_counts(value: object) -> tuple[int, ...] | None:
     """A list of whole numbers from 0, None for anything else."""
     if not isinstance(value, list):
         return None

@@ -21,7 +21,7 @@ from .safetensors import load_safetensors, write_safetensors
 _MOST_INDEX = 64 * MB  # of an index file
 
 
-def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
+def plan_shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     """Splits names into shards of at most `most` bytes, in order; a larger tensor has a shard of its own. 0 is one
     shard for all.
     """
@@ -38,7 +38,7 @@ def plan(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     return shards
 
 
-def save(
+def save_shards(
     tensors: Mapping[str, Tensor], folder: Path, name: str, most: int = 0, metadata: Mapping[str, str] | None = None
 ) -> list[Path]:
     """Write `<name>.safetensors`, or `<name>-00001-of-00003.safetensors` … and `<name>.safetensors.index.json`; returns
@@ -48,7 +48,7 @@ def save(
     OSError that names the file; then the new files are removed, and what an earlier call wrote is still there.
     """
     sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in tensors.items()}
-    shards = plan(sizes, most)
+    shards = plan_shards(sizes, most)
     folder.mkdir(parents=True, exist_ok=True)
     old_files = {path for path in folder.iterdir() if path.suffix != DRAFT}
     weight_map: dict[str, str] = {}
@@ -75,7 +75,7 @@ def save(
     return new_files
 
 
-def load(folder: Path, name: str) -> dict[str, Tensor]:
+def load_shards(folder: Path, name: str) -> dict[str, Tensor]:
     """Loads what `save` wrote, memory-mapped. Raises ValueError that names every missing or damaged file, every key
     that is missing and every one that the index does not list.
     """

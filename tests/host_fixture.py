@@ -131,8 +131,8 @@ class Host:
         return self.nodes.NODE_CLASS_MAPPINGS[node_id]
 
     def module(self, name: str) -> ModuleType:
-        """A module of the pack, such as "patches.patching.ledger", as the host imported it: under a name of its own,
-        beside `graft_nodes`.
+        """A module of the pack, such as "patches.patching.stack_ledger", as the host imported it: under a name of its
+        own, beside `graft_nodes`.
         """
         return importlib.import_module(f"{self.node('TrainStep').__module__.rsplit('.', 2)[0]}.{name}")
 

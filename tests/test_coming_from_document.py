@@ -3,14 +3,14 @@
 import pytest
 from graft_nodes.docs import write_coming_from as writer
 from graft_nodes.nodes import NODES
-from graft_nodes.settings.declaration import declared
+from graft_nodes.settings.declaration import settings_of
 
 TEXT = writer.DOCUMENT.read_text(encoding="utf-8")
 DECLARING = [node for node in NODES if node.settings_class is not None]
 NAMED = [
     pytest.param(node, trainer, setting, id=f"{node.define_schema().node_id}-{name}-{trainer}")
     for node in DECLARING
-    for name, setting in declared(node.settings_class).items()
+    for name, setting in settings_of(node.settings_class).items()
     for trainer in setting.elsewhere
 ]
 

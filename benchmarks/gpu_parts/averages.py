@@ -47,9 +47,9 @@ def in_host_memory(setting: Setting) -> Iterator[Row]:
     """How long an update holds the training thread, how long until it is done, and the same copied by hand."""
     model = ema.Weights(ema.shapes(count_of(setting)), 1, setting.device)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    first, settings = Shadow.of(weights, "cpu").tensors, EMASettings("constant", decay=0.99)
+    first, settings = Shadow.from_weights(weights, "cpu").tensors, EMASettings("constant", decay=0.99)
     timer, rounds = Timer(setting.device), 4
-    far = Shadow.beside(first, 0, weights, setting.device, "host")
+    far = Shadow.from_average(first, 0, weights, setting.device, "host")
     by_hand = {name: tensor.clone() for name, tensor in first.items()}
     held, whole, plain = [], [], []
     for step in range(1, rounds + 1):

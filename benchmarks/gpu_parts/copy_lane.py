@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from device_timer import Timer
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.ema.host_offload import Lane, Offload, PlainLane, lane_for
+from graft_nodes.ema.host_offload import Lane, Offload, PlainLane, open_lane
 from graft_nodes.ema.shadow import Shadow
 from torch import Tensor
 
@@ -30,7 +30,7 @@ def cases(setting: Setting) -> list[Case]:
 
 def lane_of(setting: Setting, weights: dict[str, Tensor]) -> Lane:
     """The lane that an average takes from this device; the plain one on the CPU, which needs none."""
-    return lane_for(weights, setting.device) or PlainLane(weights, setting.device)
+    return open_lane(weights, setting.device) or PlainLane(weights, setting.device)
 
 
 def weights_on(setting: Setting) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def bytes_arrive(setting: Setting) -> Iterator[Row]:
     weights = weights_on(setting)
     lane = lane_of(setting, weights)
     lane.fetch(weights)
-    lane.landed()
+    lane.wait()
     for name, tensor in weights.items():
         assert torch.equal(lane.staging[name], tensor.cpu()), f"{name} arrived with other values"
         if setting.device.type == "cuda":
@@ -73,7 +73,7 @@ def changed_at_once(setting: Setting) -> Iterator[Row]:
         lane.protect()
         for tensor in weights.values():
             tensor.fill_(-1)
-        lane.landed()
+        lane.wait()
         for name, tensor in lane.staging.items():
             assert bool((tensor == number).all()), f"round {number}: {name} changed while it was copied"
     yield row("rounds", ROUNDS, "", note="none saw a later value")
@@ -93,7 +93,7 @@ def still_computed(setting: Setting) -> Iterator[Row]:
         lane.fetch(weights)
         lane.protect()
         weights["a"].zero_()
-        lane.landed()
+        lane.wait()
         expected = torch.full((side, side), float(number + 1))
         torch.testing.assert_close(lane.staging["a"], expected, rtol=1e-2, atol=0)
     yield row("rounds", ROUNDS // 4, "", note="the value after the products, to 1e-2")
@@ -103,7 +103,7 @@ def average(setting: Setting) -> Iterator[Row]:
     """An average over the lane is the average beside the weights."""
     weights = weights_on(setting)
     settings = EMASettings("ramp")
-    beside = Shadow.of(weights)
+    beside = Shadow.from_weights(weights)
     far = Shadow({name: tensor.cpu() for name, tensor in beside.tensors.items()}, 0, Offload(lane_of(setting, weights)))
     for step in range(1, ROUNDS + 1):
         far.protect()
@@ -131,12 +131,12 @@ def beside_computing(setting: Setting) -> Iterator[Row]:
 
     def copy() -> None:
         lane.fetch(weights)
-        lane.landed()
+        lane.wait()
 
     def both() -> None:
         lane.fetch(weights)
         compute()
-        lane.landed()
+        lane.wait()
 
     for work in (compute, copy, both):
         work()
@@ -144,7 +144,7 @@ def beside_computing(setting: Setting) -> Iterator[Row]:
     begun = timer.clock()
     lane.fetch(weights)
     held = timer.clock() - begun
-    lane.landed()
+    lane.wait()
     size = sum(tensor.nbytes for tensor in weights.values())
     yield row("copy", size / copied / 1e9, "GB/s")
     yield row("the training thread is held", held, "s", held / copied, "of a copy")

@@ -19,7 +19,7 @@ class Scale:
         """Apply the map to x (n, any)."""
         return x * self.factors[:, None]
 
-    def transposed(self) -> Scale:
+    def transpose(self) -> Scale:
         """The transposed map."""
         return self
 
@@ -39,7 +39,7 @@ class LowRankMix:
         """Apply the map to x (n, any)."""
         return x + self.first @ (self.second @ x)
 
-    def transposed(self) -> LowRankMix:
+    def transpose(self) -> LowRankMix:
         """The transposed map."""
         return LowRankMix(self.second.T, self.first.T)
 
@@ -63,7 +63,7 @@ class RotationStage:
     def apply(self, x: Tensor) -> Tensor:
         """x (n, any) rotated."""
         if self.half:
-            return x + butterfly(x, self.blocks, self.half, self.run)
+            return x + rotate_butterfly(x, self.blocks, self.half, self.run)
         return x + rotate_blocks(x, self.blocks)
 
 
@@ -87,7 +87,7 @@ class Rotation:
             rotated = rotated * self.gains[:, None]
         return torch.lerp(x, rotated, self.fraction)
 
-    def transposed(self) -> Rotation:
+    def transpose(self) -> Rotation:
         """The transposed map; only of one without gains."""
         assert self.gains is None
         stages = (replace(stage, blocks=stage.blocks.transpose(1, 2)) for stage in reversed(self.stages))
@@ -115,9 +115,9 @@ class PartMap:
         end = self.start + self.length
         return torch.cat([x[: self.start], self.inner.apply(x[self.start : end]), x[end:]])
 
-    def transposed(self) -> PartMap:
+    def transpose(self) -> PartMap:
         """The transposed map."""
-        return replace(self, inner=self.inner.transposed())
+        return replace(self, inner=self.inner.transpose())
 
     def to(self, device: torch.device) -> PartMap:
         """This map on another device."""
@@ -133,7 +133,7 @@ def is_scale(channel_map: Map) -> bool:
     return hasattr(inner, "factors")  # told apart by what it has: the package may be imported twice
 
 
-def combined_scale(scales: Iterable[Map], channels: int) -> Scale:
+def combine_scales(scales: Iterable[Map], channels: int) -> Scale:
     """Consecutive scales of this many channels as one; ones if there are none."""
     return Scale(apply_maps(scales, torch.ones(channels), 0))
 
@@ -150,12 +150,12 @@ def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
     return x
 
 
-def transposed_maps(maps: Sequence[Map]) -> list[Map]:
+def transpose_maps(maps: Sequence[Map]) -> list[Map]:
     """The maps that do to a matrix's columns what `maps` do to the vectors it multiplies.
 
     M @ (map x) = (M with these maps on its columns) @ x.
     """
-    return [channel_map.transposed() for channel_map in reversed(maps)]
+    return [channel_map.transpose() for channel_map in reversed(maps)]
 
 
 def rotate_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def rotate_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
     return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
 
 
-def butterfly(rows: Tensor, blocks: Tensor, half: int, run: int) -> Tensor:
+def rotate_butterfly(rows: Tensor, blocks: Tensor, half: int, run: int) -> Tensor:
     """One stage: pair runs of `run` rows that are `half` apart, rotate them, and restore the order."""
     mixed = rows.unflatten(0, (-1, 2, half // run, run)).transpose(1, 2)
     return rotate_blocks(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)

@@ -24,7 +24,7 @@ class Diff:
     diff: Tensor
     scale: float = 1.0
     kind: ClassVar[str] = "diff"
-    additive: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> None:
         """None: a full difference has no factors."""
@@ -36,7 +36,7 @@ class Diff:
             return diff
         return diff * self.scale
 
-    def malformed(self) -> None:
+    def contradiction(self) -> None:
         """None: one tensor cannot contradict itself."""
 
     def weight_shape(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class Diff:
             return None
         return f"expected a difference {sides_text(shape)}, got {shape_text(self.diff)}"
 
-    def rows(self, start: int, length: int) -> Diff:
+    def slice_rows(self, start: int, length: int) -> Diff:
         """This for `length` rows of the weight from row `start` on."""
         return Diff(self.diff[start : start + length], self.scale)
 
@@ -64,13 +64,13 @@ class Set:
 
     value: Tensor
     kind: ClassVar[str] = "set_weight"
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight in float32 becomes."""
         return self.value.to(weight.device, torch.float32).reshape(weight.shape)
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A separate module that replaces the original, or is added to what remains of it."""
         base_scale = (Scale(torch.full((shape[0],), 1.0 - strength)),)
         return ActivationForm(

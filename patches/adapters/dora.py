@@ -29,7 +29,7 @@ class DoRA:
 
     inner: AdditiveLayer
     magnitude: Tensor
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     @property
     def kind(self) -> str:
@@ -55,7 +55,7 @@ class DoRA:
             return 0
         return 1
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """Scales rows or columns, including the inner layer's; the norms are those of the current weight."""
         weight = read()
         gains = self._gains(weight + self.inner.delta(shape, weight.device)).flatten().cpu()
@@ -74,12 +74,12 @@ class DoRA:
         expected = shape[1] if len(shape) > 1 else 1
         return f"expected a magnitude of {shape[0]} rows or 1x{expected} columns, got {shape_text(self.magnitude)}"
 
-    def rows(self, start: int, length: int) -> DoRA | None:
+    def slice_rows(self, start: int, length: int) -> DoRA | None:
         """This for `length` rows of the weight from row `start` on; None where the norms are those of columns."""
         inner: Any = self.inner
-        if self.magnitude.shape[0] != self.magnitude.numel() or not hasattr(inner, "rows"):
+        if self.magnitude.shape[0] != self.magnitude.numel() or not hasattr(inner, "slice_rows"):
             return None
-        return DoRA(inner.rows(start, length), self.magnitude[start : start + length])
+        return DoRA(inner.slice_rows(start, length), self.magnitude[start : start + length])
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -91,7 +91,7 @@ class DoRA:
 
 def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     inner = tensors.inner
-    if inner is None or not inner.additive:
+    if inner is None or not inner.is_additive:
         inner_kind = "nothing" if inner is None else inner.kind
         raise LayerError(f"a DoRA magnitude beside {inner_kind}; expected LoRA, LoHa or LoKr factors")
     magnitude = tensors.get("dora_scale")
@@ -100,7 +100,7 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     yield PlacedLayer(DoRA(cast(AdditiveLayer, inner), magnitude))
 
 
-def _as_rows(magnitude: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+def _to_rows(magnitude: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """PEFT's (out) or (1, out, 1, 1) as (out, 1, …), the shape every other reader expects."""
     down = tensors.get("down")
     ones = 1 if down is None else down.ndim - 1
@@ -117,7 +117,7 @@ _FORMAT = FileFormat(
     name="DoRA",
     roles=(
         TensorRole("dora_scale", refused_as="DoRA"),
-        TensorRole("magnitude", _SUFFIXES, refused_as="DoRA", written=".dora_scale", to_save=_as_rows),
+        TensorRole("magnitude", _SUFFIXES, refused_as="DoRA", written=".dora_scale", to_save=_to_rows),
     ),
     build=_build,
     place="around",

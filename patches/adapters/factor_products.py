@@ -45,7 +45,7 @@ def fits(found: Sequence[int], shape: Sequence[int]) -> bool:
     return len(shape) > 1 and found[0] == shape[0] and math.prod(found[1:]) == math.prod(shape[1:])
 
 
-def nearly_square(side: int, factor: int = -1) -> tuple[int, int]:
+def factorize_side(side: int, factor: int = -1) -> tuple[int, int]:
     """(m, n) with m * n = side and m <= n: `factor` if it divides side, else the largest divisor up to it; -1 is as
     square as possible.
     """
@@ -58,7 +58,7 @@ def nearly_square(side: int, factor: int = -1) -> tuple[int, int]:
     return m, side // m
 
 
-def present(*tensors: Tensor | None) -> tuple[Tensor, ...]:
+def drop_none(*tensors: Tensor | None) -> tuple[Tensor, ...]:
     """The tensors that are not None."""
     return tuple(tensor for tensor in tensors if tensor is not None)
 

@@ -166,7 +166,7 @@ class FileFormat:
         """Whether any of this format's tensors is among the roles of a layer."""
         return any(role.name in roles for role in self.roles)
 
-    def missing(self, roles: Container[str]) -> list[str]:
+    def missing_roles(self, roles: Container[str]) -> list[str]:
         """The needed tensors that are not among the roles of a layer."""
         return [role.name for role in self.roles if role.needed and role.name not in roles]
 

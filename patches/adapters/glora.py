@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .channel_maps import LowRankMix
-from .factor_products import present, shape_text, sides_text
+from .factor_products import drop_none, shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import ActivationForm, ReadWeight
@@ -31,7 +31,7 @@ class GLoRA:
     alpha: float | None = None
     bm: Tensor | None = None
     kind: ClassVar[str] = "GLoRA"
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     def _pairs(self, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         a1, a2, b1, b2 = (factor.flatten(1) for factor in (self.a1, self.a2, self.b1, self.b2))
@@ -54,7 +54,7 @@ class GLoRA:
             return 1.0
         return self.alpha / a2.shape[0]
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A mixture of what goes in, and a LoRA."""
         # copies: gradients cannot pass through inference tensors
         a1, a2, b1, b2 = (factor.to(torch.float32, copy=True) for factor in self._pairs(shape[1]))
@@ -82,7 +82,7 @@ class GLoRA:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return present(self.a1, self.a2, self.b1, self.b2, self.bm)
+        return drop_none(self.a1, self.a2, self.b1, self.b2, self.bm)
 
 
 def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:

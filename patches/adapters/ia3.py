@@ -25,7 +25,7 @@ class IA3:
     columns: bool
     whole: bool = False
     kind: ClassVar[str] = "IA3"
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -40,7 +40,7 @@ class IA3:
             return factor + 0.0
         return factor + 1.0
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """What goes in, or comes out, is scaled."""
         scale = (Scale(1.0 + strength * (self._factor() - 1.0)),)
         if self.columns:

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .channel_maps import Rotation, RotationStage, Scale, butterfly, rotate_blocks
-from .factor_products import present, sides_text
+from .channel_maps import Rotation, RotationStage, Scale, rotate_blocks, rotate_butterfly
+from .factor_products import drop_none, sides_text
 from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import ActivationForm, ReadWeight
@@ -34,7 +34,7 @@ class InputOFT:
     rotations: Tensor
     rescale: Tensor | None = None
     kind: str = "OFT"
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -42,7 +42,7 @@ class InputOFT:
         for stage, blocks in enumerate(self.rotations.to(weight.device, torch.float32)):
             half = blocks.shape[-1] // 2
             if stage:
-                columns = butterfly(columns, blocks, 2**stage * half, half)
+                columns = rotate_butterfly(columns, blocks, 2**stage * half, half)
             else:
                 columns = rotate_blocks(columns, blocks)
         rotated = columns.T.reshape(weight.shape)
@@ -50,7 +50,7 @@ class InputOFT:
             return rotated
         return rotated * self.rescale.to(rotated).reshape(-1, *(1,) * (weight.ndim - 1))
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
         """Rotates the input; None if that is a patch of pixels, or if both sides change in part."""
         if math.prod(shape[2:]) != 1 or (self.rescale is not None and strength != 1.0):
             return None
@@ -66,7 +66,7 @@ class InputOFT:
             # a copy: gradients cannot pass through inference tensors
             outputs = (Scale(self.rescale.flatten().to(torch.float32, copy=True)),)
         rotation = Rotation(tuple(stages), torch.tensor(strength))
-        return ActivationForm(inputs=(rotation.transposed(),), outputs=outputs)
+        return ActivationForm(inputs=(rotation.transpose(),), outputs=outputs)
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
@@ -86,7 +86,7 @@ class InputOFT:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return present(self.rotations, self.rescale)
+        return drop_none(self.rotations, self.rescale)
 
 
 def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
@@ -122,7 +122,7 @@ def _side_of_triangle(size: int) -> int:
     return (1 + math.isqrt(1 + 8 * size)) // 2
 
 
-def _limited(upper: Tensor, limit: float | None) -> Tensor:
+def _limit_norm(upper: Tensor, limit: float | None) -> Tensor:
     """PEFT's constrained OFT: the norm of each skew block is kept below limit / sqrt(blocks)."""
     if limit is None:
         return upper
@@ -137,16 +137,16 @@ def _build_oft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     terms, limit = _TERMS, None
     if tensors.peft is not None:
         terms, limit = tensors.peft.terms, tensors.peft.limit
-    upper = _limited(tensors["oft_R"], limit)
+    upper = _limit_norm(tensors["oft_R"], limit)
     if _SCALED in tensors.tensors:
-        upper = _scaled(upper)
+        upper = _unscale(upper)
     rotations = neumann_rotations(upper, terms)
     if _turns_back(tensors):
         rotations = rotations.transpose(1, 2)
     yield PlacedLayer(InputOFT(rotations[None]))
 
 
-def _scaled(upper: Tensor) -> Tensor:
+def _unscale(upper: Tensor) -> Tensor:
     """OneTrainer's Scaled OFT: what it rotates by, from what it trains."""
     return upper.float() / (2.0 * (_side_of_triangle(upper.shape[1]) - 1) ** 0.5)
 

@@ -28,7 +28,7 @@ class Layer(Protocol):
         """The kind's name, for reports."""
 
     @property
-    def additive(self) -> bool:
+    def is_additive(self) -> bool:
         """Whether the layer adds a difference that does not depend on the weight."""
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
@@ -51,7 +51,7 @@ class AdditiveLayer(Layer, Protocol):
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """The difference (shape) at strength 1 in float32."""
 
-    def malformed(self) -> str | None:
+    def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
 
     def weight_shape(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class WeightLayer(Layer, Protocol):
     def apply(self, weight: Tensor) -> Tensor:
         """The new weight of a weight (out, in, ...) in float32."""
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
         """The same change as maps of the module's input and output, or None where maps cannot express it."""
 
 

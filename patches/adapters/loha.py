@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.convolution import convolve
-from .factor_products import fits, present, product, product_error, product_shape, sides_text
+from .factor_products import drop_none, fits, product, product_error, product_shape, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import MAX_FACTOR_RANK
@@ -22,8 +22,8 @@ from .trainable import (
     Tensors,
     TrainableAdapter,
     TrainedTensor,
-    added_output,
     normal,
+    output_hook,
 )
 
 
@@ -41,7 +41,7 @@ class LoHa:
     t1: Tensor | None = None
     t2: Tensor | None = None
     kind: ClassVar[str] = "LoHa"
-    additive: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
 
     @property
     def scale(self) -> float:
@@ -76,7 +76,7 @@ class LoHa:
         """The weight's shape, as far as the tensors tell; without cores the kernel is flattened into the columns."""
         return product_shape(self.w1_a, self.w1_b, self.t1)
 
-    def malformed(self) -> str | None:
+    def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
         first = product_error("hada_w1", self.w1_a, self.w1_b, self.t1)
         if first is not None:
@@ -85,9 +85,9 @@ class LoHa:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        malformed = self.malformed()
-        if malformed is not None:
-            return malformed
+        contradiction = self.contradiction()
+        if contradiction is not None:
+            return contradiction
         shapes = {
             "hada_w1": product_shape(self.w1_a, self.w1_b, self.t1),
             "hada_w2": product_shape(self.w2_a, self.w2_b, self.t2),
@@ -99,7 +99,7 @@ class LoHa:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return present(self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t1, self.t2)
+        return drop_none(self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t1, self.t2)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class TrainableLoHa(TrainableAdapter):
                 return convolve(module, x, delta)
             return F.linear(x, delta)
 
-        return AdapterHooks(None, added_output(size, change, dropout))
+        return AdapterHooks(None, output_hook(size, change, dropout))
 
     def norm(self, tensors: Tensors, scale: float) -> Tensor:
         """|w1 * w2|."""

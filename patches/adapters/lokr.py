@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.convolution import convolve
-from .factor_products import fits, nearly_square, present, product, product_error, product_shape, shape_text, sides_text
+from .factor_products import (
+    drop_none,
+    factorize_side,
+    fits,
+    product,
+    product_error,
+    product_shape,
+    shape_text,
+    sides_text,
+)
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import MAX_FACTOR_RANK
@@ -23,7 +32,7 @@ from .trainable import (
     Tensors,
     TrainableAdapter,
     TrainedTensor,
-    added_output,
+    output_hook,
     uniform_fan_in,
 )
 
@@ -45,7 +54,7 @@ class LoKr:
     t2: Tensor | None = None
     alpha: float | None = None
     kind: ClassVar[str] = "LoKr"
-    additive: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
 
     @property
     def scale(self) -> float:
@@ -104,7 +113,7 @@ class LoKr:
         (first_out, first_in, *_), (second_out, second_in, *kernel) = self._factor_shapes()
         return (first_out * second_out, first_in * second_in, *kernel)
 
-    def malformed(self) -> str | None:
+    def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
         first = _factor_error("lokr_w1", self.w1, self.w1_a, self.w1_b, None)
         if first is not None:
@@ -113,9 +122,9 @@ class LoKr:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        malformed = self.malformed()
-        if malformed is not None:
-            return malformed
+        contradiction = self.contradiction()
+        if contradiction is not None:
+            return contradiction
         if fits(self.weight_shape(), shape):
             return None
         first, second = self._factor_shapes()
@@ -123,7 +132,7 @@ class LoKr:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return present(self.w1, self.w2, self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t2)
+        return drop_none(self.w1, self.w2, self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t2)
 
 
 def _whole_or_product(
@@ -212,7 +221,7 @@ class TrainableLoKr(TrainableAdapter):
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
         """w1, and w2 full or as two factors; the last one starts at zero."""
         out, columns, *kernel = size.shape
-        (first_out, rest_out), (first_in, rest_in) = nearly_square(out), nearly_square(columns)
+        (first_out, rest_out), (first_in, rest_in) = factorize_side(out), factorize_side(columns)
         first = TrainedTensor(W1, (first_out, first_in), uniform_fan_in)
         if size.rank >= max(rest_out, rest_in) / 2:  # a product would be no smaller
             return [first, TrainedTensor(W2, (rest_out, rest_in, *kernel))]
@@ -240,7 +249,7 @@ class TrainableLoKr(TrainableAdapter):
             hidden = hidden.unflatten(0, (x.shape[0], parts))
             return torch.einsum("lm,bmk...->blk...", mix, hidden).flatten(1, 2)
 
-        return AdapterHooks(None, added_output(size, convolution if kernel else linear, dropout))
+        return AdapterHooks(None, output_hook(size, convolution if kernel else linear, dropout))
 
     def norm(self, tensors: Tensors, scale: float) -> Tensor:
         """|w1| |w2|."""

@@ -42,7 +42,7 @@ class LoRA:
     down: Tensor
     alpha: float | None = None
     mid: Tensor | None = None
-    additive: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
@@ -86,7 +86,7 @@ class LoRA:
             kernel = self.mid.shape[2:]
         return (self.up.shape[0], self.down.shape[1], *kernel)
 
-    def malformed(self) -> str | None:
+    def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
         if self.up.ndim < 2 or self.down.ndim < 2 or (self.mid is not None and self.mid.ndim < 3):
             return f"expected matrices, got up {shape_text(self.up)} and down {shape_text(self.down)}"
@@ -102,9 +102,9 @@ class LoRA:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        malformed = self.malformed()
-        if malformed is not None:
-            return malformed
+        contradiction = self.contradiction()
+        if contradiction is not None:
+            return contradiction
         columns = self.down[0].numel()
         if self.mid is not None:
             columns *= self.mid[0, 0].numel()
@@ -120,7 +120,7 @@ class LoRA:
         up, down = (factor.to(device, torch.float32) for factor in self.factors())
         return (self.scale * (up @ down)).reshape(tuple(shape))
 
-    def rows(self, start: int, length: int) -> LoRA:
+    def slice_rows(self, start: int, length: int) -> LoRA:
         """This for `length` rows of the weight from row `start` on."""
         return replace(self, up=self.up[start : start + length])
 
@@ -202,7 +202,7 @@ UP, DOWN = "lora_up.weight", "lora_down.weight"
 def pair_hook(size: TargetSize, tensors: Tensors, dropout: Dropout) -> Hook:
     """A hook that adds up @ down @ input to a module's output, with kohya's dropouts."""
     scale, down, up = size.alpha / size.rank, tensors[DOWN], tensors[UP]
-    dropping, convolution = dropout.enabled, len(size.shape) > 2
+    dropping, convolution = dropout.is_enabled, len(size.shape) > 2
 
     def hidden_of(module: nn.Module, x: Tensor) -> Tensor | None:
         if convolution:
@@ -215,7 +215,7 @@ def pair_hook(size: TargetSize, tensors: Tensors, dropout: Dropout) -> Hook:
         if dropout.skips_module(generator):
             return None
         channels = 1 if convolution else hidden.ndim - 1
-        return dropout.ranks(dropout.activations(hidden, generator), channels, generator)
+        return dropout.drop_ranks(dropout.drop_activations(hidden, generator), channels, generator)
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         hidden = hidden_of(module, args[0])

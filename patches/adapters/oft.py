@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .channel_maps import Rotation, RotationStage, butterfly
-from .factor_products import nearly_square, present, shape_text, sides_text
+from .channel_maps import Rotation, RotationStage, rotate_butterfly
+from .factor_products import drop_none, factorize_side, shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import ActivationForm, ReadWeight
@@ -23,7 +23,7 @@ class OFT:
 
     `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
     lycoris' and kohya's constraint: the skew-symmetric parts are kept below alpha * out. (ComfyUI reads it without
-    `out`, ignores OFT's rescale, and squares the strength: `as_in_comfyui`.) `rotated`: the blocks are the rotations
+    `out`, ignores OFT's rescale, and squares the strength: `to_comfyui`.) `rotated`: the blocks are the rotations
     themselves, already rescaled, as lycoris 2.0 wrote them (`oft_diag`).
     """
 
@@ -31,7 +31,7 @@ class OFT:
     rescale: Tensor | None = None
     alpha: float | None = None
     rotated: bool = False
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     @property
     def kind(self) -> str:
@@ -53,7 +53,7 @@ class OFT:
         identity = torch.eye(blocks.shape[-1], device=blocks.device)
         return (identity + skew) @ torch.linalg.inv_ex(identity - skew).inverse  # never singular: no wait to find out
 
-    def as_in_comfyui(self, strength: float) -> OFT:
+    def to_comfyui(self, strength: float) -> OFT:
         """The layer that at `strength` makes what ComfyUI's LoRA loader makes of this one at that strength.
 
         It blends every rotation with the identity by the strength, and then the weight by the strength again. It keeps
@@ -75,13 +75,13 @@ class OFT:
             rows = (rotations.transpose(1, 2) @ rows.unflatten(0, rotations.shape[:2])).flatten(0, 1)
         else:
             for stage, rotation in enumerate(rotations):
-                rows = butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
+                rows = rotate_butterfly(rows, rotation, 2**stage * (rotation.shape[-1] // 2), 1)
         rotated = rows.reshape(weight.shape)
         if self.rescale is None:
             return rotated
         return rotated * self.rescale.to(weight.device, torch.float32).reshape(-1, *(1,) * (weight.ndim - 1))
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """Rotates the output."""
         rotations = self.rotations(shape[0], "cpu")
         rotations = rotations - torch.eye(rotations.shape[-1])
@@ -112,7 +112,7 @@ class OFT:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
-        return present(self.blocks, self.rescale)
+        return drop_none(self.blocks, self.rescale)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class TrainableOFT(TrainableAdapter):
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
         """The blocks, which start at zero: no rotation."""
-        side, count = nearly_square(size.shape[0], size.rank)
+        side, count = factorize_side(size.shape[0], size.rank)
         return [TrainedTensor(BLOCKS, (count, side, side))]
 
     def hooks(
@@ -206,14 +206,14 @@ class TrainableOFT(TrainableAdapter):
 
 def _rotation_hook(size: TargetSize, blocks: Tensor, dropout: Dropout) -> Hook:
     """Rotates a module's output. `rank_dropout` drops whole blocks, which then do not rotate (as in PEFT's OFT)."""
-    layer, dropping = OFT(blocks), dropout.enabled
+    layer, dropping = OFT(blocks), dropout.is_enabled
     rows, convolution = size.shape[0], len(size.shape) > 2
 
     def kept_rotations(device: torch.device, generator: torch.Generator | None) -> Tensor:
         rotations = layer.rotations(rows, device)
         if not dropping:
             return rotations
-        mask = dropout.draw_kept(blocks.shape[0], rotations.device, generator)
+        mask = dropout.keep_mask(blocks.shape[0], rotations.device, generator)
         if mask is None:
             return rotations
         identity = torch.eye(blocks.shape[-1], device=rotations.device, dtype=rotations.dtype)

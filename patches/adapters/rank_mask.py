@@ -39,29 +39,29 @@ class RankMask:
         return numbers < self.ranks_at(timesteps).unsqueeze(1)
 
 
-_here = threading.local()  # the timesteps of the forward pass that a thread is in
+_thread = threading.local()  # the timesteps of the forward pass that a thread is in
 
 
 def current_timesteps() -> Tensor | None:
     """The timesteps (B,) of the forward pass that this thread is in; None where nothing told them."""
-    return getattr(_here, "timesteps", None)
+    return getattr(_thread, "timesteps", None)
 
 
 @contextmanager
-def at_timesteps(timesteps: Tensor | None) -> Iterator[None]:
+def set_timesteps(timesteps: Tensor | None) -> Iterator[None]:
     """A context for a forward pass of a model at timesteps (B,), from 0 (no noise) to 1000.
 
     Gradient checkpointing enters it again when it runs a block again: backward passes have threads of their own.
     """
     before = current_timesteps()
-    _here.timesteps = timesteps
+    _thread.timesteps = timesteps
     try:
         yield
     finally:
-        _here.timesteps = before
+        _thread.timesteps = before
 
 
-def rows_of(timesteps: Tensor, rows: int) -> Tensor:
+def timesteps_of_rows(timesteps: Tensor, rows: int) -> Tensor:
     """Timesteps (B,) for a layer that gets `rows` rows: those of one picture lie side by side.
 
     Raises ValueError if the rows cannot be told apart by picture.

@@ -21,7 +21,7 @@ from .trainable import TrainableKind
 _ALPHA = TensorRole("alpha")  # of every kind
 
 
-def _taken_names(kind: AdapterKind) -> list[str]:
+def _shared_names(kind: AdapterKind) -> list[str]:
     """What a kind has in common with the registered ones."""
     trainable = {form.name for form in kind.trainable} & {*trainable_names()}
     taken = [f"trainable kind {name}" for name in sorted(trainable)]
@@ -50,7 +50,7 @@ KINDS: Registry[AdapterKind] = Registry(
         ia3.KIND,
         tlora.KIND,
     ),
-    duplicates=_taken_names,
+    duplicates=_shared_names,
 )
 
 
@@ -138,40 +138,40 @@ def plain_fields(layer: Any) -> tuple:
 
 
 def _is_layer(value: Any) -> bool:
-    return hasattr(value, "additive")  # told apart by what it has: the package may be imported twice
+    return hasattr(value, "is_additive")  # told apart by what it has: the package may be imported twice
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 @KINDS.derived
-def _trainable() -> dict[str, TrainableKind]:
+def _trainable_by_name() -> dict[str, TrainableKind]:
     return {form.name: form for kind in KINDS for form in kind.trainable}
 
 
 def trainable_names() -> tuple[str, ...]:
     """The names in GraftAdapter's `kind` list."""
-    return tuple(_trainable())
+    return tuple(_trainable_by_name())
 
 
 def trainable_kinds() -> tuple[TrainableKind, ...]:
     """Every entry of GraftAdapter's `kind` list."""
-    return tuple(_trainable().values())
+    return tuple(_trainable_by_name().values())
 
 
 def trainable_kind(name: str) -> TrainableKind:
     """The trainable kind of this name; KeyError where there is none."""
-    return _trainable()[name]
+    return _trainable_by_name()[name]
 
 
 def up_factor_suffixes() -> tuple[str, ...]:
     """The suffixes of trained tensors that LoRA+ gives a higher learning rate."""
-    return tuple({f".{form.up_factor}" for form in _trainable().values() if form.up_factor})
+    return tuple({f".{form.up_factor}" for form in _trainable_by_name().values() if form.up_factor})
 
 
 @KINDS.derived
 def _constant_suffixes() -> tuple[str, ...]:
-    return tuple({f".{suffix}" for form in _trainable().values() for suffix in form.constants})
+    return tuple({f".{suffix}" for form in _trainable_by_name().values() for suffix in form.constants})
 
 
 def is_constant(name: str) -> bool:

@@ -21,7 +21,7 @@ class InRowOrder:
 
     inner: WeightLayer
     rows: Tensor
-    additive = False
+    is_additive = False
 
     @property
     def kind(self) -> str:
@@ -33,16 +33,16 @@ class InRowOrder:
         rows = self.rows.to(weight.device)
         return self.inner.apply(weight[rows.argsort()])[rows]
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
         """None: as a full difference."""
         return None
 
-    def as_in_comfyui(self, strength: float) -> InRowOrder:
+    def to_comfyui(self, strength: float) -> InRowOrder:
         """This, with the layer as ComfyUI's loader applies it."""
         inner: Any = self.inner
-        if not hasattr(inner, "as_in_comfyui"):
+        if not hasattr(inner, "to_comfyui"):
             return self
-        return replace(self, inner=inner.as_in_comfyui(strength))
+        return replace(self, inner=inner.to_comfyui(strength))
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""

@@ -21,7 +21,7 @@ from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import MAX_FACTOR_RANK
-from .rank_mask import RankMask, current_timesteps, rows_of
+from .rank_mask import RankMask, current_timesteps, timesteps_of_rows
 from .trainable import (
     AdapterHooks,
     Dropout,
@@ -52,7 +52,7 @@ class TLoRA:
     min_rank: int = 0
     exponent: float = 1.0
     kind: ClassVar[str] = "T-LoRA"
-    additive: ClassVar[bool] = True
+    is_additive: ClassVar[bool] = True
 
     @property
     def rank(self) -> int:
@@ -87,7 +87,7 @@ class TLoRA:
         """The weight's shape."""
         return (self.p.shape[0], *self.q.shape[1:])
 
-    def malformed(self) -> str | None:
+    def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
         if self.q.ndim < 2 or self.p.ndim < 2:
             return f"expected matrices, got q {shape_text(self.q)} and p {shape_text(self.p)}"
@@ -106,9 +106,9 @@ class TLoRA:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        malformed = self.malformed()
-        if malformed is not None:
-            return malformed
+        contradiction = self.contradiction()
+        if contradiction is not None:
+            return contradiction
         columns = self.q[0].numel()
         if shape and self.p.shape[0] == shape[0] and columns == math.prod(shape[1:]):
             return None
@@ -198,7 +198,7 @@ _FORMAT = FileFormat(
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _orthonormal(rank: int, columns: int, generator: torch.Generator) -> Tensor:
+def _draw_orthonormal(rank: int, columns: int, generator: torch.Generator) -> Tensor:
     """Orthonormal rows (rank, columns) in random directions."""
     draws = torch.empty(columns, rank, dtype=torch.float64).normal_(generator=generator)
     basis, triangle = torch.linalg.qr(draws)
@@ -206,11 +206,11 @@ def _orthonormal(rank: int, columns: int, generator: torch.Generator) -> Tensor:
 
 
 def _orthonormal_rows(shape: tuple[int, ...], source: InitSource) -> Tensor:
-    return _orthonormal(shape[0], math.prod(shape[1:]), source.generator()).reshape(shape)
+    return _draw_orthonormal(shape[0], math.prod(shape[1:]), source.generator()).reshape(shape)
 
 
 def _orthonormal_columns(shape: tuple[int, ...], source: InitSource) -> Tensor:
-    return _orthonormal(shape[1], shape[0], source.generator()).T.reshape(shape).contiguous()
+    return _draw_orthonormal(shape[1], shape[0], source.generator()).T.reshape(shape).contiguous()
 
 
 def _last_singular_values(rows: int, columns: int, rank: int) -> InitRule:
@@ -225,7 +225,7 @@ def smallest_singular_values(rows: int, columns: int, rank: int) -> tuple[float,
     """The `rank` smallest singular values, in falling order, of normal draws (rows, columns) of deviation 1 / rank.
 
     The draws depend on the shape alone: a decomposition takes seconds, so layers of one shape share them. Singular
-    values of normal draws do not depend on their vectors, so these are drawn by themselves (`_orthonormal`).
+    values of normal draws do not depend on their vectors, so these are drawn by themselves (`_draw_orthonormal`).
     """
     small, large = sorted((rows, columns))
     generator = torch.Generator().manual_seed(small * 2**24 + large)
@@ -272,10 +272,10 @@ class TrainableTLoRA(TrainableAdapter):
 
         def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
             x = args[0]
-            generator = dropout.generator() if dropout.enabled else None
-            if dropout.enabled and dropout.skips_module(generator):
+            generator = dropout.generator() if dropout.is_enabled else None
+            if dropout.is_enabled and dropout.skips_module(generator):
                 return out
-            up, down = _factors(*_in_order(tensors))
+            up, down = _factors(*_ordered_tensors(tensors))
             down = down.view(-1, *size.shape[1:])
             if convolution:
                 hidden = convolve(module, x, down.to(x.dtype))
@@ -283,8 +283,8 @@ class TrainableTLoRA(TrainableAdapter):
                 hidden = F.linear(x, down.to(x.dtype))
             channels = 1 if convolution else hidden.ndim - 1
             gate = _gate(size, hidden, channels)
-            if dropout.enabled:
-                gate = dropout.ranks(dropout.activations(gate, generator), channels, generator)
+            if dropout.is_enabled:
+                gate = dropout.drop_ranks(dropout.drop_activations(gate, generator), channels, generator)
             hidden = (hidden * torch.cat((gate, gate), channels)).to(out.dtype)
             up = (up * scale).to(out.dtype)
             if convolution:
@@ -295,15 +295,15 @@ class TrainableTLoRA(TrainableAdapter):
 
     def norm(self, tensors: Tensors, scale: float) -> Tensor:
         """The norm of the change with all ranks, without the product."""
-        up, down = _factors(*_in_order(tensors))
+        up, down = _factors(*_ordered_tensors(tensors))
         return ((up.T @ up) * (down @ down.T)).sum().clamp(min=0).sqrt() * scale
 
     def layer(self, tensors: Tensors, size: TargetSize) -> TLoRA:
         """The change with all ranks."""
-        return TLoRA(*_in_order(tensors), alpha=size.alpha)
+        return TLoRA(*_ordered_tensors(tensors), alpha=size.alpha)
 
 
-def _in_order(tensors: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _ordered_tensors(tensors: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (
         tensors[Q],
         tensors[P],
@@ -324,7 +324,7 @@ def _gate(size: TargetSize, hidden: Tensor, channels: int) -> Tensor:
     timesteps = current_timesteps()
     if timesteps is None or size.rank_mask is None:
         return gate
-    mask = size.rank_mask.at(rows_of(timesteps.to(hidden.device), hidden.shape[0]))
+    mask = size.rank_mask.at(timesteps_of_rows(timesteps.to(hidden.device), hidden.shape[0]))
     ones = [1] * hidden.ndim
     ones[0], ones[channels] = mask.shape
     return gate * mask.to(hidden.dtype).view(ones)

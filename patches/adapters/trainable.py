@@ -46,7 +46,7 @@ class Dropout(Protocol):
     """Draws what one module's adapter drops in the current forward."""
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether any dropout is on."""
 
     @property
@@ -59,13 +59,13 @@ class Dropout(Protocol):
     def skips_module(self, generator: torch.Generator | None) -> bool:
         """Whether the whole adapter is skipped."""
 
-    def activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
+    def drop_activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
         """`network_dropout`: some activations zeroed, the rest scaled up."""
 
-    def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
+    def drop_ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
         """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
 
-    def draw_kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    def keep_mask(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
         """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, on `device`; None for all."""
 
 
@@ -224,9 +224,9 @@ class TrainableAdapter(TrainableKind):
         raise NotImplementedError
 
 
-def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor], dropout: Dropout) -> Hook:
+def output_hook(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor], dropout: Dropout) -> Hook:
     """A hook that adds `change(module, input)` to a module's output, with lycoris' dropouts."""
-    dropping, rows, after_rows = dropout.enabled, size.shape[0], (1,) * (len(size.shape) - 2)
+    dropping, rows, after_rows = dropout.is_enabled, size.shape[0], (1,) * (len(size.shape) - 2)
 
     def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor:
         if not dropping:
@@ -235,9 +235,9 @@ def added_output(size: TargetSize, change: Callable[[nn.Module, Tensor], Tensor]
         if dropout.skips_module(generator):
             return out
         added = change(module, args[0])
-        mask = dropout.draw_kept(rows, added.device, generator)
+        mask = dropout.keep_mask(rows, added.device, generator)
         if mask is not None:
             added = added * mask.to(added.dtype).view(-1, *after_rows)
-        return out + dropout.activations(added, generator).to(out.dtype)
+        return out + dropout.drop_activations(added, generator).to(out.dtype)
 
     return hook

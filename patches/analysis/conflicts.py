@@ -22,7 +22,7 @@ from ..lora_files.low_rank import svd_of_product
 from ..lora_files.merge import file_changes
 from ..lora_files.merge_methods import FileChange
 from ..patching.fuse import Patch
-from .pictures import CellTable
+from .charts import CellTable
 from .rows import RowPatches
 
 Pair = tuple[int, int]  # places of two rows
@@ -86,12 +86,12 @@ def compare(
     """Compare the changes of all rows, layer by layer.
 
     `shapes` are those of the model's weights; `read` gives a weight in float32, for DoRA, OFT and others that depend on
-    it. `advance` is called after each of the layers of `by_layer`.
+    it. `advance` is called after each of the layers of `group_by_layer`.
     """
     used = {block for row in rows for block in row.blocks}
     blocks = [block for block in dict.fromkeys(map(block_weights.block_of, shapes)) if block in used]
     conflicts = Conflicts(rows, blocks, [dict.fromkeys(row.blocks, 0.0) for row in rows])
-    for weight, patches in by_layer(rows).items():
+    for weight, patches in group_by_layer(rows).items():
         _compare_layer(conflicts, weight, patches, shapes[weight], functools.partial(read, weight))
         advance()
     found: dict[tuple[Pair, str], list[LayerOverlap]] = {}
@@ -99,18 +99,18 @@ def compare(
         found.setdefault((layer.pair, block_weights.block_of(layer.weight)), []).append(layer)
     for pair in itertools.combinations(range(len(rows)), 2):
         of_pair = {block: found.get((pair, block), []) for block in blocks}
-        sizes = {block: _size(conflicts, pair, [block]) for block in blocks}
-        conflicts.by_block[pair] = {block: _together(of_pair[block], sizes[block]) for block in blocks if sizes[block]}
+        sizes = {block: _norm_product(conflicts, pair, [block]) for block in blocks}
+        conflicts.by_block[pair] = {block: _combine(of_pair[block], sizes[block]) for block in blocks if sizes[block]}
         every = list(itertools.chain.from_iterable(of_pair.values()))
-        conflicts.whole[pair] = _together(every, _size(conflicts, pair, blocks))
+        conflicts.whole[pair] = _combine(every, _norm_product(conflicts, pair, blocks))
     return conflicts
 
 
-def by_layer(rows: Sequence[RowPatches]) -> dict[str, dict[int, list[Patch]]]:
+def group_by_layer(rows: Sequence[RowPatches]) -> dict[str, dict[int, list[Patch]]]:
     """The patches of each weight by the place of their row."""
     layers: dict[str, dict[int, list[Patch]]] = {}
     for place, row in enumerate(rows):
-        for weight, patches in row.of(list(row.blocks)).items():
+        for weight, patches in row.patches_in(list(row.blocks)).items():
             layers.setdefault(weight, {})[place] = patches
     return layers
 
@@ -125,27 +125,27 @@ def _compare_layer(
     """Add what the rows do to one weight."""
     block = block_weights.block_of(weight)
     changes = {place: file_changes(own, shape, read)[0] for place, own in patches.items()}
-    energies = {place: max(0.0, inner(change, change)) for place, change in changes.items()}
+    energies = {place: max(0.0, inner_product(change, change)) for place, change in changes.items()}
     spaces = {}
     for place, change in changes.items():
         conflicts.energies[place][block] += energies[place]
         if len(changes) > 1:
-            spaces[place] = _spaces(change)
+            spaces[place] = _bases(change)
     for first, second in itertools.combinations(sorted(changes), 2):
         size = math.sqrt(energies[first] * energies[second])
-        product = inner(changes[first], changes[second])
-        outputs, inputs = _shared(spaces[first], spaces[second])
+        product = inner_product(changes[first], changes[second])
+        outputs, inputs = _compare_bases(spaces[first], spaces[second])
         overlap = Overlap(_cosine(product, size), outputs, inputs)
         conflicts.layers.append(LayerOverlap((first, second), weight, overlap, product, size))
 
 
-def _size(conflicts: Conflicts, pair: Pair, blocks: Sequence[str]) -> float:
+def _norm_product(conflicts: Conflicts, pair: Pair, blocks: Sequence[str]) -> float:
     """The product of the norms of two rows over some blocks."""
     first, second = (sum(conflicts.energies[place].get(block, 0.0) for block in blocks) for place in pair)
     return math.sqrt(first * second)
 
 
-def _together(layers: Sequence[LayerOverlap], size: float) -> Overlap:
+def _combine(layers: Sequence[LayerOverlap], size: float) -> Overlap:
     """The overlap over several layers; `size` is the product of the norms, other layers of the rows included.
 
     Subspaces count by the size of the changes.
@@ -165,7 +165,7 @@ def _cosine(product: float, size: float) -> float:
     return max(-1.0, min(1.0, product / size))
 
 
-def inner(first: FileChange, second: FileChange) -> float:
+def inner_product(first: FileChange, second: FileChange) -> float:
     """The inner product of two changes of a weight in float64: sum(first * second)."""
     if first.factors is not None and second.factors is not None:
         (up, down), (other_up, other_down) = first.factors, second.factors
@@ -192,7 +192,7 @@ def _chunks(change: FileChange) -> Sequence[Tensor]:
     return matrix.split(max(1, _CHUNK // matrix.shape[1]))
 
 
-def _spaces(change: FileChange) -> tuple[Tensor, Tensor] | None:
+def _bases(change: FileChange) -> tuple[Tensor, Tensor] | None:
     """Orthonormal bases (out, r) and (columns, r) of what a change writes and reads; None for a whole difference."""
     if change.factors is None:
         return None
@@ -201,17 +201,17 @@ def _spaces(change: FileChange) -> tuple[Tensor, Tensor] | None:
     return found.left[:, :rank], found.right[:rank].T
 
 
-def _shared(
+def _compare_bases(
     first: tuple[Tensor, Tensor] | None, second: tuple[Tensor, Tensor] | None
 ) -> tuple[float | None, float | None]:
     """The mean squared cosine of the principal angles between the outputs of two changes, and between their inputs."""
     if first is None or second is None or not min(first[0].shape[1], second[0].shape[1]):
         return None, None
-    outputs, inputs = (_shared_share(one, other) for one, other in zip(first, second, strict=True))
+    outputs, inputs = (_overlap_share(one, other) for one, other in zip(first, second, strict=True))
     return outputs, inputs
 
 
-def _shared_share(basis: Tensor, other: Tensor) -> float:
+def _overlap_share(basis: Tensor, other: Tensor) -> float:
     """The squared cosines of the principal angles are the squared singular values of basis.T @ other."""
     return min(1.0, float((basis.T @ other).square().sum()) / min(basis.shape[1], other.shape[1]))
 
@@ -229,7 +229,7 @@ class Fight(NamedTuple):
     factor: float
 
 
-def fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
+def find_fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
     """The blocks in which a pair's cosine is at least `threshold`, with either sign; the strongest first.
 
     The row that changes the block less gets it times 1 - |cosine|: the part that works against the other row, or
@@ -249,7 +249,7 @@ def fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
     return sorted(found, key=lambda fight: -round(abs(fight.overlap.cosine), 6))
 
 
-def suggested(conflicts: Conflicts, found: Sequence[Fight]) -> list[str]:
+def suggest_weights(conflicts: Conflicts, found: Sequence[Fight]) -> list[str]:
     """Block weights for each row: those that it has, times the factors of the fights in which it is the weaker one."""
     factors: list[dict[str, float]] = [{} for _ in conflicts.rows]
     for fight in found:
@@ -278,7 +278,7 @@ def report(conflicts: Conflicts, found: Sequence[Fight], threshold: float) -> st
     if len(found) > _SHOWN:
         lines.append(f"   and {len(found) - _SHOWN} more")
     lines += _layer_lines(conflicts, threshold)
-    for row, weights in enumerate(suggested(conflicts, found)):
+    for row, weights in enumerate(suggest_weights(conflicts, found)):
         if weights != conflicts.rows[row].entry.blocks:
             lines.append(f"block weights of {conflicts.name(row)}: {weights}")
     return "\n".join(lines)
@@ -340,5 +340,5 @@ def panel(conflicts: Conflicts, found: Sequence[Fight]) -> dict[str, Any]:
         "pairs": pairs,
         "fights": len(found),
         "worst": [[list(fight.pair), fight.block, fight.overlap.cosine] for fight in found[:_SHOWN]],
-        "after": suggested(conflicts, found),
+        "after": suggest_weights(conflicts, found),
     }

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..lora_files.read_stack import ModelWeights
 from ..models.block_names import REST
 from ..patching.fuse import Patch
-from .pictures import Bar, BarChart
+from .charts import Bar, BarChart
 from .rows import RowPatches, blocks_of
 
 WeightPatches = Mapping[str, Sequence[Patch]]
@@ -63,7 +63,7 @@ def check_blocks(weights: ModelWeights) -> None:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def steps(rows: Sequence[RowPatches]) -> int:
+def count_steps(rows: Sequence[RowPatches]) -> int:
     """How often `measure` calls `predict` at most."""
     return 1 + sum(len(row.blocks) + 2 for row in rows)
 
@@ -77,7 +77,7 @@ def measure(
     row's strength and block weights. `keep` is the share of a row's effect that the kept blocks must reach; `advance`
     is told how many of `steps` are done. Raises ValueError if a prediction tells nothing.
     """
-    predicted = _Counted(predict, advance)
+    predicted = _CheckedPrediction(predict, advance)
     base = predicted({}, "the model without the stack")
     if not all(bool(level.any()) for level in base):
         raise ValueError(
@@ -87,12 +87,12 @@ def measure(
     effects = []
     for row in rows:
         effects.append(_measure_row(row, predicted, base, keep))
-        predicted.done = steps(rows[: len(effects)])
+        predicted.done = count_steps(rows[: len(effects)])
         advance(predicted.done)
     return effects
 
 
-class _Counted:
+class _CheckedPrediction:
     """`predict`, with progress, and a check of what comes out."""
 
     def __init__(self, predict: Predict, advance: Callable[[int], None]):
@@ -110,18 +110,18 @@ class _Counted:
         return predictions
 
 
-def _measure_row(row: RowPatches, predicted: _Counted, base: Sequence[Tensor], keep: float) -> RowEffect:
+def _measure_row(row: RowPatches, predicted: _CheckedPrediction, base: Sequence[Tensor], keep: float) -> RowEffect:
     name, changes = row.entry.name, {}
     for block in row.blocks:
-        on = predicted(row.of([block]), f"{name} in block {block}")
+        on = predicted(row.patches_in([block]), f"{name} in block {block}")
         changes[block] = relative_changes(on, base)
     whole = base
     if row.blocks:
-        whole = predicted(row.of(list(row.blocks)), name)
-    kept = strongest({block: mean(levels) for block, levels in changes.items()}, keep)
+        whole = predicted(row.patches_in(list(row.blocks)), name)
+    kept = strongest_blocks({block: mean(levels) for block, levels in changes.items()}, keep)
     missed = 0.0
     if len(kept) < len(row.blocks):
-        missed = mean(_missed(predicted(row.of(kept), f"the kept blocks of {name}"), whole, base))
+        missed = mean(_missed_shares(predicted(row.patches_in(kept), f"the kept blocks of {name}"), whole, base))
     return RowEffect(
         name,
         row.entry.strength_model,
@@ -139,7 +139,7 @@ def relative_changes(on: Sequence[Tensor], off: Sequence[Tensor]) -> tuple[float
     return tuple(_distance(one, other) / _norm(other) for one, other in zip(on, off, strict=True))
 
 
-def _missed(kept: Sequence[Tensor], whole: Sequence[Tensor], base: Sequence[Tensor]) -> list[float]:
+def _missed_shares(kept: Sequence[Tensor], whole: Sequence[Tensor], base: Sequence[Tensor]) -> list[float]:
     """How far the kept blocks are from the whole row at each noise level, as a share of the row's change."""
     shares = []
     for few, every, off in zip(kept, whole, base, strict=True):
@@ -167,7 +167,7 @@ def mean(values: Sequence[float]) -> float:
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def strongest(effects: Mapping[str, float], keep: float) -> tuple[str, ...]:
+def strongest_blocks(effects: Mapping[str, float], keep: float) -> tuple[str, ...]:
     """The strongest blocks that reach a share of the sum of all effects, in the order of `effects`.
 
     A share of 1 keeps every block, and so does a row without any effect.

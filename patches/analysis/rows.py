@@ -25,7 +25,7 @@ class RowPatches(NamedTuple):
     file_blocks: tuple[str, ...]
     text_layers: int
 
-    def of(self, blocks: Collection[str]) -> dict[str, list[Patch]]:
+    def patches_in(self, blocks: Collection[str]) -> dict[str, list[Patch]]:
         """The patches of some blocks by weight."""
         patches: dict[str, list[Patch]] = {}
         for block in blocks:
@@ -39,10 +39,10 @@ class RowPatches(NamedTuple):
         before = self.entry.block_strengths()
         pairs = []
         for block in self.file_blocks:
-            pairs.append((block, block_weights.of_block(before, block) * factors.get(block, 1.0)))
+            pairs.append((block, block_weights.strength_of_block(before, block) * factors.get(block, 1.0)))
         if self.text_layers:
-            pairs += [(block, block_weights.of_block(before, block)) for block in TEXT]
-        return block_weights.text_of(pairs)
+            pairs += [(block, block_weights.strength_of_block(before, block)) for block in TEXT]
+        return block_weights.format_weights(pairs)
 
 
 def blocks_of(weights: ModelWeights) -> list[str]:

@@ -198,11 +198,11 @@ def _dispatcher(module: nn.Module) -> Dispatcher | None:
             return value
         if id(value) not in seen:
             seen.add(id(value))
-            waiting.extend(_held_by(value))
+            waiting.extend(_held_objects(value))
     return None
 
 
-def _held_by(value: Any) -> Iterator[Any]:
+def _held_objects(value: Any) -> Iterator[Any]:
     """What a forward of another pack may call: in its closure, of a partial, on the object that it is a method of."""
     if isinstance(value, MethodType):
         yield from (value.__func__, value.__self__)

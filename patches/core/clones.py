@@ -19,7 +19,7 @@ def own_options(clone: Any) -> dict[str, Any]:
     return options
 
 
-def call_of(patcher: Any, key: str) -> Any:
+def find_call(patcher: Any, key: str) -> Any:
     """The call around the model that a patcher carries under a key; None where it carries none."""
     wrappers = patcher.model_options.get("transformer_options", {}).get("wrappers", {})
     calls = wrappers.get(APPLY_MODEL, {}).get(key)

@@ -31,7 +31,7 @@ def owners(model: nn.Module) -> list[str]:
     return [owner for owner, _ in _entries(model)]
 
 
-def putting(model: nn.Module, owner: str) -> ExitStack:
+def open_entry(model: nn.Module, owner: str) -> ExitStack:
     """A context in which an owner has things on a model: enter their handles in it.
 
     At its end, also after an error on the way, none of them is left.
@@ -94,7 +94,7 @@ class Joint(ABC, Generic[Thing, About]):
         _leave(model, (self.owner, self))
 
 
-def joint(model: nn.Module, owner: str) -> Any:
+def find_joint(model: nn.Module, owner: str) -> Any:
     """The Joint that is on a model under this name; None without one."""
     return next((what for name, what in _entries(model) if name == owner), None)
 

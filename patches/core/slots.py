@@ -109,7 +109,7 @@ def slots(parts: Iterable[nn.Module], attributes: bool = False) -> Iterator[Slot
                     yield Slot(part, table, name)
 
 
-def find(module: nn.Module, name: str) -> Slot:
+def find_slot(module: nn.Module, name: str) -> Slot:
     """The slot of a parameter or buffer by its name, which may be empty (a layer without bias); ValueError when the
     module has none of that name.
     """
@@ -121,7 +121,7 @@ def find(module: nn.Module, name: str) -> Slot:
     raise ValueError(f"{name}: the model has no such weight any more")
 
 
-def every_name(module: nn.Module) -> dict[int, list[Slot]]:
+def slots_by_tensor(module: nn.Module) -> dict[int, list[Slot]]:
     """By the id of each parameter and buffer, its slots in all parts of `module`: tied weights have several."""
     names: dict[int, list[Slot]] = {}
     for slot in slots(module.modules()):
@@ -153,14 +153,14 @@ class Swaps(Handle):
 
 def swap(module: nn.Module, name: str, tensor: Tensor, yields: bool = False) -> Swaps:
     """Hold another tensor in place of a parameter or buffer, under every name that `module` has for it."""
-    held = find(module, name).tensor
+    held = find_slot(module, name).tensor
     if held is None:
         raise ValueError(f"{name}: the model has no such weight")
-    return Swaps(every_name(module)[id(held)], tensor, yields)
+    return Swaps(slots_by_tensor(module)[id(held)], tensor, yields)
 
 
 @contextmanager
-def swapped(found: Iterable[Slot], new: Callable[[Slot], Tensor | None]) -> Iterator[None]:
+def swap_all(found: Iterable[Slot], new: Callable[[Slot], Tensor | None]) -> Iterator[None]:
     """A context in which slots hold what `new` gives for each tensor in them; None leaves it there.
 
     It is asked once for a tensor with several names. Afterwards, also after an error, every object is back.
@@ -178,7 +178,7 @@ def swapped(found: Iterable[Slot], new: Callable[[Slot], Tensor | None]) -> Iter
 
 
 @contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
+def preserve(module: nn.Module) -> Iterator[None]:
     """A context after which every part of a module has the attributes, parameters, buffers and hooks of before.
 
     It is for what others put there and have no way to take off, as torch's fully_shard.
@@ -220,7 +220,7 @@ def stored_tensors(tensor: Tensor) -> Iterator[Tensor]:
         yield from stored_tensors(getattr(tensor, name))
 
 
-def copied_to_host(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor) -> Tensor:
     """A copy in host memory, pinned if the tensor is on CUDA."""
     with torch.inference_mode(False), torch.no_grad():
         if is_made_of_others(tensor):
@@ -236,7 +236,7 @@ def write_(tensor: Tensor, values: Tensor) -> None:
             stored.data.copy_(wanted.data, non_blocking=True)
 
 
-def held_values(tensor: Tensor, saved: Tensor | None = None, slot: Slot | None = None) -> Handle:
+def hold_values(tensor: Tensor, saved: Tensor | None = None, slot: Slot | None = None) -> Handle:
     """Let a tensor's values change in place: leaving writes back `saved`, a copy that is made here if none is given.
 
     With a `slot` it does not where somebody else has put a tensor with other memory there since.

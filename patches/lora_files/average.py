@@ -18,14 +18,14 @@ from ..adapters.registry import tensor_names
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
-from .pairing import under_first_names
-from .parse import grouped
+from .pairing import rename_as_first
+from .parse import group_by_layer
 
 ALGEBRAS = ("factors", "products")
 
 
 @dataclass(frozen=True)
-class Averaged:
+class AveragedLora:
     """An averaged LoRA: its state dict, how it was averaged (`algebra`), its ranks, and how much the cut lost."""
 
     state: dict[str, Tensor]
@@ -36,7 +36,7 @@ class Averaged:
 
 def average(
     states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
-) -> Averaged:
+) -> AveragedLora:
     """The weighted average of LoRA state dicts, under the first one's names. They may be in different key formats, as
     PEFT's and kohya's, as long as each layer has a counterpart.
 
@@ -71,7 +71,7 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
     """
     files, errors = [], []
     for state, name in zip(states, names, strict=True):
-        groups, strangers, problems = grouped(state, plain)
+        groups, strangers, problems = group_by_layer(state, plain)
         if not plain:
             strangers = _take_words_(groups, state, strangers)
         errors += [f"{name}: {problem}" for problem in problems]
@@ -84,7 +84,7 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
             errors += [f"{name}: {key} holds NaN or infinite values" for key in not_finite]
         files.append(groups)
     _raise(errors)
-    return under_first_names(files)
+    return rename_as_first(files)
 
 
 def _take_words_(groups: dict[str, Group], state: Mapping[str, Tensor], strangers: Sequence[str]) -> list[str]:
@@ -141,17 +141,17 @@ def _differences(left: Group, right: Group, same_rank: bool) -> list[str]:
     return differences
 
 
-def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> Averaged:
+def _factors(files: Sequence[Mapping[str, Group]], shares: Sequence[float]) -> AveragedLora:
     state: dict[str, Tensor] = {}
     for base, group in files[0].items():
         for role, (key, tensor) in group.items():
             state[key] = (
                 tensor.float().clone() if role == "alpha" else _sum([groups[base][role][1] for groups in files], shares)
             )
-    return Averaged(state, "factors", _ranks(files[0]))
+    return AveragedLora(state, "factors", _ranks(files[0]))
 
 
-def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], rank: int) -> Averaged:
+def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], rank: int) -> AveragedLora:
     state: dict[str, Tensor] = {}
     ranks: set[int] = set()
     total_energy = lost_energy = 0.0
@@ -160,7 +160,7 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
             state[group[role][0]] = _sum([groups[base][role][1] for groups in files], shares)
         if "up" not in group:
             continue
-        up, down = concatenated([_pair(groups[base]) for groups in files], shares)
+        up, down = concatenate([_pair(groups[base]) for groups in files], shares)
         if rank:
             up, down, energy, cut_energy = cut_to_rank(up, down, rank)
             total_energy, lost_energy = total_energy + energy, lost_energy + cut_energy
@@ -172,12 +172,12 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
         state[f"{base}.lora_down.weight"] = (down.reshape(down.shape[0], *shape[1:]) if convolution else down).float()
         state[f"{base}.alpha"] = torch.tensor(float(up.shape[1]))  # scale 1
         ranks.add(up.shape[1])
-    return Averaged(
+    return AveragedLora(
         state, "products", tuple(sorted(ranks)), (lost_energy / total_energy) ** 0.5 if total_energy else 0.0
     )
 
 
-def concatenated(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
+def concatenate(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Concatenate weighted layers: (up (out, all ranks), down (all ranks, columns)) in float64.
 
     Their product is the weighted sum of the layers' products.

@@ -14,7 +14,7 @@ from ..models import registry
 from ..models.block_names import REST, TEXT, BlockNames, DiffusersBlocks, NumberedBlocks
 
 
-def lists_of_weights() -> dict[int, tuple[str, tuple[str, ...]]]:
+def weight_lists() -> dict[int, tuple[str, tuple[str, ...]]]:
     """The lists of all model families: {length of a list: (what it is for, its blocks)}."""
     lists: dict[int, tuple[str, tuple[str, ...]]] = {}
     for names in registry.block_names():
@@ -64,18 +64,18 @@ def _patterns(families: tuple[BlockNames, ...]) -> _Patterns:
         files.update(dict.fromkeys(names.files))
     in_files.update(lists)
     return _Patterns(
-        in_model=re.compile(rf"^diffusion_model\.({_any([*lists, *single])})\.(\d+)\."),
-        in_files=re.compile(rf"({_any(in_files)})_(\d+)_"),
+        in_model=re.compile(rf"^diffusion_model\.({_alternatives([*lists, *single])})\.(\d+)\."),
+        in_files=re.compile(rf"({_alternatives(in_files)})_(\d+)_"),
         files=tuple(files),
-        ends=re.compile(rf"^(?:diffusion_model\.)?(?:({_any(first)})|({_any(last)}))[._]"),
-        block=re.compile(rf"({_any(kinds)})\d*"),
+        ends=re.compile(rf"^(?:diffusion_model\.)?(?:({_alternatives(first)})|({_alternatives(last)}))[._]"),
+        block=re.compile(rf"({_alternatives(kinds)})\d*"),
         kinds=in_files | single,
         single=frozenset(single),
         described=_described(list(kinds)),
     )
 
 
-def _any(words: Iterable[str]) -> str:
+def _alternatives(words: Iterable[str]) -> str:
     """A regular expression that matches any of the words, the longest first."""
     return "|".join(sorted(words, key=len, reverse=True))
 
@@ -84,7 +84,7 @@ def _described(kinds: list[str]) -> str:
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
-def _known() -> _Patterns:
+def _all_patterns() -> _Patterns:
     return _patterns(registry.block_names())
 
 
@@ -102,18 +102,18 @@ def block_of(weight: str) -> str:
 
     IN and OUT are Flux's first and last layers; BASE is everything else.
     """
-    patterns = _known()
+    patterns = _all_patterns()
     match = patterns.in_model.match(weight)
     if match is None:
-        return _end(weight)
+        return _end_block(weight)
     if match[1] in patterns.single:
         return patterns.kinds[match[1]]
     return f"{patterns.kinds[match[1]]}{int(match[2]):02}"
 
 
-def _end(name: str) -> str:
+def _end_block(name: str) -> str:
     """IN or OUT for a layer before or after all blocks, by its name; else BASE."""
-    match = _known().ends.match(name)
+    match = _all_patterns().ends.match(name)
     if match is None:
         return REST
     if match[1]:
@@ -121,7 +121,7 @@ def _end(name: str) -> str:
     return "OUT"
 
 
-def together(kinds: set[str]) -> set[str]:
+def related_kinds(kinds: set[str]) -> set[str]:
     """All kinds of blocks of the model families that have blocks of these kinds."""
     unet_kinds = {"IN", "M", "OUT"}
     for names in registry.block_names():
@@ -151,7 +151,7 @@ def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
     Pass `diffusers` for a file with those block names.
     """
     name = layer.replace(".", "_") + "_"
-    patterns = _known()
+    patterns = _all_patterns()
     for blocks in patterns.files:
         match = re.search(blocks.pattern, name)
         if match is not None:
@@ -162,7 +162,7 @@ def block_of_name(layer: str, diffusers: DiffusersBlocks | None = None) -> str:
         if diffusers is not None:
             kind = diffusers.lists.get(match[1], kind)
         return f"{kind}{int(match[2]):02}"
-    return _diffusers_end(name, diffusers) or _end(name)
+    return _diffusers_end(name, diffusers) or _end_block(name)
 
 
 def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
@@ -187,12 +187,12 @@ def parse(text: str) -> dict[str, float]:
     parts = [part.strip() for part in text.replace("\n", ",").split(",") if part.strip()]
     if any("=" in part for part in parts):
         pairs = [part.partition("=") for part in parts]
-        unknown = [name for name, _, _ in pairs if not _known().block.fullmatch(name.strip())]
+        unknown = [name for name, _, _ in pairs if not _all_patterns().block.fullmatch(name.strip())]
         if unknown:
-            expected = _known().described
+            expected = _all_patterns().described
             raise ValueError(f"blocks: {', '.join(unknown)} is no block; expected {expected}, with or without a number")
         return {name.strip(): _number(value) for name, _, value in pairs}
-    lists = lists_of_weights()
+    lists = weight_lists()
     if len(parts) not in lists:
         known_lists = ", ".join(f"{length} ({title})" for length, (title, _) in lists.items())
         alternatives = f"names such as IN=0, OUT05=0.5, or a preset ({', '.join(presets())})"
@@ -210,7 +210,7 @@ def _number(text: str) -> float:
     return value
 
 
-def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
+def parse_for_model(text: str, weights: Iterable[str]) -> dict[str, float]:
     """Read block weights and check them against a model; ValueError if they name blocks that it does not have."""
     strengths = parse(text)
     model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
@@ -218,7 +218,7 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     if missing:
         fits = [
             f"{length} ({name})"
-            for length, (name, block_names) in lists_of_weights().items()
+            for length, (name, block_names) in weight_lists().items()
             if set(block_names) <= model_blocks
         ]
         if fits:
@@ -231,15 +231,15 @@ def fitting(text: str, weights: Iterable[str]) -> dict[str, float]:
     return strengths
 
 
-def strength(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
+def strength_of_weight(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
     """The block strength of a weight (`text`: of a text encoder).
 
     That is the strength of its block, by the longest matching name; else BASE's; else 1.
     """
-    return of_block(strengths, text_block(weight) if text else block_of(weight))
+    return strength_of_block(strengths, text_block(weight) if text else block_of(weight))
 
 
-def of_block(strengths: Mapping[str, float], block: str) -> float:
+def strength_of_block(strengths: Mapping[str, float], block: str) -> float:
     """The strength of a block by its name."""
     names = [name for name in strengths if _fits(name, block)]
     if names:
@@ -247,7 +247,7 @@ def of_block(strengths: Mapping[str, float], block: str) -> float:
     return strengths.get(REST, 1.0)
 
 
-def text_of(pairs: Iterable[tuple[str, float]]) -> str:
+def format_weights(pairs: Iterable[tuple[str, float]]) -> str:
     """The text of block weights, as the sliders of a row write it: "IN=0, OUT05=0.5".
 
     Blocks at 1 are left out, unless BASE, which counts for every block without a strength of its own, has another. A

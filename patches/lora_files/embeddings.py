@@ -60,7 +60,7 @@ def read(
     reading = EmbeddingReading()
     files = dict(taken or {})
     for entry in entries:
-        for name, keys in _by_name(entry).items():
+        for name, keys in _keys_by_name(entry).items():
             if name in files:
                 reading.report.append(
                     f"{entry.name}: embedding:{name} is left out, the one from {files[name]} comes first"
@@ -70,11 +70,11 @@ def read(
             if embedding.vectors:
                 files[name] = entry.name
                 reading.embeddings.append(embedding)
-                reading.report.append(f"embedding:{name} from {entry.name} ({_counted(embedding)})")
+                reading.report.append(f"embedding:{name} from {entry.name} ({_vector_counts(embedding)})")
     return reading
 
 
-def names(keys: Iterable[str], file: str) -> list[str]:
+def prompt_names(keys: Iterable[str], file: str) -> list[str]:
     """The names by which prompts call the embeddings in a LoRA file, from its keys."""
     found = [key_formats.embedding_key(key) for key in keys]
     return sorted({_prompt_name(key.name, file) for key in found if key is not None})
@@ -94,7 +94,7 @@ def split(lora: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict
     return layers, words
 
 
-def bundled(words: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def bundle(words: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Trained words as LoRA files carry them: a key for each text encoder, under the name that OneTrainer has for it.
     sd-webui reads those of SD 1, 2 and SDXL.
     """
@@ -105,7 +105,7 @@ def bundled(words: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return tensors
 
 
-def _by_name(entry: LoraEntry) -> dict[str, dict[str, str]]:
+def _keys_by_name(entry: LoraEntry) -> dict[str, dict[str, str]]:
     """{name in prompts: {key in the file: text encoder}}."""
     by_name: dict[str, dict[str, str]] = {}
     for key in entry.state_dict:
@@ -149,11 +149,11 @@ def _part_of(encoder: str, tensor: Tensor, parts: Sequence[TokenizerPart]) -> To
     if encoder.endswith(_OUTPUT):
         return None
     if encoder.split(".")[0] in _ANY_ENCODER:
-        return _of_width(tensor, parts)
-    return next(_named(encoder, parts), None)
+        return _part_of_width(tensor, parts)
+    return next(_matching_parts(encoder, parts), None)
 
 
-def _of_width(tensor: Tensor, parts: Sequence[TokenizerPart]) -> TokenizerPart | None:
+def _part_of_width(tensor: Tensor, parts: Sequence[TokenizerPart]) -> TokenizerPart | None:
     """The part with the tensor's width; the first one, whose width the problem then names, if none has it."""
     for part in parts:
         if tensor.ndim and tensor.shape[-1] == part.width:
@@ -161,7 +161,7 @@ def _of_width(tensor: Tensor, parts: Sequence[TokenizerPart]) -> TokenizerPart |
     return next(iter(parts), None)
 
 
-def _named(encoder: str, parts: Sequence[TokenizerPart]) -> Iterator[TokenizerPart]:
+def _matching_parts(encoder: str, parts: Sequence[TokenizerPart]) -> Iterator[TokenizerPart]:
     """The parts that a name may mean, the best first: OneTrainer says t5, gemma and qwen without a size."""
     for part in parts:
         if part.key == encoder:
@@ -193,7 +193,7 @@ def _problem(tensor: Tensor, part: TokenizerPart) -> str | None:
     return None
 
 
-def _counted(embedding: Embedding) -> str:
+def _vector_counts(embedding: Embedding) -> str:
     counts = []
     for part, vectors in embedding.vectors.items():
         counts.append(f"{part}: {len(vectors)}")

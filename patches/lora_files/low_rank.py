@@ -27,11 +27,11 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
     """
     change = svd_of_product(up, down)
     energies = change.values.square()
-    first, second = change.first(rank).balanced()
+    first, second = change.truncate(rank).balance()
     return first.to(up.dtype), second.to(up.dtype), float(energies.sum()), float(energies[rank:].sum())
 
 
-def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
+def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
     """Reduce a matrix to a rank: (up, down, squared norm of what is lost).
 
     The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
@@ -51,39 +51,39 @@ def best(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
         left = basis @ left
         rest = matrix - (left[:, :rank] * values[:rank]) @ right[:rank]
         lost = float(torch.linalg.vector_norm(rest, dtype=torch.float64)) ** 2
-    return *Singular(left, values, right).first(rank).balanced(), lost
+    return *SVD(left, values, right).truncate(rank).balance(), lost
 
 
-class Singular(NamedTuple):
+class SVD(NamedTuple):
     """An SVD: left @ diag(values) @ right, the largest value first."""
 
     left: Tensor
     values: Tensor
     right: Tensor
 
-    def first(self, rank: int) -> Singular:
+    def truncate(self, rank: int) -> SVD:
         """The largest singular values only."""
-        return Singular(self.left[:, :rank], self.values[:rank], self.right[:rank])
+        return SVD(self.left[:, :rank], self.values[:rank], self.right[:rank])
 
-    def balanced(self) -> tuple[Tensor, Tensor]:
+    def balance(self) -> tuple[Tensor, Tensor]:
         """(up, down), with the singular values split evenly between them."""
         roots = self.values.sqrt()
         return self.left * roots, roots[:, None] * self.right
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """`balanced` in float32."""
-        up, down = self.balanced()
+        """`balance` in float32."""
+        up, down = self.balance()
         return up.float(), down.float()
 
 
-def svd(matrix: Tensor) -> Singular:
+def svd(matrix: Tensor) -> SVD:
     """The exact SVD of a matrix, in float64 up to a few hundred rows or columns, else in float32."""
     if min(matrix.shape) <= _SMALL:
         matrix = matrix.double()
-    return Singular(*(part.double() for part in torch.linalg.svd(matrix, full_matrices=False)))
+    return SVD(*(part.double() for part in torch.linalg.svd(matrix, full_matrices=False)))
 
 
-def svd_of_product(up: Tensor, down: Tensor) -> Singular:
+def svd_of_product(up: Tensor, down: Tensor) -> SVD:
     """The exact SVD of a product (out, r) @ (r, columns) in float64, from the small matrix between orthogonal sides.
 
     Factors that cancel out, as those of a file and of its negative do, leave singular values of exactly 0.
@@ -91,7 +91,7 @@ def svd_of_product(up: Tensor, down: Tensor) -> Singular:
     (left_side, first), (right_side, second) = torch.linalg.qr(up.double()), torch.linalg.qr(down.double().T)
     left, values, right = torch.linalg.svd(first @ second.T, full_matrices=False)
     rounding = _CANCELED * float(first.norm()) * float(second.norm())
-    return Singular(left_side @ left, values * (values > rounding), right @ right_side.T)
+    return SVD(left_side @ left, values * (values > rounding), right @ right_side.T)
 
 
 # --- a rank for each layer --------------------------------------------------------------------------------------------

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..models.block_names import DiffusersBlocks
-from ..patching.fuse import MERGEABLE_DTYPES, Patch, WeightChange, additive, fuse, in_order
+from ..patching.fuse import MERGEABLE_DTYPES, Patch, WeightChange, apply_in_order, are_additive, fuse
 from . import block_weights
 from .entry import LoraEntry
 from .key_formats import registry as key_formats
-from .low_rank import RANK_RULES, Singular, best, cut_to_rank, svd, svd_of_product
-from .merge_methods import METHODS, FileChange, MergeSettings, energy, inner
+from .low_rank import RANK_RULES, SVD, best_factors, cut_to_rank, svd, svd_of_product
+from .merge_methods import METHODS, FileChange, MergeSettings, energy, inner_product
 from .pairing import pairing_name
-from .parse import unplaced
+from .parse import read_layers
 from .peft_config import peft_configs
-from .trained_scale import with_trained_scales
+from .trained_scale import restore_trained_scales
 
 _SPELLINGS = (  # names of a model's layers: by its authors (and kohya), and by diffusers
     re.compile(
@@ -116,19 +116,19 @@ class _CollectedLayers:
 
     def add(self, entry: LoraEntry, file: int) -> None:
         """Add the layers of a file, with its strengths and block weights; `file` is its place in the stack."""
-        state = key_formats.generic_keys(with_trained_scales(entry.state_dict, entry.metadata))
+        state = key_formats.generic_keys(restore_trained_scales(entry.state_dict, entry.metadata))
         diffusers = block_weights.diffusers_blocks(state)
         try:
             configs = peft_configs(entry.metadata)
         except ValueError as error:
             self.problems.append(f"{entry.name}: {error}")
             return
-        layers, problems = unplaced(state, configs)
+        layers, problems = read_layers(state, configs)
         names = {base: pairing_name(base) for base, _, _ in layers}
         self._note_spelling(entry.name, list(names.values()))
         by_block = entry.block_strengths()
         self.problems += _missing_blocks(entry.name, state, by_block, diffusers)
-        self.problems += [f"{entry.name}: {problem}" for problem in (*problems, *_not_additive(layers))]
+        self.problems += [f"{entry.name}: {problem}" for problem in (*problems, *_weight_problems(layers))]
         for base, bias, layer in layers:
             name = names[base]
             if ":" in name or base.startswith(key_formats.text_encoder_prefixes()):
@@ -137,7 +137,7 @@ class _CollectedLayers:
             else:
                 strength = entry.strength_model
                 block = block_weights.block_of_name(name, diffusers)
-            strength *= block_weights.of_block(by_block, block)
+            strength *= block_weights.strength_of_block(by_block, block)
             if strength != 0.0:
                 key = LayerKey(name, bias)
                 self.file_names.setdefault(key, base)
@@ -163,15 +163,15 @@ class _CollectedLayers:
             raise ValueError("these LoRAs cannot be merged:\n" + problem_lines(problems))
 
 
-def _not_additive(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
+def _weight_problems(layers: Iterable[tuple[str, bool, Any]]) -> list[str]:
     """Errors for layers that need a model's weight, and for layers whose tensors contradict each other."""
     needs_weight: dict[str, list[str]] = {}
     malformed, parts = [], []
     for base, _, layer in layers:
-        if not layer.additive:
+        if not layer.is_additive:
             needs_weight.setdefault(layer.kind, []).append(base)
-        elif layer.malformed() is not None:
-            malformed.append(f"{base}: {layer.malformed()}")
+        elif layer.contradiction() is not None:
+            malformed.append(f"{base}: {layer.contradiction()}")
         if base.endswith(".linear1_qkv"):
             parts.append(f"{base} is for a part of a weight: connect model")
     problems = malformed + parts
@@ -212,17 +212,17 @@ def _missing_blocks(
     A partial LoRA need not have every block of a list.
     """
     blocks = {block_weights.block_of_name(pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
-    kinds = block_weights.together({_without_number(block) for block in blocks}) | {block_weights.REST}
+    kinds = block_weights.related_kinds({_kind(block) for block in blocks}) | {block_weights.REST}
     missing = []
     for block in by_block:
-        if block and block not in block_weights.TEXT and _without_number(block) not in kinds:
+        if block and block not in block_weights.TEXT and _kind(block) not in kinds:
             missing.append(block)
     if not missing:
         return []
     return [f"{name}: blocks: it has no {', '.join(missing[:6])}; its blocks are {', '.join(sorted(kinds))}"]
 
 
-def _without_number(block: str) -> str:
+def _kind(block: str) -> str:
     return block.rstrip("0123456789")
 
 
@@ -350,9 +350,9 @@ class _MergedLayers:
         if self.method.merge is not None:
             self.add_merged(base, file_changes(patches, shape, read), bias, may_be_flat)
             return
-        if read is not None and not additive(patches):
+        if read is not None and not are_additive(patches):
             weight = read()
-            self.add_change(base, in_order(weight, patches) - weight, self.rank, bias)
+            self.add_change(base, apply_in_order(weight, patches) - weight, self.rank, bias)
             return
         fused = fuse(patches, shape)
         up, down, diff = fused.up, fused.down.float(), fused.diff
@@ -371,14 +371,14 @@ class _MergedLayers:
         assert self.method.merge is not None
         up, down, diff, left_out = self.method.merge(changes, self.settings, base)
         for change, lost in zip(changes, left_out, strict=True):
-            self.files.setdefault(change.file, _Tally()).add(base, inner(change, change), lost)
+            self.files.setdefault(change.file, _Tally()).add(base, inner_product(change, change), lost)
         shape = changes[0].shape
         if up is not None and down is not None:
             self.add_product(base, up, down, shape)
         elif diff is not None:
             limit = self.rank
             if not limit and not self.chooses_ranks:
-                limit = _ranks_together(changes)
+                limit = _sum_of_ranks(changes)
             if limit >= min(diff.shape[0], diff[0].numel()):
                 limit = 0  # factors would be larger than the difference
             self.add_change(base, diff, limit, bias, may_be_flat)
@@ -409,17 +409,17 @@ class _MergedLayers:
             self.cut.add(base, total_energy, cut_energy)
         else:
             whole = FileChange(0, 1.0, tuple(shape), up=up, down=down)
-            self.cut.add(base, inner(whole, whole), 0.0)
+            self.cut.add(base, inner_product(whole, whole), 0.0)
         self.add_pair(base, up, down, shape)
 
-    def add_chosen(self, base: str, change: Singular, shape: Sequence[int], limit: int) -> None:
+    def add_chosen(self, base: str, change: SVD, shape: Sequence[int], limit: int) -> None:
         """Add a change cut to the rank that the rule chooses, and to at most `limit`."""
         rank = self.rule.rank(change.values, self.settings.resize_to)
         if limit:
             rank = min(rank, limit)
         energies = change.values.square()
         self.cut.add(base, float(energies.sum()), float(energies[rank:].sum()))
-        self.add_pair(base, *change.first(rank).factors(), shape)
+        self.add_pair(base, *change.truncate(rank).factors(), shape)
 
     def add_pair(self, base: str, up: Tensor, down: Tensor, shape: Sequence[int]) -> None:
         """Add a factor pair (out, r), (r, columns) for a weight of `shape`."""
@@ -443,7 +443,7 @@ class _MergedLayers:
         if self.chooses_ranks:
             self.add_chosen(base, svd(change.flatten(1)), change.shape, limit)
             return
-        up, down, left_out = best(change.flatten(1), limit)
+        up, down, left_out = best_factors(change.flatten(1), limit)
         self.cut.add(base, energy(change), left_out)
         self.add_pair(base, up, down, change.shape)
 
@@ -466,10 +466,10 @@ def file_changes(
     changes, weight = [], None
     for file, own in by_file.items():
         made = FileChange(file, own[0].strength, tuple(shape))
-        if read is not None and not additive(own):
+        if read is not None and not are_additive(own):
             if weight is None:
                 weight = read()
-            changes.append(replace(made, diff=in_order(weight, own) - weight))
+            changes.append(replace(made, diff=apply_in_order(weight, own) - weight))
             continue
         fused = fuse(own, shape)
         if fused.diff is None:
@@ -486,11 +486,11 @@ def _cancels_out(total: Tensor, changes: Sequence[FileChange]) -> bool:
     """Whether a sum of changes in float32 is nothing but rounding, as that of a file and its negative is."""
     if len(changes) < 2:
         return False
-    parts = math.sqrt(sum(inner(change, change) for change in changes))
+    parts = math.sqrt(sum(inner_product(change, change) for change in changes))
     return math.sqrt(energy(total)) <= _CANCELED * parts
 
 
-def _ranks_together(changes: Sequence[FileChange]) -> int:
+def _sum_of_ranks(changes: Sequence[FileChange]) -> int:
     """The ranks of the files for a layer, added up; 0 if one of them has no factors."""
     together = 0
     for change in changes:

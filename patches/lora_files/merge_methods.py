@@ -134,7 +134,7 @@ def mask_generator(seed: int, layer: str, file: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
+def _dropping_merge(sparsify: Sparsify, elects: bool) -> Merge:
     """A method that drops elements of every change, and adds the rest up, or with `elects` takes TIES' election."""
 
     def merge(changes: Sequence[FileChange], settings: MergeSettings, layer: str) -> MergedChange:
@@ -145,9 +145,9 @@ def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
             kept_elements.append(whole * mask / divisor)
             masks.append(mask)
         if elects:
-            total = _elected(kept_elements, masks)
+            total = _elect(kept_elements, masks)
         else:
-            total = _total(kept_elements)
+            total = _add_up(kept_elements)
         left_out = []
         for change, mask in zip(changes, masks, strict=True):
             left_out.append(energy(change.whole() * ~mask))
@@ -156,12 +156,12 @@ def _dropping(sparsify: Sparsify, elects: bool) -> Merge:
     return merge
 
 
-def _elected(changes: Sequence[Tensor], masks: list[Tensor]) -> Tensor:
+def _elect(changes: Sequence[Tensor], masks: list[Tensor]) -> Tensor:
     """TIES: the sign of the sum is elected for each element, and the mean of the elements that have it is the result.
 
     The elements that are outvoted leave the masks.
     """
-    positive = _total(changes) >= 0
+    positive = _add_up(changes) >= 0
     total, count = torch.zeros_like(changes[0]), torch.zeros_like(changes[0])
     for number, change in enumerate(changes):
         agrees = torch.where(positive, change > 0, change < 0)
@@ -186,7 +186,7 @@ def _karcher(changes: Sequence[FileChange], settings: MergeSettings, layer: str)
     norms = products.diagonal().clamp(min=0).sqrt()
     present = norms > 0
     if not bool(present.any()):
-        return _summed(changes)
+        return _sum(changes)
     divisors = torch.where(present, norms, 1.0)  # a file whose change is zero has no direction
     cosines = products / divisors.outer(divisors)
     shares = torch.tensor([abs(change.strength) for change in changes], dtype=torch.float64) * present
@@ -194,7 +194,7 @@ def _karcher(changes: Sequence[FileChange], settings: MergeSettings, layer: str)
     weights = norms[present].mean() * mean / divisors
     on_mean = (cosines @ mean).clamp(0.0, 1.0)
     left_out = norms.square() * (1.0 - on_mean.square())
-    return MergedChange(*_combined(changes, weights.tolist()), tuple(left_out.tolist()))
+    return MergedChange(*_combine(changes, weights.tolist()), tuple(left_out.tolist()))
 
 
 def _inner_products(changes: Sequence[FileChange]) -> Tensor:
@@ -202,7 +202,7 @@ def _inner_products(changes: Sequence[FileChange]) -> Tensor:
     products = torch.zeros(len(changes), len(changes), dtype=torch.float64)
     for row, one in enumerate(changes):
         for column, other in enumerate(changes[: row + 1]):
-            products[row, column] = products[column, row] = inner(one, other)
+            products[row, column] = products[column, row] = inner_product(one, other)
     return products
 
 
@@ -211,13 +211,13 @@ def _mean_on_sphere(cosines: Tensor, shares: Tensor, layer: str) -> Tensor:
     mean = shares
     length = _length(cosines, mean)
     if length < _OPPOSITE:
-        raise ValueError(_opposite(layer))
+        raise ValueError(_opposite_text(layer))
     mean = mean / length
     for _ in range(_KARCHER_STEPS):
         on_mean = (cosines @ mean).clamp(-1.0, 1.0)
         angles = on_mean.acos()
         if bool(((math.pi - angles < _OPPOSITE) & (shares > 0)).any()):
-            raise ValueError(_opposite(layer))
+            raise ValueError(_opposite_text(layer))
         pulls = shares * torch.where(angles > 1e-7, angles / angles.sin(), 1.0)
         tangent = pulls - (pulls * on_mean).sum() * mean
         length = _length(cosines, tangent)
@@ -226,7 +226,7 @@ def _mean_on_sphere(cosines: Tensor, shares: Tensor, layer: str) -> Tensor:
         mean = math.cos(length) * mean + math.sin(length) / length * tangent
         mean = mean / _length(cosines, mean)
     if length > _OPPOSITE:
-        raise ValueError(_opposite(layer))
+        raise ValueError(_opposite_text(layer))
     return mean
 
 
@@ -234,7 +234,7 @@ def _length(cosines: Tensor, coefficients: Tensor) -> float:
     return math.sqrt(max(float(coefficients @ cosines @ coefficients), 0.0))
 
 
-def _opposite(layer: str) -> str:
+def _opposite_text(layer: str) -> str:
     return (
         f"{layer}: the changes of the files point in opposite directions, which have no Karcher mean; use merge method"
         " sum"
@@ -250,13 +250,13 @@ def _orthogonal(changes: Sequence[FileChange], settings: MergeSettings, layer: s
     """
     parts = []
     if len(changes[0].shape) > 1:
-        parts = [_singular(change) for change in changes]
+        parts = [_exact_svd(change) for change in changes]
     if not any(len(part.values) for part in parts):
-        return _summed(changes)
+        return _sum(changes)
     most = min(parts[0][0].shape[0], parts[0][2].shape[1])
     if sum(len(values) for _, values, _ in parts) > most:
         each = max(1, most // len(parts))
-        parts = [part.first(each) for part in parts]
+        parts = [part.truncate(each) for part in parts]
     lefts = torch.cat([left for left, _, _ in parts], 1)
     rights = torch.cat([right for _, _, right in parts], 0)
     values = torch.cat([values for _, values, _ in parts])
@@ -268,18 +268,18 @@ def _orthogonal(changes: Sequence[FileChange], settings: MergeSettings, layer: s
         weights = own.outer(own)
         alike = ((left.T @ new_lefts[:, rows]) * (right @ new_rights[rows].T) * weights).sum()
         new = ((new_lefts[:, rows].T @ new_lefts[:, rows]) * (new_rights[rows] @ new_rights[rows].T) * weights).sum()
-        left_out.append(max(inner(change, change) - 2 * float(alike) + float(new), 0.0))
+        left_out.append(max(inner_product(change, change) - 2 * float(alike) + float(new), 0.0))
     roots = values.sqrt()
     return MergedChange((new_lefts * roots).float(), (roots[:, None] * new_rights).float(), None, tuple(left_out))
 
 
-def _singular(change: FileChange) -> low_rank.Singular:
+def _exact_svd(change: FileChange) -> low_rank.SVD:
     """The exact SVD of a change in float64, without singular values that are only rounding."""
     if change.factors is not None:
         found = low_rank.svd_of_product(*change.factors)
     else:
         found = low_rank.svd(change.whole().flatten(1))
-    return found.first(int((found.values > 1e-7 * found.values[0]).sum()))
+    return found.truncate(int((found.values > 1e-7 * found.values[0]).sum()))
 
 
 def _nearest_orthogonal(vectors: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ def energy(change: Tensor) -> float:
     return float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
 
 
-def inner(one: FileChange, other: FileChange) -> float:
+def inner_product(one: FileChange, other: FileChange) -> float:
     """The inner product of two changes, without forming them where they have factors."""
     first, second = one.factors, other.factors
     if first is None or second is None:
@@ -307,7 +307,7 @@ def inner(one: FileChange, other: FileChange) -> float:
     return float(((up.double().T @ other_up.double()) * (down.double() @ other_down.double().T)).sum())
 
 
-def _total(tensors: Sequence[Tensor]) -> Tensor:
+def _add_up(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
@@ -315,7 +315,7 @@ def _total(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _combined(
+def _combine(
     changes: Sequence[FileChange], weights: Sequence[float]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(up, down, diff) of a weighted sum of changes: factors side by side if every change has some."""
@@ -332,8 +332,8 @@ def _combined(
     return None, None, total
 
 
-def _summed(changes: Sequence[FileChange]) -> MergedChange:
-    return MergedChange(*_combined(changes, [1.0] * len(changes)), (0.0,) * len(changes))
+def _sum(changes: Sequence[FileChange]) -> MergedChange:
+    return MergedChange(*_combine(changes, [1.0] * len(changes)), (0.0,) * len(changes))
 
 
 METHODS: Registry[MergeMethod] = Registry(
@@ -343,25 +343,25 @@ METHODS: Registry[MergeMethod] = Registry(
         MergeMethod(
             name="ties",
             help="keeps the largest elements, and where the files disagree those of the stronger sign",
-            merge=_dropping(_largest, elects=True),
+            merge=_dropping_merge(_largest, elects=True),
             drops=True,
         ),
         MergeMethod(
             name="dare_linear",
             help="drops elements at random, scales the rest up and adds",
-            merge=_dropping(_random, elects=False),
+            merge=_dropping_merge(_random, elects=False),
             drops=True,
         ),
         MergeMethod(
             name="dare_ties",
             help="drops like dare_linear, then the sign is elected as by ties",
-            merge=_dropping(_random, elects=True),
+            merge=_dropping_merge(_random, elects=True),
             drops=True,
         ),
         MergeMethod(
             name="della",
             help="like dare_ties, but large elements are dropped less often",
-            merge=_dropping(_random_by_rank, elects=True),
+            merge=_dropping_merge(_random_by_rank, elects=True),
             drops=True,
             ranks_rows=True,
         ),
@@ -381,7 +381,7 @@ METHODS: Registry[MergeMethod] = Registry(
 )
 
 
-def _described(records: Iterable[Any]) -> str:
+def _describe(records: Iterable[Any]) -> str:
     """The names of records, each with what it does."""
     return " ".join(f"{record.name} {record.help}." for record in records)
 
@@ -397,7 +397,7 @@ class MergeSettings:
     method: str = setting(
         "merge method",
         "sum",
-        lambda: f"How the LoRAs become one. {_described(METHODS)} Try ties if a sum looks overdone.",
+        lambda: f"How the LoRAs become one. {_describe(METHODS)} Try ties if a sum looks overdone.",
         choices=METHODS.names,
     )
     density: float = setting(
@@ -413,7 +413,7 @@ class MergeSettings:
         "resize",
         "none",
         lambda: (
-            f"Gives every layer its own rank, up to maximum rank. {_described(low_rank.RANK_RULES)} The sv rules are"
+            f"Gives every layer its own rank, up to maximum rank. {_describe(low_rank.RANK_RULES)} The sv rules are"
             " kohya's."
         ),
         choices=low_rank.RANK_RULES.names,

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...storage.regular_file import open_regular
 from ...storage.safetensors import TensorInfo
 from ..models.recognition import text_width
-from ..models.recognize import recognize_lora
+from ..models.registry import recognize_lora
 from . import open_file, parse
 from .key_formats import registry as key_formats
 from .peft_config import peft_configs
@@ -40,23 +40,23 @@ _MOST_SETTINGS, _LONGEST_SETTING = 30, 100  # of ToDo and of an average: how man
 _MOST_TAGS = 4 << 20  # characters of all tags with their counts
 
 
-def about(metadata: Mapping[str, str], words: int = 8) -> str:
+def summarize(metadata: Mapping[str, str], words: int = 8) -> str:
     """A LoRA's metadata in one line: title, trigger words, tags, model, rank, steps …; empty without metadata."""
     facts = []
     for label, keys in _FACTS:
         value = _first(metadata, keys)
         if value:
-            facts.append(f"{label} {_short(value)}")
+            facts.append(f"{label} {_shorten(value)}")
     tags = _tags(metadata.get("ss_tag_frequency", ""))
     if tags:
-        facts.append("tags " + ", ".join(f"{_short(tag)} ({count})" for tag, count in tags.most_common(words)))
+        facts.append("tags " + ", ".join(f"{_shorten(tag)} ({count})" for tag, count in tags.most_common(words)))
     return "; ".join(facts)
 
 
-def contents(state: Mapping[str, Tensor]) -> str:
+def summarize_contents(state: Mapping[str, Tensor]) -> str:
     """A LoRA's contents in one line, from names and shapes: kinds of layers with their counts, ranks, model family."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
-    kinds, ranks = parse.summary(shapes)
+    kinds, ranks = parse.summarize(shapes)
     family = recognize_lora(shapes.items())
     if kinds:
         parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))]
@@ -67,7 +67,7 @@ def contents(state: Mapping[str, Tensor]) -> str:
     return ", ".join([*parts, *([f"for {family.title}"] if family else [])])
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     plain = " ".join(text[: 10 * _LONGEST].split())
     if len(plain) <= _LONGEST:
         return plain
@@ -114,9 +114,9 @@ def describe(path: str) -> dict[str, Any]:
     """
     from . import embeddings
 
-    tensors, metadata = open_file.header(path)
+    tensors, metadata = open_file.read_lora_header(path)
     shapes = key_formats.generic_keys({name: tensor.shape for name, tensor in tensors.items()})
-    kinds, ranks = parse.summary(shapes)
+    kinds, ranks = parse.summarize(shapes)
     family = recognize_lora(shapes.items())
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture") or ""
     types = Counter(tensor.kind for tensor in tensors.values())
@@ -124,7 +124,7 @@ def describe(path: str) -> dict[str, Any]:
     described: dict[str, Any] = {
         "file": os.path.basename(path),
         "size": os.path.getsize(path),
-        "layers": len(parse.names(shapes)),
+        "layers": len(parse.layer_names(shapes)),
         "kinds": kinds,
         "ranks": ranks,
         "alphas": _alphas(path, tensors, metadata),
@@ -134,7 +134,7 @@ def describe(path: str) -> dict[str, Any]:
         "title": _cut(_first(metadata, ("modelspec.title", "ss_output_name"))),
         "words": _cut(_first(metadata, _WORDS)),
         "tags": [[_cut(tag, _LONGEST), count] for tag, count in tags.most_common(20)],
-        "embeddings": embeddings.names(tensors, path),
+        "embeddings": embeddings.prompt_names(tensors, path),
         "steps": _cut(_first(metadata, ("ss_steps", "ss_max_train_steps")), _LONGEST),
         "resolution": _cut(_first(metadata, ("modelspec.resolution", "ss_resolution")), _LONGEST),
         "todo": _settings(metadata, "ss_todo_"),
@@ -192,12 +192,12 @@ _ALPHAS = {
 }
 
 
-def made_for(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def guess_model(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     """The model family that a LoRA is for, from its metadata, else from names and shapes; empty if neither tells."""
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     base_model = metadata.get("ss_base_model_version") or metadata.get("modelspec.architecture")
     if base_model:
-        return f"{_short(base_model)} (its metadata)"
+        return f"{_shorten(base_model)} (its metadata)"
     family = recognize_lora(shapes.items())
     if family is not None:
         return f"{family.title} {parse.BY_SHAPES}"

@@ -34,7 +34,7 @@ def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     The files used last are kept. A file that has changed takes the place of what it was.
     """
-    current = version(path)
+    current = file_version(path)
     with _lock:
         kept = _opened.get(path)
         if kept is not None and kept[0] == current:
@@ -53,7 +53,7 @@ def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 MOST_HEADER = 16 << 20  # bytes; parsing holds up everything else in the process
 
 
-def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+def read_lora_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """`load` without reading any tensor: the header's description of each. Raises LongHeader for one of more than
     16 MB, which no LoRA has.
     """
@@ -61,7 +61,7 @@ def header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     return tensors, {**metadata, **_peft_settings(path)}
 
 
-def version(path: str) -> tuple[tuple[int, int], ...]:
+def file_version(path: str) -> tuple[tuple[int, int], ...]:
     """(size, modification time) of a file and of PEFT's settings beside it, which change when either is written."""
     paths = [path]
     config = _peft_config_path(path)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from .key_formats.diffusers import strip_attn_processor
-from .layer_names import canonical
+from .layer_matching import canonical_name
 
 _GENERIC = re.compile(r"text_encoders\.(\w+)\.transformer\.(model\.)?")
 T = TypeVar("T")
@@ -17,12 +17,12 @@ def pairing_name(base: str) -> str:
     """A layer's name without prefix and separators (`te1:…` for a text encoder), to pair layers across differently
     written files.
     """
-    name = canonical(strip_attn_processor(_GENERIC.sub(_numbered_encoder, base)))
+    name = canonical_name(strip_attn_processor(_GENERIC.sub(_number_encoder, base)))
     name = re.sub(r"_(img|txt)_mlp_fc([12])$", _mlp_place, name)
     return re.sub(r"te\d:encoder_block_", "te:encoder_block_", name)  # a T5, whose number depends on the model
 
 
-def _numbered_encoder(match: re.Match[str]) -> str:
+def _number_encoder(match: re.Match[str]) -> str:
     if match[1] == "clip_g":
         return "te2."
     return "te1."
@@ -33,21 +33,21 @@ def _mlp_place(match: re.Match[str]) -> str:
     return f"_{match[1]}_mlp_{2 * int(match[2]) - 2}"
 
 
-def under_first_names(files: Sequence[Mapping[str, T]]) -> list[dict[str, T]]:
+def rename_as_first(files: Sequence[Mapping[str, T]]) -> list[dict[str, T]]:
     """Files {layer: contents} with the first one's names for the layers that it has too, in whatever key format.
 
     A name that two layers of a file would get is given to none.
     """
-    first = _unambiguous(files[0])
+    first = _unique_names(files[0])
     renamed = [dict(files[0])]
     for layers in files[1:]:
-        theirs = {layer: name for name, layer in _unambiguous(layers).items()}
+        theirs = {layer: name for name, layer in _unique_names(layers).items()}
         names = {layer: first.get(theirs[layer], layer) if layer in theirs else layer for layer in layers}
         renamed.append({names[layer]: contents for layer, contents in layers.items()})
     return renamed
 
 
-def _unambiguous(layers: Mapping[str, T]) -> dict[str, str]:
+def _unique_names(layers: Mapping[str, T]) -> dict[str, str]:
     """{pairing name: layer} of those that no other layer of the file has."""
     found: dict[str, list[str]] = {}
     for layer in layers:

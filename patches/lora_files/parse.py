@@ -16,13 +16,13 @@ from ..adapters.diff import Diff
 from ..adapters.file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole, Trainer
 from ..adapters.layer import AdditiveLayer, Layer, WeightLayer
 from ..adapters.registry import tensor_names
-from ..adapters.row_parts import rows_of
-from ..models.recognize import recognize_lora
+from ..adapters.row_parts import slice_rows
+from ..models.registry import recognize_lora
 from ..patching.fuse import Slice
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .peft_config import PeftConfig, config_for
-from .repeated import Claim, without_repeated
+from .repeated_changes import Claim, drop_repeated
 from .target import Target
 
 _LISTED = 12
@@ -83,8 +83,8 @@ def read(
     `partial`), incomplete pairs, NaN or infinite values, unavailable kinds, two names with different changes of the
     same rows.
     """
-    tensors_of_layers = without_embeddings(state)
-    groups, strangers, problems = grouped(tensors_of_layers, plain=False)
+    tensors_of_layers = drop_embeddings(state)
+    groups, strangers, problems = group_by_layer(tensors_of_layers, plain=False)
     claims: list[Claim] = []
     unknown: list[str] = []
     misfits: list[str] = []
@@ -94,18 +94,18 @@ def read(
             unknown.append(base)
             continue
         config = config_for(configs, base)
-        for layer_target, layer in _placed(base, tensors, target, shapes, config, problems, trainer):
+        for layer_target, layer in _place_layers(base, tensors, target, shapes, config, problems, trainer):
             misfit = _misfit(layer_target, layer, shapes)
             if misfit is None:
                 claims.append(Claim(base, layer_target, layer))
             else:
                 misfits.append(f"{base}: {misfit}")
-    used, repeated, clashes = without_repeated(claims, shapes)
+    used, repeated, clashes = drop_repeated(claims, shapes)
     problems += clashes
     layers: dict[Target, list[Layer]] = {}
     for claim in used:
         layers.setdefault(claim.target, []).append(claim.layer)
-    encoder_names, others = _by_model(unknown, key_map)
+    encoder_names, others = _split_by_model(unknown, key_map)
     unmatched = [*strangers, *others]
     if misfits and not (partial and layers):
         rest_is_fine = layers and not problems
@@ -116,7 +116,7 @@ def read(
     if not problems and not (groups or strangers) and embeddings:
         problems += _unread_embeddings(embeddings, embeddings_are_read)
     elif not problems:
-        problems += _unusable(state, groups, layers, unmatched, encoder_names, partial, hint, model_family)
+        problems += _explain_unusable(state, groups, layers, unmatched, encoder_names, partial, hint, model_family)
     if problems:
         fits = bool(layers) and not misfits
         matches = len(unknown) < len(groups)
@@ -138,7 +138,7 @@ def read(
     )
 
 
-def _by_model(unknown: Sequence[str], key_map: Mapping[str, Target]) -> tuple[list[str], list[str]]:
+def _split_by_model(unknown: Sequence[str], key_map: Mapping[str, Target]) -> tuple[list[str], list[str]]:
     """Divide unknown names: (those of a text encoder that is not loaded, the others)."""
     if any(target.model == "clip" for target in key_map.values()):
         return [], list(unknown)
@@ -164,30 +164,32 @@ def _unread_embeddings(embeddings: Collection[str], are_read: bool) -> list[str]
     """Why a file with embeddings alone cannot be used, if no CLIP gets them."""
     if are_read:
         return []
-    return [f"it holds embeddings only ({_some(embeddings)}): {_EMBEDDINGS_ONLY}"]
+    return [f"it holds embeddings only ({_list_some(embeddings)}): {_EMBEDDINGS_ONLY}"]
 
 
-def unplaced(
+def read_layers(
     state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
 ) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
     """All layers of a LoRA without a model to check them against: ([(name in the file, whether for the bias, layer)],
     problems).
     """
-    groups, strangers, problems = grouped(without_embeddings(state), plain=False)
+    groups, strangers, problems = group_by_layer(drop_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
     layers: list[tuple[str, bool, Layer]] = []
     for base, tensors in groups.items():
         weight = Target("", f"{base}.weight")
-        for target, layer in _layers(base, tensors, weight, defaultdict(tuple), config_for(configs, base), problems):
+        for target, layer in _parse_layers(
+            base, tensors, weight, defaultdict(tuple), config_for(configs, base), problems
+        ):
             layers.append((base, target.weight != weight.weight, layer))
     return layers, problems
 
 
-def with_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
+def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
     """A LoRA's state dict with the scales that PEFT keeps in its settings beside the file: as alphas, or, in a layer
     without a rank that alpha is divided by (a LoKr of two whole matrices), multiplied into a tensor.
     """
-    groups, _, _ = grouped(state, plain=False)
+    groups, _, _ = group_by_layer(state, plain=False)
     scaled = dict(state)
     for base, group in groups.items():
         config = config_for(configs, base)
@@ -212,18 +214,18 @@ def _roles(group: Group) -> list[TensorRole]:
     return [role for role in tensor_names().roles.values() if role.name in group]
 
 
-def without_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def drop_embeddings(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """A LoRA file without the textual inversions in it."""
     return {key: tensor for key, tensor in state.items() if key_formats.embedding_name(key) is None}
 
 
-def names(state: Collection[str]) -> list[str]:
+def layer_names(state: Collection[str]) -> list[str]:
     """Every layer named by a LoRA's keys, once."""
     layers = (tensor_names().layer_and_role(key, state) for key in state)
     return list(dict.fromkeys(base for base, role in layers if role is not None))
 
 
-def summary(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
+def summarize(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
     """Summarize a LoRA file: ({kind of layer: count}, all ranks), from the names and shapes of its tensors.
 
     Tensors that are not a LoRA's are not counted.
@@ -255,7 +257,7 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
     return [name for file_format in (*alone[:1], *around, *beside) for name in file_format.names_in(roles)]
 
 
-def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
+def group_by_layer(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
     """Group a LoRA's tensors by layer: (tensors by layer name and role, unknown keys, problems).
 
     `plain` refuses everything but factor pairs and differences. A layer with an alpha alone is left out: it does
@@ -281,7 +283,7 @@ def grouped(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, 
         group.setdefault(role, (key, tensor))
     for kind, keys in sorted(unavailable.items()):
         problems.append(
-            f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_some(keys)});"
+            f"{kind} is not available {'here' if plain else 'in this version of Graft'} ({_list_some(keys)});"
             f" {_INSTEAD[plain]}"
         )
     return {base: group for base, group in groups.items() if group.keys() != {_ALPHA}}, strangers, problems
@@ -299,7 +301,7 @@ def _with_alphas(state: Iterable[str]) -> list[str]:
 _INSTEAD = {True: "only factor pairs and differences are", False: "use ComfyUI's own LoRA loader for this file"}
 
 
-def _placed(
+def _place_layers(
     base: str,
     group: Group,
     target: Target,
@@ -310,7 +312,7 @@ def _placed(
 ) -> Iterator[tuple[Target, Layer]]:
     """`_layers`, where the rows of a layer may be in several weights of the model."""
     if not target.more:
-        yield from _layers(base, group, target, shapes, config, problems, trainer)
+        yield from _parse_layers(base, group, target, shapes, config, problems, trainer)
         return
     lengths = [piece.part[2] if piece.part else shapes[piece.model, piece.weight][0] for piece in target.pieces]
     whole = Target(target.model, f"{base}.weight")
@@ -319,7 +321,7 @@ def _placed(
     virtual = {(whole.model, whole.weight): shape}
     if all((bias.model, bias.weight) in shapes for bias in biases):
         virtual[whole.model, _bias_of(whole).weight] = shape[:1]
-    for found, layer in _layers(base, group, whole, virtual, config, problems, trainer):
+    for found, layer in _parse_layers(base, group, whole, virtual, config, problems, trainer):
         on_bias = found.weight != whole.weight
         full = shape[:1] if on_bias else shape
         mismatch = layer.mismatch(full)
@@ -328,7 +330,7 @@ def _placed(
             return
         start = 0
         for piece, bias, length in zip(target.pieces, biases, lengths, strict=True):
-            rows = rows_of(layer, start, length, full)
+            rows = slice_rows(layer, start, length, full)
             if rows is None:
                 problems.append(
                     f"{base}: {layer.kind} on {_weights(target)} in one, which this model holds apart; use ComfyUI's"
@@ -343,7 +345,7 @@ def _weights(target: Target) -> str:
     return ", ".join(piece.weight for piece in target.pieces)
 
 
-def _layers(
+def _parse_layers(
     base: str,
     group: Group,
     target: Target,
@@ -385,7 +387,7 @@ def _layers(
         trainer=trainer,
     )
     try:
-        placed_layers = _built(layer_tensors, present)
+        placed_layers = _build_layers(layer_tensors, present)
     except LayerError as error:
         problems.append(f"{base}: {error}")
         return
@@ -394,7 +396,7 @@ def _layers(
 
 
 # what `is_finite` found of each tensor that is still in use, and the version of its contents
-_looked_at: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
+_finite_tensors: MutableMapping[Tensor, tuple[int, bool]] = WeakTensorKeyDictionary()
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -404,10 +406,10 @@ def is_finite(tensor: Tensor) -> bool:
     """
     if tensor.is_inference():  # its contents may change without a new version
         return _all_finite(tensor)
-    looked_at = _looked_at.get(tensor)
+    looked_at = _finite_tensors.get(tensor)
     if looked_at is None or looked_at[0] != tensor._version:
         looked_at = tensor._version, _all_finite(tensor)
-        _looked_at[tensor] = looked_at
+        _finite_tensors[tensor] = looked_at
     return looked_at[1]
 
 
@@ -417,7 +419,7 @@ def _all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all())
 
 
-def _built(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedLayer]:
+def _build_layers(tensors: LayerTensors, formats: Sequence[FileFormat]) -> list[PlacedLayer]:
     """The layers of one name: the main layer with its wrappers, then the layers beside it; biases after weights."""
     main = [placed for file_format in formats if file_format.place == "alone" for placed in file_format.build(tensors)]
     for file_format in formats:
@@ -454,7 +456,7 @@ def _contradiction(group: Group, formats: Sequence[FileFormat]) -> str | None:
     if len(alone) > 1:
         return f"expected one kind of layer, got {' and '.join(layer_format.name for layer_format in alone)} ({keys})"
     for file_format in formats:
-        missing = file_format.missing(group)
+        missing = file_format.missing_roles(group)
         if missing:
             listed = "; ".join(f"{file_format.name}: {role} is missing" for role in missing)
             return f"{file_format.incomplete or listed}, got only {keys}"
@@ -487,7 +489,7 @@ def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Seque
     if target.part is not None:
         shape = [target.part[2] if dimension == target.part[0] else side for dimension, side in enumerate(shape)]
     problem = layer.mismatch(shape)
-    if problem is None and target.function is not None and not layer.additive:
+    if problem is None and target.function is not None and not layer.is_additive:
         problem = _unknown_order(target.function, layer, shape)
     if problem is None:
         return None
@@ -506,7 +508,7 @@ def _unknown_order(function: Callable[[Tensor], Tensor], layer: Layer, shape: Se
     )
 
 
-def _unusable(
+def _explain_unusable(
     state: Mapping[str, Tensor],
     groups: Mapping[str, Group],
     layers: Mapping[Target, list[Layer]],
@@ -517,26 +519,26 @@ def _unusable(
     model_family: Callable[[], str],
 ) -> list[str]:
     if not groups:
-        return [f"it holds no LoRA layer ({_some(unmatched or state)})" if state else "it is empty"]
+        return [f"it holds no LoRA layer ({_list_some(unmatched or state)})" if state else "it is empty"]
     if not layers and text and not unmatched:
-        return [f"it is for a text encoder only ({_some(text)}); connect CLIP"]
+        return [f"it is for a text encoder only ({_list_some(text)}); connect CLIP"]
     if not layers:
         family = recognize_lora((name, tensor.shape) for name, tensor in state.items())
         if family is not None and family.title == model_family():
             return [
                 f"it is for {family.title}, as this model is, but all of its names are unknown"
-                f" ({_some([*unmatched, *text])}); try ComfyUI's own LoRA loader"
+                f" ({_list_some([*unmatched, *text])}); try ComfyUI's own LoRA loader"
             ]
-        return [f"no key matches this model, it is for {hint or 'another one'} ({_some([*unmatched, *text])})"]
+        return [f"no key matches this model, it is for {hint or 'another one'} ({_list_some([*unmatched, *text])})"]
     if unmatched and not partial:
         return [
             f"{len(unmatched)} of {len(groups) + len(unmatched) - sum(name in groups for name in unmatched)} names"
-            f" match no weight of this model ({_some(unmatched)}); mark the row as partial to use the rest"
+            f" match no weight of this model ({_list_some(unmatched)}); mark the row as partial to use the rest"
         ]
     return []
 
 
-def _some(names: Iterable[str]) -> str:
+def _list_some(names: Iterable[str]) -> str:
     listed = sorted(names)
     return ", ".join(listed[:_LISTED]) + (f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else "")
 
@@ -552,16 +554,16 @@ def patches_of(
         if target.part is not None:
             shape[target.part[0]] = target.part[2]
         for layer in layers:
-            yield target.weight, _in_the_models_order(layer, target.function, shape), target.part
+            yield target.weight, _reorder_rows(layer, target.function, shape), target.part
 
 
-def _in_the_models_order(layer: Layer, function: Callable[[Tensor], Tensor] | None, shape: Sequence[int]) -> Layer:
+def _reorder_rows(layer: Layer, function: Callable[[Tensor], Tensor] | None, shape: Sequence[int]) -> Layer:
     """A layer after what a host does to the difference that it makes."""
     from ..adapters.row_order import InRowOrder, row_order
 
     if function is None:
         return layer
-    if layer.additive:
+    if layer.is_additive:
         return Diff(function(cast(AdditiveLayer, layer).delta(shape)))
     rows = row_order(function, shape)
     assert rows is not None, "a layer that does not fit was let through"

@@ -39,8 +39,8 @@ class PeftConfig:
         say.
         """
         layer = layer.removeprefix("base_model.model.").removeprefix(f"{self.part}." if self.part else "")
-        alpha = _of(self.alpha_pattern, layer, self.alpha)
-        divisor = _of(self.rank_pattern, layer, self.rank) or rank
+        alpha = _find_match(self.alpha_pattern, layer, self.alpha)
+        divisor = _find_match(self.rank_pattern, layer, self.rank) or rank
         if alpha is None or not divisor:
             return None
         return float(alpha) / (divisor**0.5 if self.rslora else divisor)
@@ -82,17 +82,17 @@ def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
     alpha, rank = content.get("lora_alpha", content.get("alpha")), content.get("r")
     coft, eps = content.get("coft"), content.get("eps", 6e-5)
     terms = content.get("num_cayley_neumann_terms") or 5
-    if not _count(terms) or terms > _MOST_TERMS:
+    if not _is_count(terms) or terms > _MOST_TERMS:
         raise ValueError(f"num_cayley_neumann_terms is {str(terms)[:40]}, expected a whole number up to {_MOST_TERMS}")
     return PeftConfig(
         part=part,
-        rank=rank if _count(rank) else None,
-        alpha=float(alpha) if _number(alpha) else None,
-        rank_pattern=_patterns(content, "rank_pattern", _count),
-        alpha_pattern=_patterns(content, "alpha_pattern", _number),
+        rank=rank if _is_count(rank) else None,
+        alpha=float(alpha) if _is_number(alpha) else None,
+        rank_pattern=_patterns(content, "rank_pattern", _is_count),
+        alpha_pattern=_patterns(content, "alpha_pattern", _is_number),
         rslora=content.get("use_rslora") is True,
         terms=0 if content.get("use_cayley_neumann") is False else terms,
-        limit=float(eps) if coft is True and _number(eps) else None,
+        limit=float(eps) if coft is True and _is_number(eps) else None,
         feedforward=_names(content.get("feedforward_modules")),
     )
 
@@ -100,11 +100,11 @@ def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
 _MOST_TERMS = 1000
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 2**31
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30
 
 
@@ -134,7 +134,7 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
     return {pattern: value for pattern, value in patterns.items() if check(value)}
 
 
-def _of(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
+def _find_match(patterns: Mapping[str, Any], layer: str, otherwise: Any) -> Any:
     """The value of the first pattern that matches the end of a module's name, as PEFT matches them.
 
     After `^` a pattern has to match the whole name.

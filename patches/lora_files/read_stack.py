@@ -15,13 +15,13 @@ from ...storage.printable import logger
 from ...storage.problem_list import problem_lines
 from ..adapters.layer import Layer
 from ..models.recognition import factors_of
-from ..models.recognize import recognize_lora
-from ..patching.fuse import MERGEABLE_DTYPES, Patch, additive
+from ..models.registry import recognize_lora
+from ..patching.fuse import MERGEABLE_DTYPES, Patch, are_additive
 from ..patching.plan import CHANGING
-from . import block_weights, layer_names, metadata, parse
+from . import block_weights, layer_matching, metadata, parse
 from .entry import LoraEntry, StateDict
 from .peft_config import peft_configs
-from .trained_scale import with_trained_scales
+from .trained_scale import restore_trained_scales
 from .trainer import oft_trainer, rank_schedules
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def read_stack(
     report += embeddings.report
     if weights.tokenizer is None:
         for entry, parsed in reading.loras:
-            report += [f"{entry.name}: {line}" for line in _embeddings_left_out(parsed, _CONNECT_CLIP)]
+            report += [f"{entry.name}: {line}" for line in _list_embeddings(parsed, _CONNECT_CLIP)]
     masked = mode not in ("merge", "host")
     if not masked:
         report += _all_ranks_lines(reading)
@@ -144,7 +144,7 @@ def read_stack_to_merge(
                 f"{entry.name}: {len(lora.text_encoder)} of its layers are for a text encoder: connect CLIP, or set the"
                 " row's CLIP strength to 0"
             )
-        left_out = [*_without_effect(entry, lora), *_embeddings_left_out(lora, _KEEP_ITS_ROW), *_left_out(lora)]
+        left_out = [*_effect_warnings(entry, lora), *_list_embeddings(lora, _KEEP_ITS_ROW), *_list_left_out(lora)]
         _warn_without_effect(entry, lora)
         if left_out:
             report.append(f"{entry.name}: {'; '.join(left_out)}")
@@ -152,7 +152,7 @@ def read_stack_to_merge(
     for space, by_weight in patches.items():
         for weight, on_weight in by_weight.items():
             dtype = base_weights[space][weight].dtype
-            if dtype not in MERGEABLE_DTYPES and not additive(on_weight):
+            if dtype not in MERGEABLE_DTYPES and not are_additive(on_weight):
                 reading.problems.append(f"{weight}: it is quantized ({dtype})")
     reading.raise_problems()
     return LoraStackPatches(patches, [], report)
@@ -168,7 +168,7 @@ def read_files(
             _read_file(entry, weights, convert, reading)
         except ValueError as error:
             reading.problems.append(str(error))
-    reading.problems += _changed_and_enlarged(reading, weights)
+    reading.problems += _enlarging_conflicts(reading, weights)
     return reading
 
 
@@ -178,15 +178,18 @@ def _read_file(
     """Match one entry's layers with a model's weights; raises ValueError if it cannot be used."""
     if entry.blocks:
         model_weights = (weight for space, weight in weights.shapes if space == "model")
-        block_weights.fitting(entry.blocks, model_weights)
-    trained = with_trained_scales(entry.state_dict, entry.metadata)
+        block_weights.parse_for_model(entry.blocks, model_weights)
+    trained = restore_trained_scales(entry.state_dict, entry.metadata)
     state, enlarging = _split_enlarging(convert(trained))
-    key_map = {**weights.key_map, **layer_names.find_targets(parse.names(state), weights.key_map, weights.shapes)}
+    key_map = {
+        **weights.key_map,
+        **layer_matching.find_targets(parse.layer_names(state), weights.key_map, weights.shapes),
+    }
     if enlarging:
         reading.enlarging.append(_read_enlarging(entry, enlarging, key_map, weights.can_enlarge))
         if not state:
             return
-    hint = metadata.made_for(entry.state_dict, entry.metadata)
+    hint = metadata.guess_model(entry.state_dict, entry.metadata)
     try:
         state = {**state, **rank_schedules(state, entry.metadata)}
         configs = peft_configs(entry.metadata)
@@ -280,11 +283,11 @@ def _read_enlarging(
         changed.append(weight)
         if f"{name}.diff_b" in state:
             changed.append(weight.removesuffix(".weight") + ".bias")
-    strength = entry.strength_model * block_weights.strength(entry.block_strengths(), changed[0])
+    strength = entry.strength_model * block_weights.strength_of_weight(entry.block_strengths(), changed[0])
     return EnlargingLora(entry.name, state, layers, changed, strength)
 
 
-def _changed_and_enlarged(reading: LoraReading, weights: ModelWeights) -> list[str]:
+def _enlarging_conflicts(reading: LoraReading, weights: ModelWeights) -> list[str]:
     """Errors for weights that one LoRA enlarges while another one changes them at their old size.
 
     The one that enlarges may be one of these, or on the model already.
@@ -351,49 +354,49 @@ def patches_by_weight(
         for weight, layer, part in parse.patches_of(lora, space, shapes):
             strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
-                applied: Any = _as_applied(layer, strength, entry)
+                applied: Any = _choose_layer(layer, strength, entry)
                 if _has_masked_ranks(applied) and not (masked and space == "model"):
                     applied = applied.with_all_ranks()
                 patches.setdefault(weight, []).append(Patch(applied, strength, part, schedule, file))
     return patches
 
 
-def _as_applied(layer: Any, strength: float, entry: LoraEntry) -> Layer:
+def _choose_layer(layer: Any, strength: float, entry: LoraEntry) -> Layer:
     """A layer of a LoRA, or what ComfyUI's loader makes of it at this strength, if the entry asks for that."""
-    if entry.comfyui_oft and hasattr(layer, "as_in_comfyui"):  # as kinds do that ComfyUI applies in another way
-        return layer.as_in_comfyui(strength)
+    if entry.comfyui_oft and hasattr(layer, "to_comfyui"):  # as kinds do that ComfyUI applies in another way
+        return layer.to_comfyui(strength)
     return layer
 
 
 def _strength_on(entry: LoraEntry, by_block: Mapping[str, float], space: str, weight: str) -> float:
     """The strength of a LoRA on one weight: its own, times its block's."""
-    return entry.strength(space) * block_weights.strength(by_block, weight, text=space == "clip")
+    return entry.strength(space) * block_weights.strength_of_weight(by_block, weight, text=space == "clip")
 
 
 def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
     """The report on one LoRA: weights, strengths, kinds of layers, what is skipped, and the file's metadata."""
     if lora.embeddings_only:
-        line = f"{entry.name}: no weights for the model, {_counted_embeddings(lora.embeddings)}"
+        line = f"{entry.name}: no weights for the model, {_count_embeddings(lora.embeddings)}"
     else:
-        line = _weights_changed(entry, lora, has_clip)
-    line = "; ".join([line, *_without_effect(entry, lora), *_left_out(lora)])
-    facts = metadata.about(entry.metadata)
+        line = _describe_changes(entry, lora, has_clip)
+    line = "; ".join([line, *_effect_warnings(entry, lora), *_list_left_out(lora)])
+    facts = metadata.summarize(entry.metadata)
     if facts:
         line += f"\n  {facts}"
     return line
 
 
-def _counted_embeddings(names: Sequence[str]) -> str:
+def _count_embeddings(names: Sequence[str]) -> str:
     if len(names) == 1:
         return "1 embedding"
     return f"{len(names)} embeddings"
 
 
-def _weights_changed(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
+def _describe_changes(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:
     """How many weights a LoRA changes, at which strengths, and how."""
-    line = f"{entry.name}: {_changed(entry, lora, 'model')} weights of the model at {entry.strength_model:g}"
+    line = f"{entry.name}: {_count_changed(entry, lora, 'model')} weights of the model at {entry.strength_model:g}"
     if has_clip:
-        line += f", {_changed(entry, lora, 'clip')} of the text encoder at {entry.strength_clip:g}"
+        line += f", {_count_changed(entry, lora, 'clip')} of the text encoder at {entry.strength_clip:g}"
     kinds = [f"{number} {kind}" for kind, number in sorted(lora.kinds.items())]
     line += f" ({', '.join(kinds)})"
     if entry.blocks:
@@ -407,7 +410,7 @@ def _weights_changed(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -
     return line
 
 
-def _changed(entry: LoraEntry, lora: parse.ParsedLora, space: str) -> str:
+def _count_changed(entry: LoraEntry, lora: parse.ParsedLora, space: str) -> str:
     """How many weights a LoRA changes, "3 of 10" where block weights or a strength of 0 leave some out."""
     by_block = entry.block_strengths()
     weights = [target.weight for target in lora.layers if target.model == space]
@@ -417,7 +420,7 @@ def _changed(entry: LoraEntry, lora: parse.ParsedLora, space: str) -> str:
     return f"{len(changed)} of {len(weights)}"
 
 
-def _without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> list[str]:
+def _effect_warnings(entry: LoraEntry, lora: parse.ParsedLora) -> list[str]:
     """A warning if a LoRA has weights and changes none of them."""
     if lora.embeddings_only:
         return []
@@ -432,7 +435,7 @@ def _without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> list[str]:
 
 
 def _warn_without_effect(entry: LoraEntry, lora: parse.ParsedLora) -> None:
-    for warning in _without_effect(entry, lora):
+    for warning in _effect_warnings(entry, lora):
         log.warning("%s: %s", entry.name, warning)
 
 
@@ -440,14 +443,14 @@ _CONNECT_CLIP = "to use them in prompts, connect CLIP"
 _KEEP_ITS_ROW = "to use them in prompts, put the file itself on a CLIP with Load LoRAs"
 
 
-def _embeddings_left_out(lora: parse.ParsedLora, how: str) -> list[str]:
+def _list_embeddings(lora: parse.ParsedLora, how: str) -> list[str]:
     if not lora.embeddings:
         return []
     names = ", ".join(lora.embeddings)
     return [f"{len(lora.embeddings)} embeddings in the file are left out ({names}): {how}"]
 
 
-def _left_out(lora: parse.ParsedLora) -> list[str]:
+def _list_left_out(lora: parse.ParsedLora) -> list[str]:
     """The parts of a file that are not used, and why."""
     left_out = []
     if lora.text_encoder:

@@ -11,12 +11,12 @@ from .key_formats import registry as key_formats
 ORDER = ("BASE", "CLIP", "T5", "IN", "M", "D", "S", "L", "OUT")
 
 
-def checked(blocks: str, schedule: str) -> dict[str, str]:
+def check_texts(blocks: str, schedule: str) -> dict[str, str]:
     """{"blocks" or "schedule": what is wrong with it} of a row's texts; empty when nothing is."""
     problems: dict[str, str] = {}
     checks: dict[str, tuple[str, Callable[[str], Any]]] = {
         "blocks": (blocks, block_weights.parse),
-        "schedule": (schedule, stack_rows.schedule_of),
+        "schedule": (schedule, stack_rows.parse_schedule),
     }
     for name, (text, read) in checks.items():
         try:
@@ -29,17 +29,17 @@ def checked(blocks: str, schedule: str) -> dict[str, str]:
 
 def blocks_of(path: str) -> list[str]:
     """The blocks that a LoRA file has layers in, in the order of the model."""
-    tensors, _ = open_file.header(path)
+    tensors, _ = open_file.read_lora_header(path)
     keys = key_formats.generic_keys(tensors)
     diffusers = block_weights.diffusers_blocks(keys)
-    found = {_block(layer, diffusers) for layer in parse.names(keys)}
+    found = {_block(layer, diffusers) for layer in parse.layer_names(keys)}
     return sorted(found, key=_place)
 
 
 def _block(layer: str, diffusers: Any) -> str:
     if layer.startswith(key_formats.text_encoder_prefixes()):
         return block_weights.text_block(layer, diffusers)
-    return block_weights.block_of_name(key_formats.without_prefixes(layer), diffusers)
+    return block_weights.block_of_name(key_formats.strip_prefixes(layer), diffusers)
 
 
 def _kind(block: str) -> str:
@@ -55,17 +55,17 @@ def _place(block: str) -> tuple[int, str]:
 
 def strengths(blocks: list[str], text: str) -> list[float]:
     """The strength of each block under block weights; 1 for all when the text is empty or cannot be read."""
-    if not text.strip() or "blocks" in checked(text, ""):
+    if not text.strip() or "blocks" in check_texts(text, ""):
         return [1.0] * len(blocks)
     given = block_weights.parse(text)
-    return [block_weights.of_block(given, block) for block in blocks]
+    return [block_weights.strength_of_block(given, block) for block in blocks]
 
 
 def foreign_blocks(blocks: list[str], text: str) -> str:
     """What is wrong with block weights that name blocks of another family than a file's; "" if nothing is."""
-    if not blocks or not text.strip() or "blocks" in checked(text, ""):
+    if not blocks or not text.strip() or "blocks" in check_texts(text, ""):
         return ""
-    kinds = block_weights.together({_kind(block) for block in blocks}) | {block_weights.REST, *block_weights.TEXT}
+    kinds = block_weights.related_kinds({_kind(block) for block in blocks}) | {block_weights.REST, *block_weights.TEXT}
     foreign = [name for name in block_weights.parse(text) if name and _kind(name) not in kinds]
     if not foreign:
         return ""

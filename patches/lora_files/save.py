@@ -12,11 +12,11 @@ from ...storage.problem_list import problem_lines
 from ...storage.safetensors import safetensors_bytes
 from ..adapters.tlora import SCHEDULE
 from ..models.family import Kohya, ModelFamily, ModelSpec
-from ..models.recognize import recognize_lora
+from ..models.registry import recognize_lora
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .key_formats.kohya import is_inner_parameter
-from .parse import grouped
+from .parse import group_by_layer
 from .trainer import MIN_RANK, RANK_EXPONENT
 
 
@@ -29,7 +29,7 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     ValueError listing what the format cannot name, and tensors with NaN, infinite numbers, or numbers that `dtype`
     cannot hold.
     """
-    choices = key_formats.writable()
+    choices = key_formats.writable_formats()
     if name not in choices:
         raise ValueError(f"key format: expected one of {', '.join(choices)}, got {name!r}")
     writer = choices[name].writer
@@ -37,9 +37,9 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     from . import embeddings
 
     layers, words = embeddings.split(lora)
-    groups, strangers, problems = grouped(layers, plain=False)
+    groups, strangers, problems = group_by_layer(layers, plain=False)
     problems += [f"{key}: not a LoRA tensor" for key in strangers]
-    problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _finite(tensor)]
+    problems += [f"{key}: holds NaN or infinite values" for key, tensor in lora.items() if not _is_finite(tensor)]
     alternatives = [choice.name for choice in choices.values() if choice.holds_every_kind]
     problems += writer.problems(groups, " or ".join(alternatives))
     if not lora and not problems:
@@ -47,8 +47,8 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     if problems:
         raise ValueError("the LoRA cannot be saved:\n" + problem_lines(problems))
     tensors = writer.write(groups, dtype, _family(lora))
-    tensors.update(embeddings.bundled(words))
-    too_large = [key for key, tensor in tensors.items() if not _finite(tensor)]
+    tensors.update(embeddings.bundle(words))
+    too_large = [key for key, tensor in tensors.items() if not _is_finite(tensor)]
     if too_large:
         largest = torch.finfo(dtype).max
         raise ValueError(
@@ -58,11 +58,11 @@ def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> 
     return tensors
 
 
-def left_out_by_comfyui(lora: Mapping[str, Tensor]) -> list[str]:
+def names_comfyui_ignores(lora: Mapping[str, Tensor]) -> list[str]:
     """Names of the differences that ComfyUI's LoRA loaders ignore: those of parameters that lie in a module with
     further modules (Wan's `modulation`, Z-Image's pad tokens).
     """
-    groups, _, _ = grouped(lora, plain=False)
+    groups, _, _ = group_by_layer(lora, plain=False)
     names: list[str] = []
     for base, group in groups.items():
         has_bias = "diff_b" in group  # so it is a module, as Wan's patch_embedding
@@ -71,7 +71,7 @@ def left_out_by_comfyui(lora: Mapping[str, Tensor]) -> list[str]:
     return names
 
 
-def _finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor) -> bool:
     if tensor.element_size() == 1:  # fp8
         tensor = tensor.float()
     return bool(torch.isfinite(tensor).all())
@@ -81,7 +81,7 @@ def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
     return recognize_lora((name, tuple(tensor.shape)) for name, tensor in lora.items())
 
 
-def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+def kohya_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
     """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, for the file with only its `ss_*` metadata.
 
     The first is the sha256 of everything after the header; the second is the first 8 digits of the sha256 of 64 KiB
@@ -98,12 +98,12 @@ def hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
     return {"sshs_model_hash": model_hash.hexdigest(), "sshs_legacy_hash": legacy_hash.hexdigest()[:8]}
 
 
-def saved_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
+def build_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a saved LoRA (`ss_*` and `modelspec.*`), without dates or random ids.
 
     `more` (from training) overrides it.
     """
-    groups, _, _ = grouped(lora, plain=False)
+    groups, _, _ = group_by_layer(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})
     alphas = sorted({float(group["alpha"][1]) for group in groups.values() if "alpha" in group})
     lycoris = any(set(group) - {"up", "down", "alpha"} for group in groups.values())

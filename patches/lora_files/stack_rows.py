@@ -26,7 +26,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "schedule": (str,),
     "partial": (bool,),
 }
-_SAID = {str: "text", bool: "true or false", Real: "a number"}
+_TYPE_TEXTS = {str: "text", bool: "true or false", Real: "a number"}
 _RANGE = re.compile(r"([\d.]+%?)\s*-\s*([\d.]+%?)")
 
 
@@ -59,7 +59,7 @@ class StackRow(tuple):
         return (*self, self.blocks, self.schedule, self.partial)
 
 
-def rows_of(stack: Iterable[Sequence]) -> list[StackRow]:
+def read_stack_rows(stack: Iterable[Sequence]) -> list[StackRow]:
     """Read any pack's LORA_STACK as StackRows; raises ValueError listing every unusable element."""
     rows, problems = [], []
     for number, element in enumerate(stack, start=1):
@@ -118,19 +118,19 @@ def _row_problems(row: Mapping[str, Any]) -> Iterable[str]:
         if name not in _FIELDS:
             yield f"unknown field {name!r}; known are {', '.join(_FIELDS)}"
         elif not isinstance(value, _FIELDS[name]) or (bool not in _FIELDS[name] and isinstance(value, bool)):
-            yield f"{name}: expected {_SAID[_FIELDS[name][0]]}, got {value!r}"
+            yield f"{name}: expected {_TYPE_TEXTS[_FIELDS[name][0]]}, got {value!r}"
         elif name in ("model", "clip") and not abs(row[name]) <= LIMIT:  # NaN fails this too
             yield f"{name}: expected a strength from {-LIMIT:g} to {LIMIT:g}, got {value}"
         elif name in ("blocks", "schedule") and isinstance(value, str) and value.strip():
             from .block_weights import parse as parse_blocks
 
             try:
-                (parse_blocks if name == "blocks" else schedule_of)(value)
+                (parse_blocks if name == "blocks" else parse_schedule)(value)
             except ValueError as error:
                 yield str(error)
 
 
-def schedule_of(text: str) -> Schedule | None:
+def parse_schedule(text: str) -> Schedule | None:
     """Read the strength schedule of a row; None for "".
 
     The text is "0.2-0.8" (on from start to end), or points "0:1, 0.5:0.3, 1:0" (fraction of sampling: strength).
@@ -145,7 +145,7 @@ def schedule_of(text: str) -> Schedule | None:
         start, end = _share(span[1]), _share(span[2])
         if not 0.0 <= start < end <= 1.0:
             raise ValueError(f"schedule: expected a start before an end, both from 0 to 1, got {text.strip()!r}")
-        return Schedule.between(start, end)
+        return Schedule.from_range(start, end)
     points = []
     for part in filter(None, (part.strip() for part in text.replace("\n", ",").split(","))):
         share, colon, strength = part.partition(":")

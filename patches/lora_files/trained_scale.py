@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .key_formats.key_format import Group
-from .parse import grouped
+from .parse import group_by_layer
 
-_OF_GRAFT = "graft_state"  # whose own files need no correction
+_GRAFT_STATE = "graft_state"  # whose own files need no correction
 _LYCORIS = "lycoris.kohya"
 _SD_SCRIPTS = "networks."  # and musubi-tuner's modules
 _WITH_LOKR = (_LYCORIS, "networks.lokr")
@@ -72,7 +72,7 @@ class _Training:
         return self.arguments.get("preset", "full") not in _PRESETS or bool(self.arguments.get("network_reg_dims"))
 
 
-def with_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Mapping[str, Tensor]:
+def restore_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Mapping[str, Tensor]:
     """The tensors of a LoRA file, with alphas and factors from which every layer has the scale it was trained with.
 
     - `state`: the file's tensors under its own names; it is not changed, and is returned where nothing differs.
@@ -82,7 +82,7 @@ def with_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]
     training = _training(metadata)
     if training is None:
         return state
-    groups, _, _ = grouped(state, plain=False)
+    groups, _, _ = group_by_layer(state, plain=False)
     changed: dict[str, Tensor] = {}
     for base, group in groups.items():
         alpha = _alpha(group)
@@ -94,7 +94,7 @@ def with_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]
                 key, factor = group["lokr_w1"]
                 changed[key] = factor.float() * scale
             continue
-        ratio = _split_pairs(base, group, alpha, training) * _rank_stabilization(group, alpha, training)
+        ratio = _count_split_pairs(base, group, alpha, training) * _rank_stabilization(group, alpha, training)
         if ratio != 1.0:
             changed[group["alpha"][0]] = torch.tensor(alpha * ratio)
     return {**state, **changed} if changed else state
@@ -103,7 +103,7 @@ def with_trained_scales(state: Mapping[str, Tensor], metadata: Mapping[str, str]
 def _training(metadata: Mapping[str, str]) -> _Training | None:
     """What the metadata say, None if they name no trainer with a scale of its own."""
     module = metadata.get("ss_network_module", "")
-    if _OF_GRAFT in metadata:
+    if _GRAFT_STATE in metadata:
         return None
     try:
         arguments = json.loads(metadata.get("ss_network_args") or "{}")
@@ -132,14 +132,14 @@ def _alpha(group: Group) -> float | None:
     return float(group["alpha"][1])
 
 
-def _is(alpha: float, expected: float | None) -> bool:
+def _is_close(alpha: float, expected: float | None) -> bool:
     return expected is not None and math.isclose(alpha, expected, rel_tol=_ROUNDING)
 
 
 # --- split_qkv --------------------------------------------------------------------------------------------------------
 
 
-def _split_pairs(base: str, group: Group, alpha: float, training: _Training) -> int:
+def _count_split_pairs(base: str, group: Group, alpha: float, training: _Training) -> int:
     """How many pairs a stored one is made of: its alpha is divided by the rank of one of them."""
     if not training.is_split:
         return 1
@@ -151,7 +151,7 @@ def _split_pairs(base: str, group: Group, alpha: float, training: _Training) -> 
         return 1
     if len(down) % pairs or not _is_block_diagonal(up, pairs):
         return 1
-    if training.alpha is None or not _is(alpha, training.alpha or len(down) / pairs):
+    if training.alpha is None or not _is_close(alpha, training.alpha or len(down) / pairs):
         return 1  # resized since, or somebody has corrected the alpha
     return pairs
 
@@ -178,11 +178,11 @@ def _scale_of_whole_lokr(group: Group, alpha: float, training: _Training) -> flo
     if not rank:
         return 1.0
     root = math.sqrt(rank) if training.is_rank_stabilized else 1.0
-    if not math.isfinite(alpha) or _is(alpha, rank) or _is(alpha, rank * root):
+    if not math.isfinite(alpha) or _is_close(alpha, rank) or _is_close(alpha, rank * root):
         return root
-    if training.ranks_by_layer and not (_is(alpha, given) or (given and _is(alpha, given * root))):
+    if training.ranks_by_layer and not (_is_close(alpha, given) or (given and _is_close(alpha, given * root))):
         return alpha ** (1 / 3) if root != 1.0 else 1.0  # alpha is the layer's own rank, or its power of 3/2
-    if root != 1.0 and _is(alpha, given):  # LyCORIS before 3.0 stored it as given
+    if root != 1.0 and _is_close(alpha, given):  # LyCORIS before 3.0 stored it as given
         return alpha / root
     return alpha / rank
 
@@ -196,7 +196,7 @@ def _rank_stabilization(group: Group, alpha: float, training: _Training) -> floa
         return 1.0
     rank = _stored_rank(group)
     given = rank if training.alpha == 0 else training.alpha  # LyCORIS takes the rank for an alpha of 0
-    if rank and (_is(alpha, given) or _is(alpha, training.number("conv_alpha", None))):
+    if rank and (_is_close(alpha, given) or _is_close(alpha, training.number("conv_alpha", None))):
         return math.sqrt(rank)
     return 1.0
 

@@ -25,7 +25,7 @@ def oft_trainer(keys: Iterable[str], metadata: Mapping[str, str]) -> Trainer:
         return "OneTrainer"
     if peft_configs(metadata):
         return "PEFT"
-    trainers = {_by_name(key) for key in keys if ".oft_R." in key} - {""}
+    trainers = {_trainer_of_key(key) for key in keys if ".oft_R." in key} - {""}
     if len(trainers) == 1:
         return trainers.pop()
     return ""
@@ -53,7 +53,7 @@ def rank_schedules(keys: Iterable[str], metadata: Mapping[str, str]) -> dict[str
     return {name: schedule for name in sorted(missing) if name not in names}
 
 
-def _by_name(key: str) -> Trainer:
+def _trainer_of_key(key: str) -> Trainer:
     if key.startswith(_UNDERSCORED) or key.endswith(_ONETRAINER_MARK):
         return "OneTrainer"
     if key.startswith(_PEFT_START) or _PEFT_ADAPTER in key:

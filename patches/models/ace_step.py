@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, rename_by_table, same_name
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, by_table, same_name
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
@@ -61,7 +61,7 @@ FAMILY = ModelFamily(
     other_names=(
         LayerNames(
             prefix="transformer.",
-            rename=by_table(_RENAMES_15),
+            rename=rename_by_table(_RENAMES_15),
             model_sign=r"(^|\.)decoder\.layers\.0\.cross_attn\.q_proj\.",
         ),
     ),

@@ -80,7 +80,7 @@ class TrainingKernel:
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         refuse_inference_only(kernel if self.previous is None else self.previous)
-        q, k, v = _of_one_type(q, k, v)
+        q, k, v = _to_narrowest_type(q, k, v)
         if kernel_name(kernel) in MATERIALIZING:
             kernel = self.sdpa
         if self.previous is None:
@@ -88,7 +88,7 @@ class TrainingKernel:
         return self.previous(kernel, q, k, v, *args, **kwargs)
 
 
-def _of_one_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _to_narrowest_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The three in the narrowest type that one of them has: that of the products, which nothing has widened."""
     dtype = min((v.dtype, q.dtype, k.dtype), key=lambda dtype: dtype.itemsize)
     return q.to(dtype), k.to(dtype), v.to(dtype)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, same_name
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, patch_size, text_length, token_grid

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily
-from .layer_names import LayerNames, by_table
 from .recognition import Recognition
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import TokenLayout, TransformerClass, patch_size
@@ -24,7 +24,7 @@ FAMILY = ModelFamily(
     kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=flux.FUSED,
         swapped=flux.SWAPPED,
         model_sign=r"(^|\.)distilled_guidance_layer\.",

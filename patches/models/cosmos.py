@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, frame_count, text_length, token_grid
@@ -87,7 +87,7 @@ _ROUTED = RoutedBlocks(
 )
 _ROUTING = TokenRouting({"MiniTrainDIT": RoutedClass((_ROUTED,)), "Anima": RoutedClass((_ROUTED,))})
 _LAYER_NAMES = LayerNames(
-    prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
+    prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
 )
 _BLOCKS = plain_blocks("blocks")
 _TARGETS = TrainingTargets(
@@ -114,7 +114,9 @@ FAMILY = ModelFamily(
     training=_TARGETS,
     other_names=(
         LayerNames(
-            prefix="transformer.", rename=by_table(_RENAMES_1), model_sign=r"(^|\.)blocks\.block0\.blocks\.0\.block\."
+            prefix="transformer.",
+            rename=rename_by_table(_RENAMES_1),
+            model_sign=r"(^|\.)blocks\.block0\.blocks\.0\.block\.",
         ),
     ),
     examples=(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .block_names import BlockNames
-from .layer_names import LayerNames, WeightPart
+from .diffusers_names import LayerNames, WeightPart
 from .recognition import Recognition
 from .routed_blocks import TokenRouting
 from .token_layout import TokenLayout, UNetLayout

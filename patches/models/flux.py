@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import REST, TEXT, BlockNames, DiffusersBlocks, numbered
+from .diffusers_names import JoinedLayer, LayerNames, SwappedHalves, WeightPart, rename_by_table, square_qkv
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import JoinedLayer, LayerNames, SwappedHalves, WeightPart, by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -60,11 +60,11 @@ FUSED = (
 SWAPPED = (SwappedHalves(r"^final_layer\.adaLN_modulation\.1$"),)
 _SIGN = r"(^|\.)double_blocks\.0\.img_attn\.qkv\."
 LAYER_NAMES = LayerNames(
-    prefix="transformer.", rename=by_table(RENAMES), fused=FUSED, swapped=SWAPPED, model_sign=_SIGN
+    prefix="transformer.", rename=rename_by_table(RENAMES), fused=FUSED, swapped=SWAPPED, model_sign=_SIGN
 )
 _LONGCAT = LayerNames(  # LongCat-Image is Flux' class in ComfyUI
     prefix="transformer.",
-    rename=by_table(
+    rename=rename_by_table(
         (
             (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
             (r"^time_in\.out_layer$", "time_embed.timestep_embedder.linear_2"),
@@ -74,7 +74,7 @@ _LONGCAT = LayerNames(  # LongCat-Image is Flux' class in ComfyUI
 )
 _OVIS = LayerNames(  # so is Ovis-Image, whose feed-forward is gated
     prefix="transformer.",
-    rename=by_table(
+    rename=rename_by_table(
         (
             (r"^time_in\.in_layer$", "timestep_embedder.linear_1"),
             (r"^time_in\.out_layer$", "timestep_embedder.linear_2"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily
-from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition, SharedNames
 
 _RENAMES = (
@@ -66,7 +66,7 @@ FAMILY = ModelFamily(
     kohya=Missing("sd-scripts has no name for it yet"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=flux.FUSED_IN_DOUBLE_BLOCKS,  # diffusers has linear1 of the single blocks in one, too
         swapped=flux.SWAPPED,
         model_sign=r"(^|\.)double_stream_modulation_img\.",

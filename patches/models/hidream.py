@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from . import flux
 from .block_names import BlockNames
+from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, same_name
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, patch_size, text_length, token_grid

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import flux
+from .diffusers_names import LayerNames, rename_by_table, square_qkv
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, by_table, square_qkv
 from .recognition import LoraShapes, Recognition, SharedNames
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import Layout, Place, frame_count, text_length, token_count, token_grid
@@ -62,9 +62,13 @@ _ORIGINAL_FUSED = (  # Q, K and V of HunyuanVideo 1.5 and of HunyuanImage are ap
 _SIGN = r"individual_token_refiner\."
 _OTHER_NAMES = (
     LayerNames(
-        prefix="transformer.", rename=by_table(_RENAMES_IMAGE), fused=_FUSED, swapped=flux.SWAPPED, model_sign=_SIGN
+        prefix="transformer.",
+        rename=rename_by_table(_RENAMES_IMAGE),
+        fused=_FUSED,
+        swapped=flux.SWAPPED,
+        model_sign=_SIGN,
     ),
-    LayerNames(prefix="", rename=by_table(_ORIGINAL), fused=_ORIGINAL_FUSED, model_sign=_SIGN),
+    LayerNames(prefix="", rename=rename_by_table(_ORIGINAL), fused=_ORIGINAL_FUSED, model_sign=_SIGN),
 )
 _RENAMES_15 = (
     (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
@@ -147,7 +151,7 @@ HUNYUAN_VIDEO_15 = ModelFamily(
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES_15),
+        rename=rename_by_table(_RENAMES_15),
         fused=_FUSED,
         swapped=flux.SWAPPED,
         model_sign=r"(^|\.)vision_in\.",
@@ -181,7 +185,7 @@ FAMILY = ModelFamily(
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=_FUSED,
         swapped=flux.SWAPPED,
         model_sign=_SIGN,

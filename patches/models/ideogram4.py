@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import lumina
+from .diffusers_names import LayerNames, rename_by_table, square_qkv
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, by_table, square_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, text_length, token_grid
@@ -33,7 +33,7 @@ FAMILY = ModelFamily(
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(((r"attention\.o$", "attention.to_out.0"),)),
+        rename=rename_by_table(((r"attention\.o$", "attention.to_out.0"),)),
         fused=(square_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
         model_sign=r"(^|\.)embed_image_indicator\.",
     ),

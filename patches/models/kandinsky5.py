@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, same_name
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 

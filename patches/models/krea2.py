@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table
 from .recognition import LoraShapes, Recognition
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, reference_tokens, text_length, token_grid
@@ -65,7 +65,7 @@ FAMILY = ModelFamily(
     modelspec=ModelSpec("Krea-2", "https://github.com/krea-ai/krea-2"),
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)txtfusion\.projector\."
+        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)txtfusion\.projector\."
     ),
     blocks=plain_blocks("blocks", "transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),

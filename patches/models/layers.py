@@ -195,12 +195,12 @@ def why_not_merged(module: nn.Module, attribute: str, coarse: bool) -> str | Non
     return why_not_plain(module, attribute, coarse)
 
 
-def dequantized(weight: Any) -> Tensor:
+def dequantize(weight: Any) -> Tensor:
     """The numbers that a quantized weight stands for, in float32."""
     return weight.detach().to(torch.float32).dequantize()
 
 
-def requantized(weight: Any, values: Tensor, seed: int) -> Tensor:
+def requantize(weight: Any, values: Tensor, seed: int) -> Tensor:
     """float32 `values` quantized as `weight` is, with scales of their own, rounded up or down at random.
 
     Rounding to the nearest would lose nearly all of a LoRA: the weight lies on the grid already, and the change is

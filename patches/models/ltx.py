@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, by_table
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
@@ -63,7 +63,9 @@ LTX_2 = ModelFamily(
     ),
     modelspec=Missing("modelspec names no LTX-2"),
     kohya=Missing("sd-scripts does not train it"),
-    layer_names=LayerNames(prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."),
+    layer_names=LayerNames(
+        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."
+    ),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"LTXAVModel": RoutedClass((_ROUTED_LTX_2,))}),
@@ -92,7 +94,9 @@ FAMILY = ModelFamily(
     recognition=Recognition(shared_names=SharedNames(r"transformer_blocks_\d+_attn[12]_", None)),
     modelspec=Missing("the files do not tell which of the three it is"),
     kohya=Missing("the files do not tell which of the three it is"),
-    layer_names=LayerNames(prefix="transformer.", rename=by_table(_RENAMES), model_sign=r"(^|\.)patchify_proj\."),
+    layer_names=LayerNames(
+        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)patchify_proj\."
+    ),
     blocks=plain_blocks("transformer_blocks", "blocks"),
     token_layout=Missing("nobody has tried token downsampling with any of them"),
     token_routing=TokenRouting({"LTXVModel": RoutedClass((_ROUTED_LTX,)), "PixArtMS": RoutedClass((_ROUTED_PIXART,))}),

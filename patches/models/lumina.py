@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, grouped_qkv, rename_by_table, same_name
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table, grouped_qkv, same_name
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -18,9 +18,9 @@ from .token_layout import (
     Place,
     TokenLayout,
     TransformerClass,
-    padded,
     patch_size,
     reference_tokens,
+    round_up,
     text_length,
     token_count,
     token_grid,
@@ -49,13 +49,13 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     image = grid[0] * grid[1]
     if not hasattr(model, "pad_tokens_multiple"):
         start = _unmasked_text(conditions)
-        return _refined(grid, {image: 0, start + image: start}, [(text, model.context_refiner)])
+        return _refined_layout(grid, {image: 0, start + image: start}, [(text, model.context_refiner)])
     multiple: int | None = model.pad_tokens_multiple  # type: ignore[assignment]
-    caption, image = padded(text, multiple), padded(image, multiple)
+    caption, image = round_up(text, multiple), round_up(image, multiple)
     captions, references, vision = _references(model, conditions, multiple)
     sequence = captions + caption + vision + references + image
     refiners = [(captions + caption, model.context_refiner), (vision, getattr(model, "siglip_refiner", None) or ())]
-    return _refined(grid, {references + image: references, sequence: sequence - image}, refiners)
+    return _refined_layout(grid, {references + image: references, sequence: sequence - image}, refiners)
 
 
 def _unmasked_text(conditions: Mapping[str, Any]) -> int:
@@ -78,7 +78,7 @@ def _references(model: nn.Module, conditions: Mapping[str, Any], multiple: int |
     captions = _reference_captions(conditions.get("ref_contexts") or (), len(latents), multiple)
     patch, images = patch_size(model), 0
     for latent in latents:
-        images += padded(token_count(latent.shape, patch), multiple)
+        images += round_up(token_count(latent.shape, patch), multiple)
     return captions, images, _vision_tokens(model, conditions, len(latents), multiple)
 
 
@@ -86,7 +86,7 @@ def _reference_captions(texts: Sequence[Tensor], references: int, multiple: int 
     """Tokens of all captions; a reference without a caption has only padding."""
     captions = max(0, references - len(texts)) * (multiple or 0)
     for text in texts:
-        captions += padded(text_length(text), multiple)
+        captions += round_up(text_length(text), multiple)
     return captions
 
 
@@ -99,11 +99,11 @@ def _vision_tokens(model: nn.Module, conditions: Mapping[str, Any], references: 
     features = (conditions.get("siglip_feats") or ())[:references]
     tokens = (references + 1 - len(features)) * (multiple or 0)
     for feature in features:
-        tokens += padded(feature.shape[1] * feature.shape[2], multiple)
+        tokens += round_up(feature.shape[1] * feature.shape[2], multiple)
     return tokens
 
 
-def _refined(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
+def _refined_layout(grid: Grid, starts: Mapping[int, int], refiners: Sequence[tuple[int, Any]]) -> Layout:
     """A layout of {length: where the image begins} whose first calls belong to refiners, (length, blocks), that do not
     see an image.
     """
@@ -131,7 +131,7 @@ FAMILY = ModelFamily(
     kohya=Kohya("lumina2"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attn.to_{}"),),
         model_sign=MODEL_SIGN,
     ),

@@ -4,7 +4,7 @@ HunyuanDiT.
 
 from __future__ import annotations
 
-from .layer_names import LayerNames, SwappedHalves, by_table, equal_kv, equal_qkv
+from .diffusers_names import LayerNames, SwappedHalves, equal_kv, equal_qkv, rename_by_table
 
 _COGVIDEOX = (
     (r"^blocks\.(\d+)\.([qkv])$", r"transformer_blocks.\1.attn1.to_\2"),
@@ -54,10 +54,10 @@ _HUNYUAN_DIT = (
     (r"^final_layer\.adaLN_modulation\.1$", "norm_out.linear"),
 )
 LAYER_NAMES = (
-    LayerNames(prefix="transformer.", rename=by_table(_COGVIDEOX), model_sign=r"(^|\.)blocks\.0\.attn_out\."),
+    LayerNames(prefix="transformer.", rename=rename_by_table(_COGVIDEOX), model_sign=r"(^|\.)blocks\.0\.attn_out\."),
     LayerNames(
         prefix="transformer.",
-        rename=by_table(_MOCHI),
+        rename=rename_by_table(_MOCHI),
         fused=(
             equal_qkv(r"^blocks\.(\d+)\.attn\.qkv_x$", r"transformer_blocks.\1.attn1.to_{}"),
             equal_qkv(r"^blocks\.(\d+)\.attn\.qkv_y$", r"transformer_blocks.\1.attn1.add_{}_proj"),
@@ -67,12 +67,12 @@ LAYER_NAMES = (
     ),
     LayerNames(  # of the last block, whose text goes no further
         prefix="transformer.",
-        rename=by_table(((r"^blocks\.(\d+)\.mod_y$", r"transformer_blocks.\1.norm1_context.linear_1"),)),
+        rename=rename_by_table(((r"^blocks\.(\d+)\.mod_y$", r"transformer_blocks.\1.norm1_context.linear_1"),)),
         model_sign=_MOCHI_SIGN,
     ),
     LayerNames(
         prefix="transformer.",
-        rename=by_table(_HUNYUAN_DIT),
+        rename=rename_by_table(_HUNYUAN_DIT),
         fused=(
             equal_qkv(r"^(blocks\.\d+\.attn1)\.Wqkv$", r"\1.to_{}"),
             equal_kv(r"^(blocks\.\d+\.attn2)\.kv_proj$", r"\1.to_{}"),

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, same_name
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (

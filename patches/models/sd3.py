@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, SwappedHalves, equal_qkv, rename_by_table
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, SwappedHalves, by_table, equal_qkv
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -66,7 +66,7 @@ FAMILY = ModelFamily(
     kohya=Kohya("sd3"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=(
             equal_qkv(r"^joint_blocks\.(\d+)\.x_block\.attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),
             equal_qkv(r"^joint_blocks\.(\d+)\.x_block\.attn2\.qkv$", r"transformer_blocks.\1.attn2.to_{}"),

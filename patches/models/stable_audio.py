@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, equal_kv, equal_qkv, rename_by_table
 from .family import Missing, ModelFamily, TrainingTargets
-from .layer_names import LayerNames, by_table, equal_kv, equal_qkv
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, text_length
@@ -58,7 +58,7 @@ FAMILY = ModelFamily(
     kohya=Missing("sd-scripts does not train it"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=(
             equal_qkv(r"^transformer\.layers\.(\d+)\.self_attn\.to_qkv$", r"transformer_blocks.\1.attn1.to_{}"),
             equal_kv(r"^transformer\.layers\.(\d+)\.cross_attn\.to_kv$", r"transformer_blocks.\1.attn2.to_{}"),

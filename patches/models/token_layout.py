@@ -94,7 +94,7 @@ def text_length(context: Tensor | None) -> int:
     return context.shape[1]
 
 
-def padded(count: int, multiple: int | None) -> int:
+def round_up(count: int, multiple: int | None) -> int:
     """A count rounded up to a multiple; unchanged for None."""
     if multiple is None:
         return count

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from .block_names import REST, BlockNames, NumberedBlocks, numbered
+from .diffusers_names import LayerNames
 from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames
 from .recognition import Recognition
 from .token_layout import UNetLayout
 

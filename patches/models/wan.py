@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
+from .diffusers_names import LayerNames, equal_kv, rename_by_table
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, by_table, equal_kv
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -153,7 +153,7 @@ FAMILY = ModelFamily(
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=(_FACE_KEYS,),
         model_sign=r"(^|\.)blocks\.0\.cross_attn\.q\.",
     ),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import lumina
+from .diffusers_names import LayerNames, grouped_qkv, rename_by_table
 from .family import Missing, ModelFamily, ModelSpec
-from .layer_names import LayerNames, by_table, grouped_qkv
 from .recognition import Recognition, SharedNames
 
 _RENAMES = (
@@ -21,7 +21,7 @@ FAMILY = ModelFamily(
     kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(_RENAMES),
+        rename=rename_by_table(_RENAMES),
         fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
         model_sign=lumina.MODEL_SIGN,
     ),

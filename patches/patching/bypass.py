@@ -14,24 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..adapters.channel_maps import Map, apply_maps, combined_scale
+from ..adapters.channel_maps import Map, apply_maps, combine_scales
 from ..core.calls import around
 from ..core.handle import Handle
 from ..models.convolution import convolve, convolve_pointwise
 from ..models.layers import bias_of, is_conv, is_linear, shape_of, weight_of
-from .compose import Kron, compose, uniform
+from .compose import Kron, compose, make_uniform
 from .fuse import Patch
 from .strength_schedule import Clock
 
 
-def supports(module: nn.Module) -> bool:
+def supports_bypass(module: nn.Module) -> bool:
     """Whether a module can be patched at the activations: Linear or a convolution, whose output is linear in the
     weight.
     """
     return is_linear(module) or is_conv(module)
 
 
-def apply(module: nn.Module, adapter: Bypass) -> Handle:
+def put_bypass(module: nn.Module, adapter: Bypass) -> Handle:
     """Put an adapter around a module's forward, until the handle leaves."""
     key = str(id(module))
     if adapter.compiled:
@@ -97,19 +97,19 @@ class Bypass:
         shape, groups = shape_of(module), getattr(module, "groups", 1)
         with torch.inference_mode(False), torch.no_grad():
             read_weight = functools.partial(weight_of, module, *dtype_and_device)
-            composed = compose(weight, shape, read_weight, self.clock.place, groups)
+            composed = compose(weight, shape, read_weight, self.clock.index_of, groups)
             if compiled:
-                composed = uniform(composed, weight, read_weight, self.clock.place, groups)
-            composed.bias(bias, lambda: bias_of(module, *dtype_and_device), self.clock.place)
-            up, down, places = composed.joined()
+                composed = make_uniform(composed, weight, read_weight, self.clock.index_of, groups)
+            composed.add_bias(bias, lambda: bias_of(module, *dtype_and_device), self.clock.index_of)
+            up, down, places = composed.join_pairs()
             if compiled and groups == 1:
                 padding = max(8, -(-up.shape[1] // 8) * 8) - up.shape[1]
                 up, down, places = F.pad(up, (0, padding)), F.pad(down, (0, 0, 0, padding)), places + [0] * padding
             biases = composed.biases or ([(0, torch.zeros(shape[0]))] if compiled else [])
             inputs, outputs = composed.inputs, composed.outputs
             if compiled:
-                inputs = (combined_scale(inputs, shape[1] * groups),)
-                outputs = (combined_scale(outputs, shape[0]),)
+                inputs = (combine_scales(inputs, shape[1] * groups),)
+                outputs = (combine_scales(outputs, shape[0]),)
             self.parts = Parts(
                 down.reshape(-1, *shape[1:]) if up.shape[1] else None,
                 up.reshape(*up.shape, *(1,) * (len(shape) - 2)) if up.shape[1] else None,
@@ -168,9 +168,9 @@ class Bypass:
                 change = F.linear(x, diff)
             else:
                 change = convolve(module, x, diff, getattr(module, "groups", 1), self.compiled)
-            output = _plus_change(output, change, place, gains)
+            output = _add_change(output, change, place, gains)
         for place, kron in parts.krons:
-            output = _plus_change(output, kron.to(x.dtype, x.device)(x), place, gains)
+            output = _add_change(output, kron.to(x.dtype, x.device)(x), place, gains)
         assert output is not None  # if the module's own output is not used, a difference replaces it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
@@ -180,12 +180,12 @@ class Bypass:
                 hidden = convolve(module, x, down, compiled=self.compiled)
             if places is not None and gains is not None:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
-            output = _plus(output, hidden, up, self.compiled)
+            output = _add_product(output, hidden, up, self.compiled)
         for place, bias in parts.biases:
             change = bias.to(x.device, x.dtype)
             if is_conv(module):
                 change = change.view(-1, *(1,) * (output.ndim - 2))
-            output = _plus_change(output, change, place, gains)
+            output = _add_change(output, change, place, gains)
         return output
 
 
@@ -229,7 +229,7 @@ class Parts(NamedTuple):
 _COMPILED: dict[str, Parts] = {}
 
 
-def _plus_change(output: Tensor | None, change: Tensor, place: int, gains: Tensor | None) -> Tensor:
+def _add_change(output: Tensor | None, change: Tensor, place: int, gains: Tensor | None) -> Tensor:
     """output + change, times its multiplier if scheduled; the change alone if there is no output yet."""
     if place and gains is not None:
         change = change * gains[place]
@@ -238,7 +238,7 @@ def _plus_change(output: Tensor | None, change: Tensor, place: int, gains: Tenso
     return output + change
 
 
-def _plus(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
+def _add_product(output: Tensor, hidden: Tensor, up: Tensor, compiled: bool) -> Tensor:
     """output + up @ hidden, in one pass with one rounding if the types allow it."""
     if up.ndim > 2:
         return output + convolve_pointwise(hidden, up, compiled)

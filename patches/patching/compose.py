@@ -2,9 +2,9 @@
 
 y = outputs(W @ inputs(x)) + sum of multiplier * up @ down @ x + sum of multiplier * difference @ x + bias
 
-The result is the same as with the weight that `fuse.in_order` computes, for any order of patches. A Kronecker product
-(LoKr) keeps its two small factors, as in the file. What does not fit this form becomes a difference of the whole
-weight: rotations of a convolution's pixels, and maps on both sides of a part.
+The result is the same as with the weight that `fuse.apply_in_order` computes, for any order of patches. A Kronecker
+product (LoKr) keeps its two small factors, as in the file. What does not fit this form becomes a difference of the
+whole weight: rotations of a convolution's pixels, and maps on both sides of a part.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..adapters.channel_maps import Map, PartMap, Scale, apply_maps, is_scale, transposed_maps
+from ..adapters.channel_maps import Map, PartMap, Scale, apply_maps, is_scale, transpose_maps
 from ..adapters.layer import MAX_FACTOR_RANK, ActivationForm
-from .fuse import Patch, Slice, additive, fuse, in_order
+from .fuse import Patch, Slice, apply_in_order, are_additive, fuse
 from .strength_schedule import MaskedRanks, Schedule
 
 # Index of a schedule's multiplier, or of that of the first of masked ranks; the others follow it.
@@ -82,7 +82,7 @@ class Composed:
 
     def add(self, patches: Sequence[Patch], place: Place, groups: int = 1) -> None:
         """Add additive patches."""
-        for schedule, patch_group in _by_schedule(patches):
+        for schedule, patch_group in _group_by_schedule(patches):
             index, not_kronecker = place(schedule), []
             indices = range(index, index + 1)
             if isinstance(schedule, MaskedRanks):
@@ -124,31 +124,31 @@ class Composed:
             return None
         return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
 
-    def put(self, around: ActivationForm, part: Slice | None) -> None:
+    def wrap(self, around: ActivationForm, part: Slice | None) -> None:
         """Put a non-additive layer on top: wrap the result so far in its maps, and add its own product (for a part of
         the weight).
         """
         if around.keeps_output:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
-            self._through(around.inputs, around.outputs)
+            self._map_changes(around.inputs, around.outputs)
         else:
             self.inputs, self.outputs, self.own, self.pairs, self.diffs, self.krons = (), (), False, [], [], []
         if around.layer is not None:
             added = Composed(self.shape)
             added.add([Patch(around.layer, around.strength, part)], lambda _: 0)
-            added._through(around.layer_inputs, around.layer_outputs)
+            added._map_changes(around.layer_inputs, around.layer_outputs)
             self.pairs, self.diffs, self.krons = (
                 self.pairs + added.pairs,
                 self.diffs + added.diffs,
                 self.krons + added.krons,
             )
 
-    def _through(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
+    def _map_changes(self, inputs: Sequence[Map], outputs: Sequence[Map]) -> None:
         """Apply the maps to the added changes too."""
         if not inputs and not outputs:
             return
         self.expand()
-        columns = transposed_maps(inputs)
+        columns = transpose_maps(inputs)
 
         def mapped(down: Tensor) -> Tensor:
             return apply_maps(columns, down.view(-1, *self.shape[1:]), 1).reshape(down.shape)
@@ -160,10 +160,10 @@ class Composed:
         """Turn Kronecker products into differences of the whole weight."""
         self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
-    def bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
+    def add_bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
         """Add the changes of the bias. Maps of the weight do not apply to it."""
         constant = [patch for patch in patches if patch.schedule is None]
-        changed = self.outputs or not self.own or not additive(constant)
+        changed = self.outputs or not self.own or not are_additive(constant)
         if changed:
             base_bias = read()
         else:
@@ -173,14 +173,14 @@ class Composed:
         else:
             # the part of the bias that the mapped output contains already
             mapped_bias = apply_maps(self.outputs, base_bias, 0) if self.own else torch.zeros_like(base_bias)
-            self.biases.append((0, in_order(base_bias, constant) - mapped_bias))
+            self.biases.append((0, apply_in_order(base_bias, constant) - mapped_bias))
             remaining = [patch for patch in patches if patch.schedule is not None]
-        for schedule, patch_group in _by_schedule(remaining):
+        for schedule, patch_group in _group_by_schedule(remaining):
             self.biases += [
                 (place(schedule), diff) for diff in [fuse(patch_group, self.shape[:1]).diff] if diff is not None
             ]
 
-    def joined(self) -> tuple[Tensor, Tensor, list[int]]:
+    def join_pairs(self) -> tuple[Tensor, Tensor, list[int]]:
         """(up (out, R), down (R, columns), the multiplier index of every component) of all pairs."""
         columns = torch.Size(self.shape[1:]).numel()
         ups = [torch.zeros(self.shape[0], 0), *(up for _, up, _ in self.pairs)]
@@ -204,7 +204,7 @@ def compose(
     `read` gives the weight in float32 to patches that need it.
     """
     composed, applied = Composed(tuple(shape)), []  # type: Composed, list[Patch]
-    for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.additive):
+    for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.is_additive):
         if is_additive:
             batch = list(batch_patches)
             composed.add(batch, place, groups)
@@ -213,17 +213,17 @@ def compose(
         for patch in batch_patches:
             form = None
             if groups == 1:
-                form = _around(patch, composed.shape, lambda: in_order(read(), applied))  # noqa: B023 (called at once)
+                form = _activation_form(patch, composed.shape, lambda: apply_in_order(read(), applied))  # noqa: B023 (called at once)
             applied.append(patch)
             if form is None:
                 base = read()
-                composed = Composed(composed.shape, diffs=[(0, (in_order(base, applied) - base).cpu())])
+                composed = Composed(composed.shape, diffs=[(0, (apply_in_order(base, applied) - base).cpu())])
             else:
-                composed.put(form, patch.part)
+                composed.wrap(form, patch.part)
     return composed
 
 
-def uniform(
+def make_uniform(
     made: Composed, patches: Sequence[Patch], read: Callable[[], Tensor], place: Place, groups: int = 1
 ) -> Composed:
     """Bring the result of `compose` into one fixed structure, so that torch.compile never compiles again for another
@@ -235,7 +235,7 @@ def uniform(
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()
-        change = in_order(base, [patch for patch in patches if patch.changes is None]) - base
+        change = apply_in_order(base, [patch for patch in patches if patch.changes is None]) - base
         made = Composed(made.shape, diffs=[(0, change.cpu())])
         made.add([patch for patch in patches if patch.changes is not None], place, groups)
     made.expand()
@@ -269,17 +269,17 @@ def _factors(diff: Tensor) -> tuple[Tensor, Tensor]:
     return (rows, torch.eye(rows.shape[1]))
 
 
-def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> ActivationForm | None:
+def _activation_form(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> ActivationForm | None:
     """What a patch does at the activations, limited to its channels if it is for a part of a fused weight.
 
     None if maps cannot express it.
     """
     layer: Any = patch.layer
     if patch.part is None:
-        return layer.at_activations(patch.strength, shape, read)
+        return layer.activation_form(patch.strength, shape, read)
     side, start, length = patch.part
     part_shape = [length if dimension == side else size for dimension, size in enumerate(shape)]
-    form = layer.at_activations(patch.strength, part_shape, lambda: read().narrow(side, start, length))
+    form = layer.activation_form(patch.strength, part_shape, lambda: read().narrow(side, start, length))
     if form is None or (form.inputs if side == 0 else form.outputs):
         return None
 
@@ -295,7 +295,7 @@ def _around(patch: Patch, shape: Sequence[int], read: Callable[[], Tensor]) -> A
     )
 
 
-def _by_schedule(patches: Sequence[Patch]) -> list[tuple[Schedule | MaskedRanks | None, list[Patch]]]:
+def _group_by_schedule(patches: Sequence[Patch]) -> list[tuple[Schedule | MaskedRanks | None, list[Patch]]]:
     groups: dict[Schedule | MaskedRanks | None, list[Patch]] = {}
     for patch in patches:
         groups.setdefault(patch.changes, []).append(patch)

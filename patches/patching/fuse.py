@@ -17,7 +17,7 @@ from torch import Tensor
 from ...storage.digest import sha256, tensor_bytes
 from ..adapters.layer import MAX_FACTOR_RANK, Layer
 from ..adapters.registry import plain_fields
-from .rounding import stochastic
+from .rounding import round_stochastically
 from .strength_schedule import MaskedRanks, Schedule
 
 Slice = tuple[int, int, int]  # (dimension, start, length): the part of a fused weight that a layer is for
@@ -133,7 +133,7 @@ class Fused:
 
     def up_of(self, rows: slice) -> Tensor:
         """Some rows of `up`."""
-        return _joined([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
+        return _concatenate([up[rows] for up in self.ups], 1).to(torch.float32, copy=True).mul_(self.scale)
 
 
 def fuse(
@@ -150,8 +150,8 @@ def fuse(
         factors = layer.factors(max_rank)
         if factors is not None:
             up, down = (factor.to(device, non_blocking=True) for factor in factors)
-            ups.append(_placed(up, patch.part, 0, out))
-            downs.append(_placed(down, patch.part, 1, columns, kernel))
+            ups.append(_pad_part(up, patch.part, 0, out))
+            downs.append(_pad_part(down, patch.part, 1, columns, kernel))
             scales += [patch.strength * layer.scale] * up.shape[1]
         else:
             if diff is None:
@@ -160,7 +160,7 @@ def fuse(
             target.add_(layer.delta(target.shape, device), alpha=patch.strength)
     if not ups:
         ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
-    return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _joined(downs, 0), diff)
+    return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _concatenate(downs, 0), diff)
 
 
 def _rows_of(shape: Sequence[int]) -> int:
@@ -173,7 +173,7 @@ def _part_of(weight: Tensor, patch: Patch) -> Tensor:
     return weight if patch.part is None else weight.narrow(*patch.part)
 
 
-def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
+def _concatenate(factors: Sequence[Tensor], dimension: int) -> Tensor:
     """Concatenate factors in their common type, or float32 if they differ."""
     if len(factors) == 1:
         return factors[0]
@@ -181,7 +181,7 @@ def _joined(factors: Sequence[Tensor], dimension: int) -> Tensor:
     return torch.cat(list(factors) if same_dtype else [factor.float() for factor in factors], dimension)
 
 
-def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
+def _pad_part(factor: Tensor, part: Slice | None, dimension: int, size: int, kernel: int = 1) -> Tensor:
     """Pad a factor for a part of a weight with zeros to the size of the whole weight.
 
     A convolution has `kernel` columns per channel.
@@ -195,7 +195,7 @@ def _placed(factor: Tensor, part: Slice | None, dimension: int, size: int, kerne
     return placed
 
 
-def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
+def apply_patches(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
     """A weight with all patches applied in order, computed in float32 and rounded once to the weight's type.
 
     `base` is a floating weight (out, ...) of any shape. The result is written to `out` if given, which has
@@ -207,17 +207,17 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
     else:
         result = out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed in place
-        return result.copy_(patched(base, patches, seed=seed))
+        return result.copy_(apply_patches(base, patches, seed=seed))
     if seed is None:
         generator = None
     else:
         generator = torch.Generator(base.device).manual_seed(seed)
-    if not additive(patches):
-        return result.copy_(_rounded(in_order(base.float(), patches), base.dtype, generator))
+    if not are_additive(patches):
+        return result.copy_(_round(apply_in_order(base.float(), patches), base.dtype, generator))
     fused = fuse(patches, base.shape, base.device)
     out_rows = _rows_of(base.shape)
     rows, target = base.reshape(out_rows, -1), result.view(out_rows, -1)
-    if fused.diff is None and generator is None and multiplies(base.dtype, base.device):
+    if fused.diff is None and generator is None and multiplies_fast(base.dtype, base.device):
         _add_product(rows, fused, target)
     else:
         _add_in_float32(rows, fused, target, generator)
@@ -225,7 +225,7 @@ def patched(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, s
 
 
 @functools.cache
-def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+def multiplies_fast(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a device multiplies matrices of a type with float32 sums and at full speed.
 
     float16 sums may be rounded on the way. A CPU without AVX-512 multiplies bfloat16 number by number, up to 50 times
@@ -262,7 +262,7 @@ def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Gen
     """Write rows + up @ down + diff through float32 copies of a few rows at a time."""
     down = fused.down.float()
     for block in _blocks(len(rows), _BLOCK // rows.shape[1]):
-        target[block] = _rounded(_float32_rows(rows, fused, down, block), rows.dtype, draws)
+        target[block] = _round(_float32_rows(rows, fused, down, block), rows.dtype, draws)
 
 
 def _float32_rows(rows: Tensor, fused: Fused, down: Tensor, block: slice) -> Tensor:
@@ -277,29 +277,29 @@ def _blocks(rows: int, step: int) -> Iterator[slice]:
     return (slice(start, start + step) for step in [max(1, step)] for start in range(0, rows, step))
 
 
-def _rounded(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
+def _round(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
     if draws is None:
         return values.to(dtype)
-    return stochastic(values, dtype, draws)
+    return round_stochastically(values, dtype, draws)
 
 
-def additive(patches: Iterable[Patch]) -> bool:
+def are_additive(patches: Iterable[Patch]) -> bool:
     """Whether all patches just add something to the weight, whatever the weight is.
 
     Then their order does not matter, and they work at the activations too.
     """
-    return all(patch.layer.additive for patch in patches)
+    return all(patch.layer.is_additive for patch in patches)
 
 
-def in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
+def apply_in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
     """Apply patches of any kind to a float32 weight one after the other; the weight itself stays unchanged.
 
     Consecutive additive patches become one product.
     """
     result = weight
-    for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.additive):
+    for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.is_additive):
         if is_additive:
-            result = patched(result, list(batch))
+            result = apply_patches(result, list(batch))
             continue
         for patch in batch:
             layer: Any = patch.layer
@@ -325,25 +325,25 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     if not exact:
         down = down.float()
     if exact:
-        ways = [_once, _high_and_low]
+        ways = [_round_once, _split_high_and_low]
     else:
-        ways = [_once, _twice, _high_and_low]
-    shares = _shared_out(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
+        ways = [_round_once, _round_twice, _split_high_and_low]
+    shares = _choose_ways(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
     factors = [
         way(up[:, components], down[components])
         for way, components in zip(ways, shares, strict=True)
         if components is not None
     ]
     ups, downs = zip(*factors, strict=True)
-    return _joined(ups, 1), _joined(downs, 0)
+    return _concatenate(ups, 1), _concatenate(downs, 0)
 
 
-def _once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def _round_once(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The cheapest method: one product of rounded factors per component."""
     return up.bfloat16(), down.bfloat16()
 
 
-def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def _round_twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The middle method: two products per component that cancel each other's rounding.
 
     B A = (B h + (B - B h)) A with h = 31/32. With e = bf16(h B) - h B and f = bf16(A) - A the second product is (B / 32
@@ -362,12 +362,12 @@ def _twice(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     return ups, downs
 
 
-def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def _split_high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The most precise method: split each factor into a high and a low part and multiply all but low times low.
 
     Its error is negligible beside the rounding of the result.
     """
-    high, coarse = _once(up, down)
+    high, coarse = _round_once(up, down)
     ups, downs = [high, (up - high).bfloat16()], [coarse, coarse]
     if down.dtype != torch.bfloat16:
         ups.append(high)
@@ -375,7 +375,7 @@ def _high_and_low(up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(ups, 1), torch.cat(downs, 0)
 
 
-def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
+def _choose_ways(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -> list[slice | Tensor | None]:
     """Choose the cheapest precise enough method for each component; returns the components of each method.
 
     Method n leaves noise of left[n] |up_r|^2 |down_r|^2 e^2; the last method leaves none. The weakest components get
@@ -400,7 +400,7 @@ def _shared_out(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) -
     return [order[start:end] if start < end else None for start, end in itertools.pairwise([0, *ends, len(order)])]
 
 
-def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
+def split_stacks(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
     """Split the stacks on a weight into (those that are merged, those that are applied at the activations), each in
     order.
 
@@ -411,13 +411,13 @@ def shared_out(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[
     activations: list[Stack] = []
     for stack in stacks:
         if weight in stack.patches:
-            late = bool(activations) and not additive(
+            late = bool(activations) and not are_additive(
                 patch for other in (*activations, stack) for patch in other.patches[weight]
             )
             (activations if weight in stack.bypass or late else merged).append(stack)
     return merged, activations
 
 
-def effective(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
+def effective_patches(stacks: Iterable[Stack], weight: str, bypass: bool) -> list[Patch]:
     """The patches of all stacks for one weight, in order: with `bypass` those at the activations, else the merged."""
-    return [patch for stack in shared_out(stacks, weight)[bypass] for patch in stack.patches[weight]]
+    return [patch for stack in split_stacks(stacks, weight)[bypass] for patch in stack.patches[weight]]

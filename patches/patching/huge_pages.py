@@ -16,7 +16,7 @@ _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 _WORTH = 2**24  # bytes; below this a separate mapping does not pay
 
 
-def empty(like: Sequence[Tensor]) -> list[Tensor]:
+def allocate(like: Sequence[Tensor]) -> list[Tensor]:
     """Allocate contiguous tensors with the shapes, types and devices of `like`, contents undefined.
 
     Those on the CPU share one memory mapping, which is freed with the last of them. Each tensor has its own storage,
@@ -24,20 +24,20 @@ def empty(like: Sequence[Tensor]) -> list[Tensor]:
     """
     if (
         _HUGE is None
-        or sum(_bytes(tensor) for tensor in like) < _WORTH
+        or sum(_aligned_size(tensor) for tensor in like) < _WORTH
         or any(tensor.device.type != "cpu" for tensor in like)
     ):
         return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like]
-    block = mmap.mmap(-1, sum(_bytes(tensor) for tensor in like), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block = mmap.mmap(-1, sum(_aligned_size(tensor) for tensor in like), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(_HUGE)
     tensors, start = [], 0
     for tensor in like:
         tensors.append(
             torch.frombuffer(block, dtype=tensor.dtype, count=tensor.numel(), offset=start).view(tensor.shape)
         )
-        start += _bytes(tensor)
+        start += _aligned_size(tensor)
     return tensors
 
 
-def _bytes(tensor: Tensor) -> int:
+def _aligned_size(tensor: Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED

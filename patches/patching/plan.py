@@ -9,10 +9,10 @@ from typing import NamedTuple
 from torch import nn
 
 from ...storage.problem_list import problem_lines
-from ..core.slots import find
+from ..core.slots import find_slot
 from ..models.layers import why_not_merged, why_not_plain
-from .bypass import supports
-from .fuse import Patch, Stack, additive
+from .bypass import supports_bypass
+from .fuse import Patch, Stack, are_additive
 from .rounding import ENVIRONMENT_VARIABLE, rounds_stochastically
 
 Patches = Mapping[str, Sequence[Patch]]  # by weight, in order
@@ -65,7 +65,7 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
     if merge and rounds_stochastically():
         report.append(f"{label}: half precision is rounded stochastically ({ENVIRONMENT_VARIABLE})")
     if mode == "auto" and not target.why_not_merge:
-        report += _left_unmerged(target, bypass)
+        report += _unmerged_lines(target, bypass)
     stacks = []
     if constant:
         stacks.append(Stack(constant, bypass))
@@ -76,13 +76,13 @@ def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation
         counted = [f"{count} {reason}" for reason, count in sorted(reasons.items())]
         report.append(f"{label}: " + "; ".join(counted))
     if stacks:
-        report.append(_seen_by_others(label, len(merge), len({*bypass, *scheduled})))
+        report.append(_visibility_line(label, len(merge), len({*bypass, *scheduled})))
     return Installation(host_patches, stacks, report)
 
 
-def _left_unmerged(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
+def _unmerged_lines(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
     """A line on the quantized weights that could be merged and are not: the measured cost is in docs/lora_stacks.md."""
-    found = [find(target.module, name) for name in bypass]
+    found = [find_slot(target.module, name) for name in bypass]
     count = sum(why_not_merged(slot.module, slot.name, coarse=True) is None for slot in found)
     if not count:
         return []
@@ -92,7 +92,7 @@ def _left_unmerged(target: PatchTarget, bypass: Sequence[str]) -> list[str]:
     ]
 
 
-def _seen_by_others(label: str, merged: int, at_activations: int) -> str:
+def _visibility_line(label: str, merged: int, at_activations: int) -> str:
     """How many weights a stack patches in which way, and what other nodes see of it."""
     if not at_activations:
         saved = "a saved checkpoint holds the stack"
@@ -121,7 +121,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     plan = WeightPlan([], [], [], Counter())
     problems: list[str] = []
     for name, on_weight in patches.items():
-        slot = find(module, name)
+        slot = find_slot(module, name)
         owner, attribute = slot.module, slot.name
         no_merge = why_not_merge or why_not_merged(owner, attribute, coarse=mode == "merge")
         no_bypass = why_not_bypass(owner, attribute)
@@ -133,7 +133,7 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
             plan.bypass.append(name)
             if mode != "bypass":
                 plan.reasons[f"at the activations because {no_merge}"] += 1
-        elif why_not_plain(owner, attribute) is None and additive(on_weight):
+        elif why_not_plain(owner, attribute) is None and are_additive(on_weight):
             plan.host.append(name)
             plan.reasons[f"through ComfyUI's own patches because {no_bypass} and {no_merge}"] += 1
         else:
@@ -163,7 +163,7 @@ def why_not_bypass(module: nn.Module, attribute: str) -> str | None:
 
 def has_bypass(module: nn.Module, attribute: str) -> bool:
     """Whether a weight can be patched at the activations."""
-    return supports(module) and attribute in ("weight", "bias")
+    return supports_bypass(module) and attribute in ("weight", "bias")
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
         refused = []
         for patch in on_weight:
             changing = changing or patch.changes is not None
-            if changing and not patch.layer.additive:
+            if changing and not patch.layer.is_additive:
                 refused.append(patch.layer.kind)
         if refused:
             problems.append(f"{weight}: {', '.join(refused)}")

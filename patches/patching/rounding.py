@@ -25,7 +25,7 @@ def rounds_stochastically() -> bool:
     return rounding == "stochastic"
 
 
-def stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def round_stochastically(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Round float32 `values` stochastically to a narrower floating type: the closer the upper neighbor, the more often
     up.
 

@@ -34,7 +34,7 @@ class Schedule:
             )
 
     @classmethod
-    def between(cls, start: float, end: float) -> Schedule:
+    def from_range(cls, start: float, end: float) -> Schedule:
         """1 from start to end, both included, and 0 outside."""
         before: tuple[tuple[float, float], ...]
         after: tuple[tuple[float, float], ...]
@@ -90,26 +90,26 @@ class Clock:
         with torch.inference_mode(False):
             self.values = torch.ones(places)
 
-    def place(self, schedule: Schedule | MaskedRanks | None) -> int:
+    def index_of(self, schedule: Schedule | MaskedRanks | None) -> int:
         """The index of a schedule's multiplier in `values`, or that of the first of masked ranks. Until the next tick
         the multipliers are those of the start of sampling.
         """
         if schedule is None:
             return 0
         if isinstance(schedule, MaskedRanks):
-            return self._rank_place(schedule)
+            return self._index_of_ranks(schedule)
         if schedule not in self._schedules:
-            self._schedules[schedule] = self._free()
+            self._schedules[schedule] = self._free_index()
         index = self._schedules[schedule]
         self.values[index] = schedule.at(0.0)
         return index
 
-    def _rank_place(self, ranks: MaskedRanks) -> int:
+    def _index_of_ranks(self, ranks: MaskedRanks) -> int:
         count = ranks.mask.rank
         if ranks not in self._ranks:
-            used = self._used()
+            used = self._schedules_in_use()
             self._ranks = {other: first for other, first in self._ranks.items() if other in used}
-            self._ranks[ranks] = self._free_places(count)
+            self._ranks[ranks] = self._find_free(count)
         first = self._ranks[ranks]
         missing = first + count - len(self.values)
         if missing > 0:
@@ -118,7 +118,7 @@ class Clock:
         self.values[first : first + count] = ranks.at(0.0, TIMESTEPS).to(self.values)
         return first
 
-    def _free_places(self, count: int) -> int:
+    def _find_free(self, count: int) -> int:
         """The first of `count` indices in a row that no ranks have."""
         first = self._places
         for ranks, start in sorted(self._ranks.items(), key=lambda entry: entry[1]):
@@ -127,13 +127,13 @@ class Clock:
             first = start + ranks.mask.rank
         return first
 
-    def _used(self) -> set[Schedule | MaskedRanks]:
+    def _schedules_in_use(self) -> set[Schedule | MaskedRanks]:
         return {schedule for user in self.users for schedule in user.schedules}
 
-    def _free(self) -> int:
+    def _free_index(self) -> int:
         places = self._places - 1
         if len(self._schedules) == places:
-            used = self._used()
+            used = self._schedules_in_use()
             self._schedules = {schedule: index for schedule, index in self._schedules.items() if schedule in used}
         if len(self._schedules) == places:
             raise ValueError(f"at most {places} different schedules work on one model; use fewer")

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from ...storage.printable import logger
 from ..models.attention_kernels import InferenceOnly, TrainingKernel
-from ..models.compiled import is_compiled, own_code, uncompiled
 from ..models.token_layout import Grid, Layout, Place, text_length
+from ..models.torch_compile import is_compiled, separate_code, unwrap
 from .tokens import Span, ToDoSettings, target_grid, thin_span, thin_span_mask
 from .transformers import TransformerToDo, plan_transformer
-from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, active, plan_unet
+from .unet import CHANGED, LEFT, REPLACED, ToDoPatch, is_active, plan_unet
 
 OVERRIDE = "optimized_attention_override"
 Kernel = Callable[..., Tensor]
@@ -41,7 +41,7 @@ def plan_todo(model: nn.Module, settings: ToDoSettings, replaced: Collection[tup
     `replaced` are the blocks of a UNet that `plan_unet` counts as left alone. Raises TypeError naming an unknown class,
     and ValueError if the model has no self-attention or fewer depths than factors.
     """
-    model = uncompiled(model)
+    model = unwrap(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return plan_unet(model, settings, replaced)
     return plan_transformer(model, settings)
@@ -93,7 +93,7 @@ class ToDoCall:
         unthinned: dict[tuple[str, int, int], str] = {}
         if not compiled:
             options[LEFT] = unthinned
-        with own_code(code) if compiled else contextlib.nullcontext():
+        with separate_code(code) if compiled else contextlib.nullcontext():
             out = executor(x, t, c_concat, c_crossattn, control, options, **conditions)
         set_up = options.get(OVERRIDE)
         reasons = Counter(reason for reason in unthinned.values() if reason)
@@ -114,17 +114,17 @@ class ToDoCall:
         self, whole: Any, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any], options: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """(the options of one call, an identity for them if compiled code can use them as they are)."""
-        if not active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
+        if not is_active(self.todo.settings, options, whole.model_sampling.percent_to_sigma):
             if isinstance(self.todo, ToDoPatch):
-                options = without(self.todo, options)
+                options = remove_patch(self.todo, options)
             return options, f"{self.identity} rests"
         code, override = f"{self.identity} on {tuple(x.shape[2:])}", options.get(OVERRIDE)
         if isinstance(self.todo, TransformerToDo):
-            layout = self.todo.tokens.layout(uncompiled(whole.diffusion_model), x, context, conditions)
-            override = thinning(self.todo, layout, override)
+            layout = self.todo.tokens.layout(unwrap(whole.diffusion_model), x, context, conditions)
+            override = make_thinning(self.todo, layout, override)
             code = f"{code} {layout}"
         else:
-            options = last_in_line(self.todo, options)
+            options = move_patch_last(self.todo, options)
             if override is not None:
                 override = Guard(override, text_length(context))
         if override is not None:
@@ -132,11 +132,11 @@ class ToDoCall:
         return options, code
 
 
-def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+def move_patch_last(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
     """A UNet's transformer_options with the patch after all other attn1 patches, and with the blocks that others
     replace.
     """
-    reordered = without(patch, options)
+    reordered = remove_patch(patch, options)
     others = reordered["patches"].get("attn1_patch", [])
     before = options.get("patches", {}).get("attn1_patch", [])
     if len(others) < len(before):  # else the patch was taken off for this call
@@ -144,7 +144,7 @@ def last_in_line(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]
     return {**reordered, REPLACED: frozenset(options.get("patches_replace", {}).get("attn1", {}))}
 
 
-def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
+def remove_patch(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
     """A UNet's transformer_options without the patch among its attn1 patches."""
     patches = dict(options.get("patches", {}))
     if "attn1_patch" in patches:
@@ -152,7 +152,7 @@ def without(patch: ToDoPatch, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "patches": patches}
 
 
-def thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
+def make_thinning(todo: TransformerToDo, layout: Layout, previous: Kernel | None) -> Thinning | Kernel | None:
     """The override for one call with this layout; `previous` itself if the grid is too small to thin."""
     target = target_grid(layout.grid, todo.settings.factors[0])
     if target == layout.grid:
@@ -182,7 +182,7 @@ class Thinning:
         self.layout, self.target, self.method, self.previous = layout, target, method, previous
         self._seen, self.met, self.thinned, self.left = Counter(seen), False, False, 0
 
-    def as_it_is(self) -> Thinning:
+    def copy_for_rerun(self) -> Thinning:
         """A copy that goes on counting from here, for a block that runs again later."""
         return Thinning(self.layout, self.target, self.method, self.previous, self._seen)
 

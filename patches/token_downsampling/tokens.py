@@ -164,7 +164,7 @@ class ToDoSettings:
             return None
         return self.disable_after or 1.0
 
-    def active_while_training(self, step: int, total_steps: int) -> bool:
+    def is_active_while_training(self, step: int, total_steps: int) -> bool:
         """Whether training step `step` (counted from 0) of `total_steps` is downsampled."""
         if self.phase == "sampling":
             return False
@@ -202,7 +202,7 @@ def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact"
     if target == grid:
         return tokens
     if method in ("nearest", "nearest-exact"):
-        return tokens.index_select(1, _kept(grid, target, method, tokens.device))
+        return tokens.index_select(1, _kept_indices(grid, target, method, tokens.device))
     if method == "area":
         return _area(tokens, grid, target)
     if method == "blend":
@@ -216,7 +216,7 @@ def _area(tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
 
 
 @lru_cache(maxsize=128)
-def _kept(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
+def _kept_indices(grid: Grid, target: Grid, method: str, device: torch.device) -> Tensor:
     """Indices (h'*w') of the tokens to keep.
 
     They are taken from F.interpolate itself, so that they match its choice on this device.
@@ -254,7 +254,7 @@ def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-e
     if target == span.grid:
         return tokens
     if method in ("nearest", "nearest-exact"):
-        return tokens.index_select(-2, _kept_of(tokens.shape[-2], span, target, method, tokens.device))
+        return tokens.index_select(-2, _kept_in_sequence(tokens.shape[-2], span, target, method, tokens.device))
     image = tokens.narrow(-2, span.start, span.count)
     frames = image.reshape(-1, span.grid[0] * span.grid[1], image.shape[-1])
     thinned = thin(frames, span.grid, target, method).reshape(*image.shape[:-2], -1, image.shape[-1])
@@ -272,7 +272,7 @@ def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "neares
         return mask
     if method != "nearest":
         method = "nearest-exact"
-    return mask.index_select(-1, _kept_of(mask.shape[-1], span, target, method, mask.device))
+    return mask.index_select(-1, _kept_in_sequence(mask.shape[-1], span, target, method, mask.device))
 
 
 def _check(length: int, span: Span) -> None:
@@ -281,10 +281,10 @@ def _check(length: int, span: Span) -> None:
 
 
 @lru_cache(maxsize=128)
-def _kept_of(length: int, span: Span, target: Grid, method: str, device: torch.device) -> Tensor:
+def _kept_in_sequence(length: int, span: Span, target: Grid, method: str, device: torch.device) -> Tensor:
     """Indices of the tokens to keep in a sequence of `length`."""
     with torch.inference_mode(False):
-        indices, size = _kept(span.grid, target, method, device), span.grid[0] * span.grid[1]
+        indices, size = _kept_indices(span.grid, target, method, device), span.grid[0] * span.grid[1]
         image = [indices + span.start + frame * size for frame in range(span.frames)]
         numbers = torch.arange(length, device=device)
         return torch.cat((numbers[: span.start], *image, numbers[span.start + span.count :]))

@@ -141,12 +141,12 @@ class ToDoPatch:
             return q, context, value
         unthinned[place] = ""
         target = target_grid(grid, factor)
-        thinned = self._thinned(context, grid, target)
+        thinned = self._thin(context, grid, target)
         if value is context:
             return q, thinned, thinned
-        return q, thinned, self._thinned(value, grid, target)
+        return q, thinned, self._thin(value, grid, target)
 
-    def _thinned(self, tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
+    def _thin(self, tokens: Tensor, grid: Grid, target: Grid) -> Tensor:
         strips = tokens.shape[1] // (grid[0] * grid[1])
         if strips == 1:
             return thin(tokens, grid, target, self.settings.method)
@@ -162,7 +162,7 @@ class ToDoPatch:
 
     def grid_at(self, depth: int, latent: Sequence[int]) -> Grid:
         """The token grid of a depth for a latent's (..., height, width)."""
-        return _halved((latent[-2], latent[-1]), self.levels[depth])
+        return _halve((latent[-2], latent[-1]), self.levels[depth])
 
 
 def _place(options: Mapping[str, Any]) -> tuple[str, int, int]:
@@ -189,7 +189,7 @@ def _strip(q: Tensor, context: Tensor, value: Tensor, shape: Sequence[int]) -> G
     return height // tiles, width
 
 
-def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
+def is_active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[float], float]) -> bool:
     """Whether a call with these transformer_options thins, from its phase, its point in the run and its noise level.
 
     `level` gives the noise level at a share of sampling, from 0 (the noisiest) to 1, as defined by the model's sampling
@@ -198,7 +198,7 @@ def active(settings: ToDoSettings, options: Mapping[str, Any], level: Callable[[
     training = options.get(TRAINING)
     # each sample of a training batch has its own noise level, so start and end percent do not apply
     if training is not None:
-        return settings.active_while_training(training["step"], training["total_steps"])
+        return settings.is_active_while_training(training["step"], training["total_steps"])
     if settings.phase == "training" or (settings.phase == "both" and options.get(EVALUATING)):
         return False  # what a training run measures of itself stays comparable with runs without token downsampling
     if (settings.start_percent, settings.end_percent) == (0.0, 1.0) or options.get("sigmas") is None:
@@ -233,7 +233,7 @@ def plan_unet(unet: nn.Module, settings: ToDoSettings, replaced: Collection[tupl
         settings=settings,
         factors=factors,
         foreign=frozenset(foreign),
-        depths={depth: _counted(blocks, attention, replaced) for depth, blocks in places.items()},
+        depths={depth: _count_blocks(blocks, attention, replaced) for depth, blocks in places.items()},
         levels={depth: attention[blocks[0]].level for depth, blocks in places.items()},
         widths={depth: attention[blocks[0]].width for depth, blocks in places.items()},
     )
@@ -257,7 +257,7 @@ def _check_depths(
         )
 
 
-def _counted(
+def _count_blocks(
     places: Sequence[Block], attention: Mapping[Block, Attention], replaced: Collection[tuple[Any, ...]]
 ) -> tuple[int, int]:
     """(self-attention blocks that can be thinned, others) at the given places of a UNet."""
@@ -272,7 +272,7 @@ def _counted(
     return patched, skipped
 
 
-def _halved(grid: Grid, times: int) -> Grid:
+def _halve(grid: Grid, times: int) -> Grid:
     for _ in range(times):
         grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)  # the UNet rounds up
     return grid

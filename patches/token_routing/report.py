@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import Routing, UNetRouting
+from .routing_plan import Routing, UNetRouting
 from .settings import RoutingSettings
 
 

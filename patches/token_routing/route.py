@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.calls import Call, around
-from ..models.compiled import is_compiled, uncompiled
 from ..models.routed_blocks import REFERENCES, RoutedBlocks
 from ..models.token_layout import Layout, Place
+from ..models.torch_compile import is_compiled, unwrap
 from ..token_downsampling.unet import TRAINING
-from .plan import Routing, Span, TransformerRouting
+from .routing_plan import Routing, Span, TransformerRouting
 from .settings import RoutingSettings
-from .tokens import choose, in_sequence, kept_count, put_back, take
+from .token_choice import choose_kept, kept_count, put_back, sequence_indices, take
 
 Windows = dict[Any, Tensor]  # {module: what is in place of its `sliding_window`}
 ROUTING = "routing"  # in what TRAINING holds: the seed of the draws of a training batch, absent where all tokens stay
@@ -57,23 +57,23 @@ class RoutingCall:
         options = transformer_options or {}
         training = options.get(TRAINING, {})
         seed = training.get(ROUTING)
-        if seed is None or not self.settings.active_at(training["step"], training["total_steps"]):
+        if seed is None or not self.settings.is_active_at(training["step"], training["total_steps"]):
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **conditions)
         if is_compiled(options.get("wrappers", {})):
             raise ValueError(
                 "Apply TREAD does not work on a compiled model: other tokens skip in every step. Take TorchCompileModel"
                 " off, or Apply TREAD"
             )
-        model = uncompiled(executor.class_obj.diffusion_model)
+        model = unwrap(executor.class_obj.diffusion_model)
         layout = None
         if isinstance(self.plan, TransformerRouting) and self.plan.routed.layout is not None:
             layout = self.plan.routed.layout(model, x, c_crossattn, conditions)
-        with Routed(self.plan.spans(model), layout, self.settings.ratio, seed).entered():
+        with RoutedPass(self.plan.spans(model), layout, self.settings.ratio, seed).enter():
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **conditions)
 
 
 @dataclass(frozen=True, eq=False)
-class Routed:
+class RoutedPass:
     """One call of a model in which tokens skip spans of blocks; `seed` is that of the draw. `windows` are those of the
     blocks that have run, for blocks that run again.
     """
@@ -85,9 +85,9 @@ class Routed:
     windows: Windows = field(default_factory=dict)
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter(self) -> Iterator[None]:
         """A context in which the first block of each span takes tokens out, and its last one puts them back."""
-        active = _active()
+        active = _active_passes()
         active.append(self)
         with ExitStack() as stack:
             stack.callback(active.pop)
@@ -96,12 +96,12 @@ class Routed:
                 for index, (block, called) in enumerate(span):
                     first, last = index == 0 or called.apart, index == len(span) - 1 or called.apart
                     stack.enter_context(around(block, "routing", route.call(called, first, last)))
-            stack.enter_context(_with_windows(self.windows))
+            stack.enter_context(_set_windows(self.windows))
             yield
 
 
 @contextmanager
-def _with_windows(windows: Windows) -> Iterator[None]:
+def _set_windows(windows: Windows) -> Iterator[None]:
     """A context in which modules have these in place of their `sliding_window`."""
     before = {module: module.sliding_window for module in windows}
     for module, window in windows.items():
@@ -113,29 +113,29 @@ def _with_windows(windows: Windows) -> Iterator[None]:
             module.sliding_window = number
 
 
-_here = threading.local()  # the calls that a thread is in
+_thread = threading.local()  # the calls that a thread is in
 
 
-def _active() -> list[Routed]:
-    if not hasattr(_here, "calls"):
-        _here.calls = []
-    calls: list[Routed] = _here.calls
+def _active_passes() -> list[RoutedPass]:
+    if not hasattr(_thread, "calls"):
+        _thread.calls = []
+    calls: list[RoutedPass] = _thread.calls
     return calls
 
 
-def active_call() -> Routed | None:
+def active_pass() -> RoutedPass | None:
     """The call that this thread is in; gradient checkpointing enters it again when it runs a block again."""
-    calls = _active()
+    calls = _active_passes()
     if not calls:
         return None
     return calls[-1]
 
 
-def entered(call: Routed | None) -> AbstractContextManager[None]:
+def enter_pass(call: RoutedPass | None) -> AbstractContextManager[None]:
     """A context in which the blocks of a call run on fewer tokens; backward passes have threads of their own."""
-    if call is None or call in _active():
+    if call is None or call in _active_passes():
         return nullcontext()
-    return call.entered()
+    return call.enter()
 
 
 @functools.cache
@@ -167,11 +167,11 @@ class _Route:
                 self._begin(given, called, type(block).__name__)
             for name in (*called.positions, *called.masks):
                 if given.get(name) is not None:
-                    given.set(name, self._shortened(name, given.get(name), called))
+                    given.set(name, self._shorten(name, given.get(name), called))
             _, *arguments = bound.args
             window = self._window(block, called)
             self._windows.update(window)
-            with _with_windows(window):
+            with _set_windows(window):
                 out = inner(*arguments, **bound.kwargs)
             if not last:
                 return out
@@ -191,10 +191,10 @@ class _Route:
             taken = tuple(self._layout.places)
         kept = kept_count(count, self._ratio, length - count, taken)
         rows = 1 if called.shared else image.shape[0]
-        self._kept = choose(self._seed, rows, count, kept, image.device)
+        self._kept = choose_kept(self._seed, rows, count, kept, image.device)
         offset = self._offset(called)
         self._full = image[:, offset : offset + count]
-        short = take(image, in_sequence(self._kept, offset, count, image.shape[1]), 1)
+        short = take(image, sequence_indices(self._kept, offset, count, image.shape[1]), 1)
         if called.grid:
             short = short.unflatten(1, (1,) * (len(self._grid) - 1) + (short.shape[1],))
         given.image = short
@@ -219,19 +219,19 @@ class _Route:
         """Where the image begins in a block's image argument."""
         return self._place.start - _stream(self._place, self._length, called)[0]
 
-    def _shortened(self, name: str, value: Any, called: RoutedBlocks) -> Any:
+    def _shorten(self, name: str, value: Any, called: RoutedBlocks) -> Any:
         """An argument that counts the whole sequence, or a tuple of such, without the tokens that skip. Blocks that
         share one share what is left of it, or each would keep its own for the backward pass.
         """
         if isinstance(value, tuple | list):
-            return type(value)(self._shortened(f"{name} {place}", one, called) for place, one in enumerate(value))
+            return type(value)(self._shorten(f"{name} {place}", one, called) for place, one in enumerate(value))
         if not isinstance(value, Tensor):
             return value
         if name in self._short and self._short[name][0] is value:
             return self._short[name][1]
         assert self._full is not None and self._kept is not None
         short, all_axes = value, name in called.masks
-        indices = in_sequence(self._kept, self._place.start, self._full.shape[1], self._length)
+        indices = sequence_indices(self._kept, self._place.start, self._full.shape[1], self._length)
         if all_axes and short.ndim == 2 and short.shape[0] == self._length:  # one mask for all rows
             short = short.unsqueeze(0)
         first = 0 if called.shared else 1
@@ -256,7 +256,7 @@ class _Route:
         size = module.sliding_window
         if size not in self._seen:
             assert self._full is not None and self._kept is not None
-            places = in_sequence(self._kept, self._place.start, self._full.shape[1], self._length)[0]
+            places = sequence_indices(self._kept, self._place.start, self._full.shape[1], self._length)[0]
             far = (places.unsqueeze(1) - places).abs() > size
             self._seen[size] = torch.where(far, -1, self._length)
         return {module: self._seen[size]}

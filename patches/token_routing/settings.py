@@ -77,7 +77,7 @@ class RoutingSettings:
             "ss_tread_end_layer": str(self.end_layer),
         }
 
-    def active_at(self, step: int, total_steps: int) -> bool:
+    def is_active_at(self, step: int, total_steps: int) -> bool:
         """Whether tokens skip blocks at training step `step` (counted from 0) of `total_steps`."""
         return not is_disabled(self.disable_after, step, total_steps)
 

@@ -22,7 +22,7 @@ def walk(steps, seed=0, jitter=0.01):
 def graft(settings, jitter=0.01):
     """The average that Graft keeps of a walk."""
     path = walk(STEPS, jitter=jitter)
-    kept = shadows.Shadow.of(next(path))
+    kept = shadows.Shadow.from_weights(next(path))
     for step, weights in enumerate(path, 1):
         kept.update_(weights, settings, step, STEPS)
     return kept.tensors
@@ -84,7 +84,7 @@ def test_an_average_of_half_precision_weights_is_exact_and_moves():
     draw = torch.Generator().manual_seed(4)
     weights = {name: torch.randn(1200, 900, generator=draw).to(torch.bfloat16) for name in ("big", "turned")}
     weights["turned"] = weights["turned"].T
-    kept = shadows.Shadow.of({name: torch.zeros_like(w) for name, w in weights.items()})
+    kept = shadows.Shadow.from_weights({name: torch.zeros_like(w) for name, w in weights.items()})
     expected = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in weights.items()}
     for step in range(1, 6):
         kept.update_(weights, EMASettings("constant", 0.9999), step, 5)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.ema.host_offload import Offload, PlainLane, has_streams, lane_for
+from graft_nodes.ema.host_offload import Offload, PlainLane, has_streams, open_lane
 from graft_nodes.ema.shadow import Shadow
 from graft_nodes.ema.update import average_
 
@@ -18,7 +18,7 @@ class LateDevice:
     """A device with a queue of its own: work is only noted when it is given, and done in order when `run` or
     `run_until` says so.
 
-    It is a Lane too: its copies are queued like everything else, and `landed` waits until the copy has run.
+    It is a Lane too: its copies are queued like everything else, and `wait` waits until the copy has run.
     """
 
     note = ""
@@ -49,7 +49,7 @@ class LateDevice:
         self.protected += 1
         self.main.append((None, self.copied))
 
-    def landed(self):
+    def wait(self):
         event = self.copied
         self.asked.set()
         assert event.wait(10), "the copy never ran"
@@ -172,7 +172,7 @@ def test_what_goes_wrong_on_the_thread_is_raised_and_mismatches_before_anything_
     with pytest.raises(ValueError, match="only in the weights"):
         offload.take({}, weights, HALF)
     assert not device.side
-    monkeypatch.setattr(device, "landed", lambda: 1 / 0)
+    monkeypatch.setattr(device, "wait", lambda: 1 / 0)
     offload.take(average, weights, HALF)
     with pytest.raises(ZeroDivisionError):
         offload.finish()
@@ -182,14 +182,14 @@ def test_what_goes_wrong_on_the_thread_is_raised_and_mismatches_before_anything_
 def test_mps_pins_no_memory_though_its_streams_came_with_torch_2_15(monkeypatch):
     monkeypatch.setattr(torch.mps, "Stream", object, raising=False)
     assert not has_streams(torch.device("mps"))
-    assert isinstance(lane_for({"w": torch.zeros(2)}, torch.device("mps")), PlainLane)
+    assert isinstance(open_lane({"w": torch.zeros(2)}, torch.device("mps")), PlainLane)
 
 
 def test_a_shadow_over_a_plain_lane_equals_one_beside_the_weights_byte_for_byte():
     """What MPS does: staging without pinning, the lerp on the thread."""
     draw = torch.Generator().manual_seed(0)
     weights = {"a": torch.randn(50, 3, generator=draw), "b": torch.randn(7, generator=draw)}
-    near = Shadow.of(weights)
+    near = Shadow.from_weights(weights)
     lane = PlainLane(weights, torch.device("mps"))
     assert "without pinning" in lane.note
     staging = {name: t.data_ptr() for name, t in lane.staging.items()}
@@ -204,7 +204,7 @@ def test_a_shadow_over_a_plain_lane_equals_one_beside_the_weights_byte_for_byte(
     far.finish()
     assert all(torch.equal(near.tensors[name], far.tensors[name]) for name in weights)
     assert {name: t.data_ptr() for name, t in lane.staging.items()} == staging  # allocated once
-    with far.swapped(weights):
+    with far.swap_in(weights):
         assert torch.equal(weights["a"], near.tensors["a"])
     far.close()
 
@@ -219,16 +219,16 @@ def test_half_precision_weights_are_staged_as_they_are():
 
 
 def test_host_weights_need_no_lane():
-    assert lane_for({"a": torch.zeros(1)}, torch.device("cpu")) is None
-    kept = Shadow.beside({"a": torch.zeros(1)}, 3, {"a": torch.zeros(1)}, torch.device("cpu"), "host")
+    assert open_lane({"a": torch.zeros(1)}, torch.device("cpu")) is None
+    kept = Shadow.from_average({"a": torch.zeros(1)}, 3, {"a": torch.zeros(1)}, torch.device("cpu"), "host")
     assert kept.offload is None and kept.step == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_pinned_staging_and_streams():
     weights = {"a": torch.randn(2048, 2048, device="cuda"), "b": torch.randn(77, device="cuda")}
-    near = Shadow.of(weights, "cpu")
-    far = Shadow.beside(near.tensors, 0, weights, torch.device("cuda"), "host")
+    near = Shadow.from_weights(weights, "cpu")
+    far = Shadow.from_average(near.tensors, 0, weights, torch.device("cuda"), "host")
     assert all(t.is_pinned() for t in far.offload.lane.staging.values())
     for step in range(1, 40):
         far.protect()

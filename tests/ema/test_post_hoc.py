@@ -6,16 +6,16 @@ from graft_nodes.ema.decay import EMASettings, decay_at, gamma_of_width
 from graft_nodes.ema.post_hoc import (
     ROUNDING,
     Profile,
-    TooFew,
-    evenly_spread,
+    TooFewSnapshots,
     fit,
+    inner_products,
     possible_widths,
-    products,
-    reconstruction,
-    shape,
+    reconstruct,
+    spread_evenly,
+    step_density,
     width_of_gamma,
 )
-from graft_nodes.ema.weighted_sum import mixture
+from graft_nodes.ema.weighted_sum import mix
 from graft_nodes.storage.float16 import from_float16, to_float16
 from torch import nn
 
@@ -58,8 +58,8 @@ def test_inner_products_are_integrals():
     t = (torch.arange(1_000_000, dtype=torch.float64) + 0.5) * 250 / 1_000_000
     for a in range(2):
         for b in range(2):
-            integral = (shape([left[a]], [1.0], t) * shape([right[b]], [1.0], t)).mean() * 250
-            assert float(products(left, right)[a, b]) == pytest.approx(float(integral), rel=1e-4)
+            integral = (step_density([left[a]], [1.0], t) * step_density([right[b]], [1.0], t)).mean() * 250
+            assert float(inner_products(left, right)[a, b]) == pytest.approx(float(integral), rel=1e-4)
 
 
 def test_the_power_schedule_is_the_profile():
@@ -77,18 +77,18 @@ def test_the_power_schedule_is_the_profile():
 def test_a_reconstruction_is_the_average_that_ran_along(width):
     path = trajectory(1000)
     snapshots = every(20, 1000)
-    found = reconstruction(snapshots, width)
+    found = reconstruct(snapshots, width)
     taken = [{"w": ran_along(path, s.width, s.step)} for s in snapshots]
     exact = sum(weight * one["w"] for weight, one in zip(found.weights, taken, strict=True))
-    torch.testing.assert_close(mixture(taken, found.weights)["w"].double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mix(taken, found.weights)["w"].double(), exact, rtol=0, atol=1e-6)
     torch.testing.assert_close(exact, ran_along(path, width, 1000), rtol=0, atol=4 * found.miss * 0.1 + 1e-6)
 
 
 def test_a_snapshot_of_the_width_is_taken_as_it_is():
-    found = reconstruction(every(50, 250), 0.10)
+    found = reconstruct(every(50, 250), 0.10)
     assert found.miss == 0 and sum(found.weights) == 1 and found.weights[-1] == 1.0
     for step in (100, 230):
-        assert reconstruction(every(10, 250), 0.08, step).miss < 0.05
+        assert reconstruct(every(10, 250), 0.08, step).miss < 0.05
 
 
 @pytest.mark.parametrize("width", [0.04, 0.07, 0.12, 0.18])
@@ -113,7 +113,7 @@ def test_equal_to_ema_pytorch(tmp_path, width):
         stored = torch.load(file, weights_only=True)
         snapshots.append(Profile(step, (0.05, 0.10)[which]))
         taken.append({name: stored[f"ema_model.{name}"] for name in expected})
-    ours = mixture(taken, reconstruction(snapshots, width).weights)
+    ours = mix(taken, reconstruct(snapshots, width).weights)
     assert ours.keys() == expected.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], expected[name].detach(), rtol=0, atol=1e-4)
@@ -125,12 +125,12 @@ def test_equal_to_ema_pytorch(tmp_path, width):
 def test_weights_are_the_least_squares_solution():
     snapshots, target = every(50, 250), Profile(250, 0.07)
     t = (torch.arange(200_000, dtype=torch.float64) + 0.5) * 250 / 200_000
-    columns = torch.stack([shape([s], [1.0], t) for s in snapshots], 1)
-    direct = torch.linalg.lstsq(columns, shape([target], [1.0], t)[:, None]).solution[:, 0]
+    columns = torch.stack([step_density([s], [1.0], t) for s in snapshots], 1)
+    direct = torch.linalg.lstsq(columns, step_density([target], [1.0], t)[:, None]).solution[:, 0]
     found = fit(snapshots, target)
     torch.testing.assert_close(torch.tensor(found.weights), direct.float(), rtol=1e-3, atol=1e-4)
-    missed = shape(snapshots, found.weights, t) - shape([target], [1.0], t)
-    assert found.miss == pytest.approx(float(missed.norm() / shape([target], [1.0], t).norm()), rel=1e-2)
+    missed = step_density(snapshots, found.weights, t) - step_density([target], [1.0], t)
+    assert found.miss == pytest.approx(float(missed.norm() / step_density([target], [1.0], t).norm()), rel=1e-2)
 
 
 def test_the_possible_range_is_said_and_true():
@@ -138,10 +138,10 @@ def test_the_possible_range_is_said_and_true():
     ((narrow, wide),) = possible_widths(snapshots, 250)
     assert narrow < 0.05 and wide > 0.10
     for width in (narrow * 1.001, 0.07, wide * 0.999):
-        assert reconstruction(snapshots, width).miss <= 0.0501
+        assert reconstruct(snapshots, width).miss <= 0.0501
     for width in (narrow * 0.99, wide * 1.01, 0.0, -1.0, 0.3):
         with pytest.raises(ValueError, match=rf"widths {narrow:.4f} to {wide:.4f}"):
-            reconstruction(snapshots, width)
+            reconstruct(snapshots, width)
     (denser,) = possible_widths(every(5, 250), 250)
     assert denser[0] < narrow and denser[1] > wide
 
@@ -167,7 +167,7 @@ def test_from_float16_snapshots_an_accepted_width_is_as_exact_as_it_says(apart, 
     accepted = []
     for width in (0.005, 0.01, 0.02, 0.04, 0.065, 0.12, 0.19):
         try:
-            found = reconstruction(snapshots, width)
+            found = reconstruct(snapshots, width)
         except ValueError as error:
             assert "they express widths" in str(error)
             continue
@@ -188,7 +188,7 @@ def test_early_snapshots_of_noise_are_larger_and_rounded_more_and_so_is_what_is_
     draws = torch.Generator().manual_seed(3)
     path = constant + torch.randn(steps, 400, generator=draws, dtype=torch.float64)
     snapshots = every(every_steps, steps, (0.05, 0.06, 0.07, 0.08))
-    found = reconstruction(snapshots, width)
+    found = reconstruct(snapshots, width)
     weights = torch.tensor(found.weights, dtype=torch.float64)
     exact, expected = torch.stack(kept_along(path, snapshots)), ran_along(path, width, steps)
     stored = torch.stack([from_float16(to_float16({"a": one.float()}))["a"].double() for one in exact])
@@ -220,13 +220,13 @@ def test_gaps_between_the_possible_widths_are_named_and_left_out():
     middle = (first[1] * second[0]) ** 0.5
     said = f"widths {first[0]:.4f} to {first[1]:.4f} and {second[0]:.4f} to {second[1]:.4f}, none between"
     with pytest.raises(ValueError, match=f"{said} {first[1]:.4f} and {second[0]:.4f}"):
-        reconstruction(snapshots, middle)
-    spread = evenly_spread(ranges, 10)
+        reconstruct(snapshots, middle)
+    spread = spread_evenly(ranges, 10)
     assert 9 <= len(spread) <= 11 and spread == sorted(spread)
     for width in spread:
-        assert reconstruction(snapshots, width).miss <= 0.05
-    assert evenly_spread([(0.1, 0.1)], 10) == pytest.approx([0.1])
-    spread = evenly_spread([(0.01, 0.04)], 3)
+        assert reconstruct(snapshots, width).miss <= 0.05
+    assert spread_evenly([(0.1, 0.1)], 10) == pytest.approx([0.1])
+    spread = spread_evenly([(0.01, 0.04)], 3)
     assert spread == pytest.approx([0.01 * 4**0.001, 0.02, 0.04 / 4**0.001], rel=1e-9), "a thousandth inside both ends"
 
 
@@ -239,15 +239,15 @@ def test_the_widths_of_the_snapshots_themselves_are_possible_however_small_the_t
 
 
 def test_too_few_and_wrong_snapshots():
-    with pytest.raises(TooFew, match="no snapshot"):
-        reconstruction([], 0.1)
-    with pytest.raises(TooFew, match="two or more"):
-        reconstruction([Profile(100, 0.05)], 0.1)
+    with pytest.raises(TooFewSnapshots, match="no snapshot"):
+        reconstruct([], 0.1)
+    with pytest.raises(TooFewSnapshots, match="two or more"):
+        reconstruct([Profile(100, 0.05)], 0.1)
     with pytest.raises(ValueError, match="last snapshot is of step 200"):
-        reconstruction(every(50, 200), 0.07, 250)
+        reconstruct(every(50, 200), 0.07, 250)
     with pytest.raises(ValueError, match="twice"):
         fit([Profile(100, 0.05), Profile(100, 0.05)], Profile(100, 0.06))
     with pytest.raises(ValueError, match="twice"):
-        reconstruction([Profile(100, 0.05), Profile(100, 0.05)], 0.05)
+        reconstruct([Profile(100, 0.05), Profile(100, 0.05)], 0.05)
     with pytest.raises(ValueError, match="step 1"):
         fit([Profile(0, 0.05), Profile(100, 0.05)], Profile(100, 0.06))

@@ -18,7 +18,7 @@ def weights(seed=0, dtype=torch.float32):
 @pytest.mark.parametrize("where", ["same", "host"])
 def test_an_average_beside_weights_is_a_copy_and_goes_on_at_its_step(where):
     average, live = weights(1), weights(2)
-    kept = Shadow.beside(average, 7, live, torch.device("cpu"), where)
+    kept = Shadow.from_average(average, 7, live, torch.device("cpu"), where)
     assert kept.offload is None and all(torch.equal(kept.tensors[name], average[name]) for name in average)
     kept.update_(live, EMASettings(decay=0.75), 8, 10)
     for name, start in weights(1).items():
@@ -30,15 +30,15 @@ def test_an_average_beside_weights_of_another_device_is_on_that_or_in_host_memor
     """On a device that has shapes and no numbers."""
     device = torch.device("meta")
     live = {name: tensor.to(device) for name, tensor in weights().items()}
-    beside = Shadow.beside(weights(), 0, live, device, "same")
+    beside = Shadow.from_average(weights(), 0, live, device, "same")
     assert beside.offload is None and {tensor.device for tensor in beside.tensors.values()} == {device}
-    on_host = Shadow.beside(weights(), 0, live, device, "host")
+    on_host = Shadow.from_average(weights(), 0, live, device, "host")
     assert on_host.offload is not None and {tensor.device.type for tensor in on_host.tensors.values()} == {"cpu"}
     on_host.close()
 
 
 def test_steps_come_in_order_and_once():
-    kept = Shadow.of(weights())
+    kept = Shadow.from_weights(weights())
     for step in (2, 0, -1):
         with pytest.raises(ValueError, match=f"can take step 1, not {step}"):
             kept.update_(weights(), EMASettings(), step, 10)
@@ -69,20 +69,20 @@ def test_pairs_go_by_name_whatever_the_order():
 
 def test_swapping_in_and_out_gives_the_same_tensors_and_bytes_back():
     live = weights(1)
-    kept = Shadow.of(weights(2))
+    kept = Shadow.from_weights(weights(2))
     places = {name: t.data_ptr() for name, t in live.items()}
-    with kept.swapped(live):
+    with kept.swap_in(live):
         assert all(torch.equal(live[name], t) for name, t in weights(2).items())
         assert all(torch.equal(kept.tensors[name], t) for name, t in weights(1).items())
-        with pytest.raises(RuntimeError, match="swapped in already"), kept.swapped(live):
+        with pytest.raises(RuntimeError, match="swapped in already"), kept.swap_in(live):
             pass
     assert all(torch.equal(live[name], t) for name, t in weights(1).items())
     assert all(torch.equal(kept.tensors[name], t) for name, t in weights(2).items())
     assert {name: t.data_ptr() for name, t in live.items()} == places
-    with pytest.raises(KeyError), kept.swapped(live):
+    with pytest.raises(KeyError), kept.swap_in(live):
         raise KeyError
     assert all(torch.equal(live[name], t) for name, t in weights(1).items())
-    with kept.swapped(live):  # an exception left it swapped out
+    with kept.swap_in(live):  # an exception left it swapped out
         pass
 
 
@@ -101,8 +101,8 @@ def test_an_exchange_that_breaks_off_says_so_or_gives_every_byte_back(at):
             return func(*args, **(kwargs or {}))
 
     live = {f"{n}": torch.full((3,), float(n)) for n in range(4)}
-    kept = Shadow.of({f"{n}": torch.full((3,), -float(n)) for n in range(4)})
-    with pytest.raises(KeyboardInterrupt), Break(), kept.swapped(live):
+    kept = Shadow.from_weights({f"{n}": torch.full((3,), -float(n)) for n in range(4)})
+    with pytest.raises(KeyboardInterrupt), Break(), kept.swap_in(live):
         pass
     is_back = all((live[f"{n}"] == n).all() and (kept.tensors[f"{n}"] == -n).all() for n in range(4))
     assert kept.is_swapped or is_back
@@ -111,11 +111,11 @@ def test_an_exchange_that_breaks_off_says_so_or_gives_every_byte_back(at):
 
 def test_bf16_weights_wait_elsewhere_and_the_average_keeps_every_bit():
     live = weights(1, torch.bfloat16)
-    kept = Shadow.of(weights(2))
+    kept = Shadow.from_weights(weights(2))
     places = {name: t.data_ptr() for name, t in live.items()}
-    with kept.swapped(live):
+    with kept.swap_in(live):
         assert all(torch.equal(live[name], t.to(torch.bfloat16)) for name, t in weights(2).items())
-    with pytest.raises(KeyError), kept.swapped(live):
+    with pytest.raises(KeyError), kept.swap_in(live):
         raise KeyError
     assert all(torch.equal(live[name], t) for name, t in weights(1, torch.bfloat16).items())
     assert all(torch.equal(kept.tensors[name], t) for name, t in weights(2).items())
@@ -126,14 +126,14 @@ def test_bf16_weights_wait_elsewhere_and_the_average_keeps_every_bit():
 def test_a_weight_with_two_names_has_its_bytes_back(dtype):
     weight = torch.full((3,), 1.0, dtype=dtype)
     kept = Shadow({"a": torch.full((3,), 2.0), "b": torch.full((3,), 3.0)})
-    with kept.swapped({"a": weight, "b": weight}):
+    with kept.swap_in({"a": weight, "b": weight}):
         assert (weight == 3).all()
     assert (weight == 1).all() and (kept.tensors["a"] == 2).all() and (kept.tensors["b"] == 3).all()
 
 
 def test_swapping_makes_no_second_copy_of_everything():
     live = {f"{n}": torch.randn(1000) for n in range(50)}
-    kept = Shadow.of(live)
+    kept = Shadow.from_weights(live)
     alive, most = [], []
 
     class Count(TorchDispatchMode):
@@ -146,7 +146,7 @@ def test_swapping_makes_no_second_copy_of_everything():
                 most.append(sum(one() is not None for one in alive))
             return out
 
-    with Count(), kept.swapped(live):
+    with Count(), kept.swap_in(live):
         pass
     assert len(most) == 100 and max(most) <= 2
 
@@ -162,7 +162,7 @@ def test_an_update_looks_at_no_value(dtype):
             self.seen = (*self.seen, func)
             return func(*args, **(kwargs or {}))
 
-    kept, live = Shadow.of(weights()), weights(1, dtype)
+    kept, live = Shadow.from_weights(weights()), weights(1, dtype)
     with Look() as look:
         kept.update_(live, EMASettings("ramp"), 1, 10)
     assert look.seen and torch.ops.aten._local_scalar_dense.default not in look.seen
@@ -171,7 +171,7 @@ def test_an_update_looks_at_no_value(dtype):
 
 
 def test_switching_sets_the_weights_in_place():
-    live, kept = weights(1), Shadow.of(weights(2))
+    live, kept = weights(1), Shadow.from_weights(weights(2))
     places = {name: t.data_ptr() for name, t in live.items()}
     kept.switch_(live)
     assert all(torch.equal(live[name], t) for name, t in weights(2).items())
@@ -188,11 +188,11 @@ def test_resuming_at_any_step_is_the_same_bytes():
         EMASettings("power"),
         EMASettings("target"),
     ):
-        whole = Shadow.of(path[0])
+        whole = Shadow.from_weights(path[0])
         for step in range(1, 20):
             whole.update_(path[step], settings, step, 19)
         for cut in range(20):
-            part = Shadow.of(path[0])
+            part = Shadow.from_weights(path[0])
             for step in range(1, cut + 1):
                 part.update_(path[step], settings, step, 19)
             again = Shadow(

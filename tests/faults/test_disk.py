@@ -72,7 +72,7 @@ def test_what_a_library_writes_fails_as_an_error_of_the_disk_that_names_the_file
         saved_states.save(newer, tmp_path, "mine")
     assert equal(saved_states.load(tmp_path, "mine", "model"), run.older)
     with files_of_at_most(100), pytest.raises(OSError, match=r"one\.safetensors"):
-        shards.save({"a": torch.zeros(100)}, tmp_path / "shards", "one")
+        shards.save_shards({"a": torch.zeros(100)}, tmp_path / "shards", "one")
     assert not list((tmp_path / "shards").iterdir())
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from graft_nodes.patches.core import ledger as core_ledger
-from graft_nodes.patches.lora_files import layer_names, metadata, open_file, parse, save
+from graft_nodes.patches.lora_files import layer_matching, metadata, open_file, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry as key_formats
 from graft_nodes.patches.lora_files.parse import Target as Place
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from hypothesis import strategies as st
 from torch import nn
@@ -106,7 +106,7 @@ class Loras(Target):
         super().__init__(place)
         self.path = place / "lora.safetensors"
         self.model = model()
-        self.shapes = {("model", name): shape for name, shape in ledger.shapes(self.model).items()}
+        self.shapes = {("model", name): shape for name, shape in stack_ledger.weight_shapes(self.model).items()}
         self.base, self.targets = hash_of(self.model), key_map()
 
     def cases(self) -> st.SearchStrategy[Any]:
@@ -125,10 +125,10 @@ class Loras(Target):
             assert str(self.path) in str(error), f"the error does not name the file: {error}"
             refused = error
         state, said = open_file.load(str(self.path))
-        metadata.about(said)
-        metadata.contents(state)
-        names = {**self.targets, **layer_names.find_targets(parse.names(state), self.targets, self.shapes)}
-        hint, configs = metadata.made_for(state, said), peft_configs(said)
+        metadata.summarize(said)
+        metadata.summarize_contents(state)
+        names = {**self.targets, **layer_matching.find_targets(parse.layer_names(state), self.targets, self.shapes)}
+        hint, configs = metadata.guess_model(state, said), peft_configs(said)
         keys, trainer = key_formats.generic_keys(state), oft_trainer(state, said)
         parsed = parse.read(keys, names, self.shapes, "lora", True, hint, configs, trainer)
         patches: dict[str, list[Patch]] = {}
@@ -136,16 +136,16 @@ class Loras(Target):
             patches.setdefault(weight, []).append(Patch(layer, 0.5, part))
         stack = Stack(patches, [name for name in patches if name in AT_ACTIVATIONS] if bypass else ())
         try:
-            ledger.attach(self.model, "fuzz", [stack])
+            stack_ledger.attach(self.model, "fuzz", [stack])
             run(self.model)
         finally:
-            ledger.detach(self.model, "fuzz")
-        save.saved_metadata(state, "lora", said)
+            stack_ledger.detach(self.model, "fuzz")
+        save.build_metadata(state, "lora", said)
         if refused is not None:
             raise refused
 
     def sound(self) -> None:
         """The base is what it was, byte for byte, and nothing is on it."""
-        ledger.forget(self.model)
+        stack_ledger.forget(self.model)
         assert hash_of(self.model) == self.base, "the base's bytes have changed"
         assert not hasattr(self.model, core_ledger.ATTRIBUTE), "something is still on the model"

@@ -244,7 +244,7 @@ def test_choices_in_a_prompt_and_rows_nested_without_end():
         with pytest.raises(ValueError, match="rows"):
             stack_rows.parse(text)
     with pytest.raises(ValueError, match="schedule: expected points"):
-        stack_rows.schedule_of(",")
+        stack_rows.parse_schedule(",")
 
 
 def test_a_set_value_nested_without_end_is_a_text():

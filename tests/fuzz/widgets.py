@@ -28,11 +28,11 @@ ROWS = (
 PARSERS: dict[str, tuple[Callable[[str], Any], tuple[str, ...]]] = {
     "rows": (stack_rows.parse, (ROWS, stack_rows.EMPTY)),
     "block weights": (block_weights.parse, ("1,0,0.5", "in1: 0.5, mid: 1", "INALL", "double_blocks.*: 0.5", "1," * 20)),
-    "schedule": (stack_rows.schedule_of, ("0-50%: 1", "0: 0, 50%: 1, 100%: 0.5", "0.2 - 0.8")),
+    "schedule": (stack_rows.parse_schedule, ("0-50%: 1", "0: 0, 50%: 1, 100%: 0.5", "0.2 - 0.8")),
     "patterns": (patterns.parse_patterns, ("blocks.*", "!ff", "/attn[12]/=8:4", "a=4\nb,!c", "*.to_q = 16")),
     "block rates": (block_rates.parse_block_rates, ("in* = 0.5", "/mid/ = 2\nout* = 0", "")),
     "widths": (decay.parse_widths, ("0.05 0.10", "0.1", "")),
-    "mixture": (lambda text: weighted_sum.given(text, 3), ("1 2 3", "0.5, 0.5, 0", "")),
+    "mixture": (lambda text: weighted_sum.parse_shares(text, 3), ("1 2 3", "0.5, 0.5, 0", "")),
     "filters": (Filters.parse, tuple(path.read_text("utf-8") for path in sorted((CORPUS / "texts").glob("*.yaml")))),
     "prompt": (
         lambda text: prompt_text.choose(text, random.Random(0)),

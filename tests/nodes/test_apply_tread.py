@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.host.token_routing import apply_routing, routing_of
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
 from .test_training import _bytes, _clear, _inputs, _run, _workflow, lora_metadata, pictures, run  # noqa: F401
@@ -29,7 +29,7 @@ def forward(patcher, options=None):
 
 def row_by_row(block, seed, ratio, x, context, transformer_options):
     """A block's output for (B, N, C), each row called by itself with the tokens that stay."""
-    kept = choose(seed, x.shape[0], x.shape[1], kept_count(x.shape[1], ratio), x.device)
+    kept = choose_kept(seed, x.shape[0], x.shape[1], kept_count(x.shape[1], ratio), x.device)
     rows = []
     for row, staying in enumerate(kept):
         one = slice(row, row + 1)
@@ -51,7 +51,7 @@ def skipping_by_hand(unet, ratio):
 
             def forward(x, context=None, transformer_options={}, *, block=block, number=number):  # noqa: B006
                 count = x.shape[1]
-                kept = choose(SEED + number, x.shape[0], count, kept_count(count, ratio), x.device)
+                kept = choose_kept(SEED + number, x.shape[0], count, kept_count(count, ratio), x.device)
                 rows = []
                 for row, staying in enumerate(kept):
                     out = type(block).forward(

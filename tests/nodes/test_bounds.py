@@ -5,7 +5,7 @@ import math
 import pytest
 from comfy_api.latest import io
 from graft_nodes.nodes import NODES
-from graft_nodes.settings.declaration import declared
+from graft_nodes.settings.declaration import settings_of
 
 NUMBERS = (io.Int.Input, io.Float.Input)
 
@@ -91,7 +91,7 @@ def test_declared_settings_are_the_inputs_of_their_nodes():
         if node.settings_class is None:
             continue
         inputs = {one.id: one for one in node.define_schema().inputs}
-        for name, one in declared(node.settings_class).items():
+        for name, one in settings_of(node.settings_class).items():
             made = inputs[name]
             assert (made.display_name, made.default, made.tooltip) == (one.label, one.default, one.help)
             assert (getattr(made, "min", None), getattr(made, "max", None)) == (one.low, one.high)

@@ -103,7 +103,7 @@ def test_a_stack_that_fails_leaves_nothing_loaded(host, small, mode, monkeypatch
 
     model = small.unet()
     before, state = small.Snapshot(model.model), small.lora(model)
-    patched, weights, calls = graft(host, model, state, mode=mode), host.module("patches.patching.ledger"), []
+    patched, weights, calls = graft(host, model, state, mode=mode), host.module("patches.patching.stack_ledger"), []
     name = {"merge": "patched", "bypass": "Bypass"}[mode]
 
     def failing(*arguments, **keywords):
@@ -193,8 +193,8 @@ def test_an_unchanged_model_computes_nothing_anew(host, small, monkeypatch):
     model = small.unet()
     patched = graft(host, model, small.lora(model))
     expected = small.forward(patched)
-    weights = host.module("patches.patching.ledger")
-    monkeypatch.setattr(weights, "patched", lambda *_, **__: pytest.fail("computed again"))
+    weights = host.module("patches.patching.stack_ledger")
+    monkeypatch.setattr(weights, "apply_patches", lambda *_, **__: pytest.fail("computed again"))
     assert torch.equal(small.forward(patched), expected)
     patched.model_state_dict()
     with patched.use_ejected():
@@ -209,7 +209,7 @@ def test_kept_weights_go_when_the_model_is_unloaded(host, small):
     model = small.unet()
     patched = graft(host, model, small.lora(model))
     small.load(patched)
-    weights = host.module("patches.patching.ledger")
+    weights = host.module("patches.patching.stack_ledger")
     assert weights.is_kept(model.model)
     comfy.model_management.unload_all_models()
     assert not weights.is_kept(model.model)
@@ -221,7 +221,7 @@ def test_kept_weights_go_with_the_model_when_the_clone_has_gone_before(host, sma
     """Its node was deleted: the host unloads through the clone's parent."""
     import comfy.model_management
 
-    model, weights = small.unet(), host.module("patches.patching.ledger")
+    model, weights = small.unet(), host.module("patches.patching.stack_ledger")
     patched = graft(host, model, small.lora(model), mode=mode).clone()
     small.load(patched)
     del patched
@@ -514,7 +514,9 @@ class Sequence:
         wanting = graft(self.host, self.model, state, self.draw.choice([0.75, 0.6]))
         unload()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.host.module("patches.patching.ledger"), "patched", lambda *_, **__: exec_fail())
+            patch.setattr(
+                self.host.module("patches.patching.stack_ledger"), "apply_patches", lambda *_, **__: exec_fail()
+            )
             with pytest.raises(MemoryError):
                 self.small.load(wanting)
         self.small.load(self.model)  # the host counts as loaded what failed at the last moment
@@ -603,7 +605,7 @@ def test_random_sequences(host, small, monkeypatch, in_place):
     states = [small.lora(model, 1, part="attn1"), small.lora(model, 2, part="attn"), small.lora(model, 3, part="to_q")]
     original = small.Snapshot(model.model)
     if in_place:
-        monkeypatch.setattr(host.module("patches.patching.ledger"), "is_patched_in_place", lambda base: True)
+        monkeypatch.setattr(host.module("patches.patching.stack_ledger"), "is_patched_in_place", lambda base: True)
     gc.collect()
     gc.freeze()  # what is there now needs no looking at in every sequence's collections
     try:

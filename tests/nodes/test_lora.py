@@ -130,7 +130,7 @@ def test_error_of_random_stacks_is_at_most_the_hosts(host, change):
             state = {"a.lora_up.weight": up, "a.lora_down.weight": down, "a.alpha": torch.tensor(float(rank))}
             patch = comfy.lora.load_lora(state, {"a": "a.weight"})["a.weight"]
             theirs = comfy.lora.calculate_weight([(strength, patch, 1.0, None, None)], theirs, "a.weight")
-        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), fuse.patched(base, patches)
+        found = comfy.float.stochastic_rounding(theirs, torch.bfloat16, seed=1), fuse.apply_patches(base, patches)
         core, ours = ((one.double() - exact).abs().mean() for one in found)
         assert 0 < ours <= 1.0001 * core, (seed, shape, len(patches), float(ours / core))
 

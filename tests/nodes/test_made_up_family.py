@@ -105,7 +105,7 @@ def test_a_saved_lora_is_loaded_again(host, small, model, rowan, names, mode):
     if names == "peft":
         up = state[f"{D}last_modulation.lora_up.weight"]
         assert torch.equal(tensors["transformer.norm_out.linear.lora_B.weight"], up.roll(len(up) // 2, 0))
-    said = host.module("patches.lora_files.save").saved_metadata(state, "x", {})
+    said = host.module("patches.lora_files.save").build_metadata(state, "x", {})
     assert said["modelspec.architecture"] == "rowan-v1/lora" and said["ss_base_model_version"] == "rowan1"
     write(host, "again.safetensors", tensors)
     plain = small.forward(model)

@@ -37,7 +37,7 @@ def pretend(host, monkeypatch):
     def set_family(name):
         families = host.module("patches.models.registry").FAMILIES
         family = families.get(name) if name else None
-        monkeypatch.setattr(host.module("patches.models.recognize"), "recognize_model", lambda model: family)
+        monkeypatch.setattr(host.module("patches.models.registry"), "recognize_model", lambda model: family)
         host.fresh()
 
     return set_family
@@ -90,7 +90,7 @@ def test_each_memory_trains(host, pictures, pretend, request, memory):
 @pytest.mark.parametrize("strength", ["light", "normal", "strong"])
 def test_a_model_that_predicts_noise_trains_with_min_snr(host, monkeypatch, strength):
     families = host.module("patches.models.registry").FAMILIES
-    monkeypatch.setattr(host.module("patches.models.recognize"), "recognize_model", lambda model: families.get("sdxl"))
+    monkeypatch.setattr(host.module("patches.models.registry"), "recognize_model", lambda model: families.get("sdxl"))
     settings, report = host.call("GraftRecipe", model=build_unet(), strength=strength)
     adapter, optimizer, objective, ema = settings.adapter, settings.optimizer, settings.objective, settings.ema
     assert (objective.weighting, objective.gamma, objective.offset_noise) == ("min-snr", 5.0, 0.0357)

@@ -9,7 +9,7 @@ from graft_nodes.nodes import NODES
 from graft_nodes.patches.models.family import Missing
 from graft_nodes.patches.models.registry import FAMILIES, token_routing
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
-from graft_nodes.settings.declaration import declared
+from graft_nodes.settings.declaration import settings_of
 from graft_nodes.tests.nodes import write_inputs
 
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
@@ -63,7 +63,7 @@ SEARCHES = {
 }
 
 
-def settings_of(host, identifier):
+def node_settings(host, identifier):
     """{input: its options} of a node's widgets, from what the host tells the editor of it (/object_info)."""
     definition = json.loads(json.dumps(host.node(identifier).GET_NODE_INFO_V1()))
     inputs = {**definition["input"]["required"], **definition["input"].get("optional", {})}
@@ -72,7 +72,7 @@ def settings_of(host, identifier):
 
 @pytest.mark.parametrize("identifier", IDS)
 def test_at_most_seven_settings_stand_open(host, identifier):
-    settings = settings_of(host, identifier)
+    settings = node_settings(host, identifier)
     assert all(options.get("advanced", True) is True for options in settings.values())
     shown = [name for name, options in settings.items() if "advanced" not in options]
     assert len(shown) <= MOST_OPEN, shown
@@ -83,7 +83,7 @@ def test_what_is_declared_advanced_arrives_as_advanced(host):
     folded = {
         (identifier, name)
         for identifier in IDS
-        for name, options in settings_of(host, identifier).items()
+        for name, options in node_settings(host, identifier).items()
         if options.get("advanced")
     }
     declared = {
@@ -98,7 +98,7 @@ def test_what_is_declared_advanced_arrives_as_advanced(host):
 
 
 def test_an_advanced_setting_keeps_what_else_is_said_of_it(host):
-    options = settings_of(host, "GraftOptimizer")["clip_norm"]
+    options = node_settings(host, "GraftOptimizer")["clip_norm"]
     assert (options["default"], options["min"], options["max"], options["step"]) == (1.0, 0.0, 1000.0, 0.1)
     assert "kohya's max_grad_norm" in options["tooltip"]
 
@@ -118,7 +118,7 @@ def test_a_call_without_a_setting_takes_the_default_of_its_widget(node):
     widgets = {made.id: made.default for made in schema.inputs if hasattr(made, "default")}
     if schema.is_input_list:
         own = (
-            declared(node.settings_class) if node.settings_class else {}
+            settings_of(node.settings_class) if node.settings_class else {}
         )  # of which a node takes the first in their lists
         widgets = {name: value if name in own else (value,) for name, value in widgets.items() if value is not None}
     called = inspect.signature(node.execute).parameters.values()

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, dataclass, fields
 
 import numpy as np
 import pytest
-from graft_nodes.settings.declaration import declared, read_values, setting, value_error
+from graft_nodes.settings.declaration import read_values, setting, settings_of, value_error
 
 
 def _two_numbers(text):
@@ -34,11 +34,11 @@ def test_defaults_are_those_that_are_declared():
 
 
 def test_declared_lists_settings_in_order_and_nothing_else():
-    assert [*declared(Made)] == ["rank", "rate", "kind", "listed", "on", "widths"]
-    assert [*declared(Made())] == [*declared(Made)]
-    assert declared(Made)["rank"].elsewhere == {"kohya": "--network_dim"}
-    assert [one.kind for one in declared(Made).values()] == [int, float, str, str, bool, str]
-    assert declared(Made)["listed"].options() == ["x", "y"] and declared(Made)["rank"].options() is None
+    assert [*settings_of(Made)] == ["rank", "rate", "kind", "listed", "on", "widths"]
+    assert [*settings_of(Made())] == [*settings_of(Made)]
+    assert settings_of(Made)["rank"].elsewhere == {"kohya": "--network_dim"}
+    assert [one.kind for one in settings_of(Made).values()] == [int, float, str, str, bool, str]
+    assert settings_of(Made)["listed"].options() == ["x", "y"] and settings_of(Made)["rank"].options() is None
     assert len(fields(Made)) == 7
 
 
@@ -116,9 +116,9 @@ def test_the_help_may_be_written_by_records_that_come_later():
         kind: str = setting("kind", "a", lambda: f"One of {', '.join(names)}.", choices=lambda: names)
 
     names = ["a"]
-    assert declared(Chosen)["kind"].help == "One of a."
+    assert settings_of(Chosen)["kind"].help == "One of a."
     names.append("b")
-    assert declared(Chosen)["kind"].help == "One of a, b." and declared(Chosen)["kind"].options() == ["a", "b"]
+    assert settings_of(Chosen)["kind"].help == "One of a, b." and settings_of(Chosen)["kind"].options() == ["a", "b"]
 
 
 def test_large_whole_numbers_are_compared_as_they_are():

@@ -73,4 +73,4 @@ def test_a_huge_state_json_is_not_read(tmp_path):
 def test_a_huge_index_is_not_read(tmp_path):
     _sparse(tmp_path / "x.safetensors.index.json", 64 * MB + 1)
     with pytest.raises(ValueError, match=r"index\.json: cannot be read as JSON .it is larger than 64 MB"):
-        shards.load(tmp_path, "x")
+        shards.load_shards(tmp_path, "x")

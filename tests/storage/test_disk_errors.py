@@ -5,12 +5,12 @@ stays as it is.
 import errno
 
 import pytest
-from graft_nodes.storage.disk_errors import NEXT_STEPS, disk_errors_at, with_next_step
+from graft_nodes.storage.disk_errors import NEXT_STEPS, add_next_step, explain_disk_errors
 
 
 @pytest.mark.parametrize("number", NEXT_STEPS)
 def test_an_error_of_writing_names_the_file_and_the_next_step_once(number):
-    with pytest.raises(OSError) as caught, disk_errors_at("outer"), disk_errors_at("place/file"):
+    with pytest.raises(OSError) as caught, explain_disk_errors("outer"), explain_disk_errors("place/file"):
         raise OSError(number, "why")  # as write() and fsync() do, without a file
     assert (
         str(caught.value) == f"[Errno {number}] why ({NEXT_STEPS[number]}): 'place/file'"
@@ -19,12 +19,12 @@ def test_an_error_of_writing_names_the_file_and_the_next_step_once(number):
 
 
 def test_a_file_that_the_system_names_is_kept():
-    assert with_next_step(PermissionError(errno.EACCES, "why", "inner"), "outer").filename == "inner"
-    assert isinstance(with_next_step(PermissionError(errno.EACCES, "why", "inner"), "outer"), PermissionError)
+    assert add_next_step(PermissionError(errno.EACCES, "why", "inner"), "outer").filename == "inner"
+    assert isinstance(add_next_step(PermissionError(errno.EACCES, "why", "inner"), "outer"), PermissionError)
 
 
 def test_other_errors_stay_as_they_are():
-    with pytest.raises(FileNotFoundError, match=r"^.Errno 2. No such file: 'file'$"), disk_errors_at("place"):
+    with pytest.raises(FileNotFoundError, match=r"^.Errno 2. No such file: 'file'$"), explain_disk_errors("place"):
         raise FileNotFoundError(errno.ENOENT, "No such file", "file")
     own = OSError("not of the system")
-    assert with_next_step(own, "place") is own
+    assert add_next_step(own, "place") is own

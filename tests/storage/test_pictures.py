@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graft_nodes.storage import pictures
-from graft_nodes.storage.pictures import FORMATS, open_picture, upright, upright_size
+from graft_nodes.storage.pictures import FORMATS, open_picture, turn_upright, upright_size
 from graft_nodes.tests.storage import starting
 from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
 
@@ -93,7 +93,7 @@ def test_broken_exif_leaves_the_pixels_whole(tmp_path, name, exif):
     Image.fromarray(_PIXELS).save(path, format=name, exif=exif, **({"lossless": True} if name == "WEBP" else {}))
     with open_picture(path) as picture:
         assert upright_size(picture) == (24, 16)
-        whole = np.asarray(upright(picture))
+        whole = np.asarray(turn_upright(picture))
     expected = _PIXELS
     if name == "JPEG":
         plain = io.BytesIO()
@@ -108,7 +108,7 @@ def test_exif_as_a_text_of_a_png_leaves_the_pixels_whole(tmp_path):
     texts.add_text("Raw profile type exif", "\nexif\n      8\nno hexadecimal digits\n")
     Image.fromarray(_PIXELS).save(tmp_path / "a.png", pnginfo=texts)
     with open_picture(tmp_path / "a.png") as picture:
-        assert upright_size(picture) == (24, 16) and (np.asarray(upright(picture)) == _PIXELS).all()
+        assert upright_size(picture) == (24, 16) and (np.asarray(turn_upright(picture)) == _PIXELS).all()
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
@@ -124,7 +124,7 @@ def test_broken_exif_of_an_avif_leaves_the_pixels_whole(tmp_path, as_file):
     path.write_bytes(content.replace(mark[6:], b"no EXIF".ljust(len(mark) - 6, b"\1")))
     with open_picture(path if as_file else io.BytesIO(path.read_bytes())) as picture, Image.open(plain) as expected:
         assert upright_size(picture) == (24, 16)
-        assert (np.asarray(upright(picture)) == np.asarray(expected)).all()
+        assert (np.asarray(turn_upright(picture)) == np.asarray(expected)).all()
 
 
 @pytest.mark.parametrize("orientation", [1, 6])
@@ -134,7 +134,7 @@ def test_a_tiff_on_its_side(tmp_path, orientation):
     Image.fromarray(_PIXELS).save(tmp_path / "a.png", format="TIFF", exif=exif)
     with open_picture(tmp_path / "a.png") as picture:
         size = upright_size(picture)
-        assert size == upright(picture).size == ((24, 16) if orientation == 1 else (16, 24))
+        assert size == turn_upright(picture).size == ((24, 16) if orientation == 1 else (16, 24))
 
 
 def test_every_picture_is_turned_by_one_function():
@@ -180,15 +180,15 @@ def test_16_bit_is_scaled_to_8_bit_row_by_row_as_at_once():
     image = Image.fromarray(values)
     expected = (values.astype(np.float64) / 257).round().astype(np.uint8)
     assert image.mode.startswith("I")
-    assert (np.asarray(pictures.eight_bit(image)) == expected).all()
+    assert (np.asarray(pictures.to_eight_bit(image)) == expected).all()
     wide = Image.fromarray(values.astype(np.int32) * 3 - 1000)  # beyond 16 bit, and below 0
-    assert (np.asarray(pictures.eight_bit(wide)) == ((values * 3.0 - 1000) / 257).round().clip(0, 255)).all()
+    assert (np.asarray(pictures.to_eight_bit(wide)) == ((values * 3.0 - 1000) / 257).round().clip(0, 255)).all()
 
 
 def test_too_many_pixels_are_refused_before_they_are_read(tmp_path):
     Image.new("1", (9000, 8000)).save(tmp_path / "a.png")
     with pictures.open_picture(tmp_path / "a.png") as file, pytest.raises(ValueError, match="9000x8000 is too large"):
-        pictures.shrunk(file, 160)
+        pictures.shrink(file, 160)
     Image.new("L", (9000, 8000)).save(tmp_path / "a.jpg")
     with pictures.open_picture(tmp_path / "a.jpg") as file:  # read at an eighth of its size
-        assert pictures.shrunk(file, 160).size == (160, 142)
+        assert pictures.shrink(file, 160).size == (160, 142)

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from graft_nodes.storage.printable import logger, printable
+from graft_nodes.storage.printable import logger, make_printable
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ],
 )
 def test_special_characters_are_written_as_escapes(text, shown):
-    assert printable(text) == shown
+    assert make_printable(text) == shown
     shown.encode()
 
 

@@ -59,7 +59,7 @@ READERS = {
     "caption": captions.read_text,
     "workflow": lambda path: workflow_file.read(str(path)),
     "LoRA": lambda path: open_file.load(str(path)),
-    "header of a LoRA": lambda path: open_file.header(str(path)),
+    "header of a LoRA": lambda path: open_file.read_lora_header(str(path)),
     "file of a state": lambda path: store.check_file(path, "0"),
 }
 

@@ -15,7 +15,7 @@ def tensors():
 @pytest.mark.parametrize("most", [0, 1, 2000, 5000, 10**9])
 def test_shards_come_back_and_keep_to_the_size(tmp_path, most):
     saved, whole = tensors(), {}
-    files = [path for path in shards.save(saved, tmp_path, "average", most) if path.suffix == ".safetensors"]
+    files = [path for path in shards.save_shards(saved, tmp_path, "average", most) if path.suffix == ".safetensors"]
     for path in files:
         from safetensors.torch import load_file
 
@@ -23,7 +23,7 @@ def test_shards_come_back_and_keep_to_the_size(tmp_path, most):
         size = sum(t.numel() * 4 for t in part.values())
         assert not most or size <= most or len(part) == 1
         whole |= part
-    back = shards.load(tmp_path, "average")
+    back = shards.load_shards(tmp_path, "average")
     assert back.keys() == saved.keys() == whole.keys() and all(torch.equal(back[name], saved[name]) for name in saved)
     assert (len(files) == 1) == (most in (0, 10**9))
     if len(files) > 1:
@@ -34,19 +34,19 @@ def test_shards_come_back_and_keep_to_the_size(tmp_path, most):
 
 
 def test_missing_and_damaged_shards_are_all_named(tmp_path):
-    first, second, *_ = shards.save(tensors(), tmp_path, "average", 5000)
+    first, second, *_ = shards.save_shards(tensors(), tmp_path, "average", 5000)
     first.unlink()
     second.unlink()
     with pytest.raises(ValueError, match=f"(?s){first.name}: missing.*{second.name}: missing"):
-        shards.load(tmp_path, "average")
+        shards.load_shards(tmp_path, "average")
     with pytest.raises(ValueError, match=r"other\.safetensors: missing"):
-        shards.load(tmp_path, "other")
-    whole = shards.save(tensors(), tmp_path, "one")[0]
+        shards.load_shards(tmp_path, "other")
+    whole = shards.save_shards(tensors(), tmp_path, "one")[0]
     whole.write_bytes(whole.read_bytes()[:-8])
     with pytest.raises(ValueError, match="not a whole safetensors"):
-        shards.load(tmp_path, "one")
+        shards.load_shards(tmp_path, "one")
     with pytest.raises(ValueError, match="-1 bytes"):
-        shards.save(tensors(), tmp_path, "x", -1)
+        shards.save_shards(tensors(), tmp_path, "x", -1)
 
 
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
@@ -61,21 +61,21 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     writes = shards.write_safetensors
     monkeypatch.setattr(shards, "write_safetensors", full)
     with pytest.raises(OSError, match="No space"):
-        shards.save(tensors(), tmp_path, "average", 5000)
+        shards.save_shards(tensors(), tmp_path, "average", 5000)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_index_and_its_shards_hold_the_same_tensors(tmp_path):
-    files = shards.save(tensors(), tmp_path, "average", 2000)
+    files = shards.save_shards(tensors(), tmp_path, "average", 2000)
     path = files[-1]
     whole = json.loads(path.read_text())
     listed = whole["weight_map"]
     path.write_text(json.dumps({**whole, "weight_map": {**listed, "absent": files[0].name}}))
     with pytest.raises(ValueError, match=f"absent: listed in {files[0].name}, missing there"):
-        shards.load(tmp_path, "average")
+        shards.load_shards(tmp_path, "average")
     path.write_text(json.dumps({**whole, "weight_map": {name: file for name, file in listed.items() if name != "t0"}}))
     with pytest.raises(ValueError, match="t0: not listed"):
-        shards.load(tmp_path, "average")
+        shards.load_shards(tmp_path, "average")
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_an_index_and_its_shards_hold_the_same_tensors(tmp_path):
     ],
 )
 def test_an_index_that_is_none_is_refused(tmp_path, text, said):
-    shards.save(tensors(), tmp_path, "one")
+    shards.save_shards(tensors(), tmp_path, "one")
     (tmp_path / "average.safetensors.index.json").write_text(text)
     with pytest.raises(ValueError, match=said):
-        shards.load(tmp_path, "average")
+        shards.load_shards(tmp_path, "average")
 
 
 def test_a_failed_second_saving_keeps_what_was_there(tmp_path, monkeypatch):
-    first = shards.save(tensors(), tmp_path, "average", 5000)
+    first = shards.save_shards(tensors(), tmp_path, "average", 5000)
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shards, "write_whole", full)
     with pytest.raises(OSError, match="No space"):
-        shards.save(tensors(), tmp_path, "average", 5000)
-    assert all(path.is_file() for path in first) and shards.load(tmp_path, "average").keys() == tensors().keys()
+        shards.save_shards(tensors(), tmp_path, "average", 5000)
+    assert all(path.is_file() for path in first) and shards.load_shards(tmp_path, "average").keys() == tensors().keys()

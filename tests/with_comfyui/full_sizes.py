@@ -134,7 +134,7 @@ def model(title: str, dtype: str) -> Any:
 
 def _facts(title: str, dtype: str) -> ModelFacts:
     from graft_nodes.host.model_sampling import prediction_type
-    from graft_nodes.patches.models.recognize import recognize_model
+    from graft_nodes.patches.models.registry import recognize_model
     from graft_nodes.training.recipes.facts import facts_of
 
     built = model(title, dtype)

@@ -39,11 +39,11 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
     if profile == "latest":
         return (*(0.0,) * (count - 1), 1.0), [f"latest: {sources.files[-1].name}"]
     if profile == "uniform":
-        return weighted_sum.uniform(count), [f"uniform: the mean of {count} files"]
+        return weighted_sum.uniform_shares(count), [f"uniform: the mean of {count} files"]
     if profile == "weights":
-        return weighted_sum.given(weights, count), ["weights as given, divided by their sum"]
+        return weighted_sum.parse_shares(weights, count), ["weights as given, divided by their sum"]
     if sources.powers and profile == "width":
-        fit = post_hoc.reconstruction(sources.profiles, width)
+        fit = post_hoc.reconstruct(sources.profiles, width)
         last = max(profile_of_file.step for profile_of_file in sources.profiles)
         return fit.weights, [
             f"width {width:g} at step {last}, reconstructed from {count} snapshots by least squares: misses the asked"
@@ -57,8 +57,8 @@ def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tup
     steps = _steps(sources, profile)
     if profile == "exponential":
         line = f"exponential: a file's share falls with its age, over {width:g} of the {steps[-1]} steps"
-        return weighted_sum.exponential(steps, width), [line]
-    return weighted_sum.fitted(steps, width), [
+        return weighted_sum.exponential_shares(steps, width), [line]
+    return weighted_sum.power_shares(steps, width), [
         f"fitted to the power-function average of width {width:g} over {steps[-1]} steps"
     ]
 
@@ -136,7 +136,7 @@ def _merge_checkpoints(
             " model"
         )
     weighted_sum.check_equal([model_weights, files[0]], ["the model", names[0]])
-    averaged = weighted_sum.mixture(files, shares, names)
+    averaged = weighted_sum.mix(files, shares, names)
     lora = make_lora(
         {name: averaged[name] for name in model_weights}, AdapterSettings("full", targets="all"), model_weights
     )
@@ -189,11 +189,11 @@ def curves(sources: Sources, shares: Sequence[float], width: float | None) -> tu
     if sources.powers:
         profiles, last = sources.profiles, max(profile.step for profile in sources.profiles)
         midpoints = torch.arange(1, last + 1, dtype=torch.float64) - 0.5
-        curve = Curve(post_hoc.shape(profiles, shares, midpoints).tolist(), name="average")
+        curve = Curve(post_hoc.step_density(profiles, shares, midpoints).tolist(), name="average")
         if width is None:
             return (curve,)
         return (
-            Curve(post_hoc.shape([Profile(last, width)], [1.0], midpoints).tolist(), PALE, f"width {width:g}"),
+            Curve(post_hoc.step_density([Profile(last, width)], [1.0], midpoints).tolist(), PALE, f"width {width:g}"),
             curve,
         )
     places = [file.step for file in sources.files]
@@ -225,8 +225,10 @@ def widths_to_try(sources: Sources, text: str) -> list[float]:
         return widths_in(text)
     possible = _possible_widths(sources)
     if not possible:
-        raise post_hoc.TooFew(f"{len(sources.files)} snapshots express no range of widths; take snapshots more often")
-    return post_hoc.evenly_spread(possible, SWEEP)
+        raise post_hoc.TooFewSnapshots(
+            f"{len(sources.files)} snapshots express no range of widths; take snapshots more often"
+        )
+    return post_hoc.spread_evenly(possible, SWEEP)
 
 
 def reach(sources: Sources) -> str:
@@ -277,7 +279,7 @@ def sweep(
             "averaging profile best needs held-out images: set validation split in Dataset, or choose a width"
         )
     reconstructions = [
-        post_hoc.reconstruction(sources.profiles, width) for width in widths
+        post_hoc.reconstruct(sources.profiles, width) for width in widths
     ]  # every width is checked before the first is scored
     loaded: dict[str, Mapping[str, Tensor]] = {}
     rows = []

@@ -63,9 +63,11 @@ def search(
     `score` returns the held-out loss of a LORA_MODEL on some images; `halves` are the images that the search sees and
     those that it does not. If the result is worse than the best width on the latter, that width is taken.
     """
-    fits = [post_hoc.reconstruction(sources.profiles, width) for width in widths]
+    fits = [post_hoc.reconstruct(sources.profiles, width) for width in widths]
     if len(sources.files) < 2:
-        raise post_hoc.TooFew("averaging profile search needs at least 2 snapshots: train further, or use latest")
+        raise post_hoc.TooFewSnapshots(
+            "averaging profile search needs at least 2 snapshots: train further, or use latest"
+        )
     seen, kept = halves
     snapshots = _Snapshots(sources, score)
     rows = []

@@ -17,7 +17,7 @@ from ...ema.post_hoc import Profile
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_tensors
 from ...storage.file_list import names_in
-from ...storage.float16 import as_stored, from_float16, to_float16
+from ...storage.float16 import apply_scales, from_float16, to_float16
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
 from ..lora_metadata import lora_metadata
 from ..state import TrainState, position_at, state_key
@@ -89,7 +89,7 @@ def read(snapshot: Snapshot) -> dict[str, Tensor]:
 
 def read_as_stored(snapshot: Snapshot) -> dict[str, Tensor]:
     """`read`, memory-mapped in float16: the same numbers, and no copy of them."""
-    return as_stored(_open_checked(snapshot))
+    return apply_scales(_open_checked(snapshot))
 
 
 def _open_checked(snapshot: Snapshot) -> dict[str, Tensor]:

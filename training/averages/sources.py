@@ -13,9 +13,9 @@ from torch import Tensor
 from ...ema.post_hoc import Profile
 from ...patches.lora_files import open_file
 from ...patches.lora_files.key_formats.registry import embedding_names
-from ...patches.lora_files.parse import grouped, with_alphas, without_embeddings
+from ...patches.lora_files.parse import add_alphas, drop_embeddings, group_by_layer
 from ...patches.lora_files.peft_config import peft_configs
-from ...patches.lora_files.trained_scale import with_trained_scales
+from ...patches.lora_files.trained_scale import restore_trained_scales
 from ...storage.float16 import SCALE_PREFIX, from_float16
 from ...storage.problem_list import problem_lines
 from ..state import TrainState
@@ -53,8 +53,8 @@ class Source:
             return snapshots.read(self.snapshot)
         tensors, metadata = open_file.load_once(self.path)
         if self.kind == "lora":
-            layers = with_trained_scales(from_float16(without_embeddings(tensors)), metadata)
-            return with_alphas(layers, peft_configs(metadata))
+            layers = restore_trained_scales(from_float16(drop_embeddings(tensors)), metadata)
+            return add_alphas(layers, peft_configs(metadata))
         prefix = next(prefix for prefix in CHECKPOINT if any(key.startswith(prefix) for key in tensors))
         return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
@@ -227,7 +227,7 @@ def _open_source(name: str, path: str) -> Source:
 def _kind(name: str, tensors: Mapping[str, Tensor]) -> str:
     """Whether it is "lora" or "checkpoint". Raises ValueError when it is neither."""
     weights = {key: tensor for key, tensor in tensors.items() if not key.startswith(SCALE_PREFIX)}
-    groups, other_keys, problems = grouped(weights)
+    groups, other_keys, problems = group_by_layer(weights)
     if any(key.startswith(CHECKPOINT[0]) for key in tensors):
         return "checkpoint"
     if any(key.startswith(CHECKPOINT[1]) for key in other_keys):

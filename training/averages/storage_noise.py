@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ema.post_hoc import ROUNDING
-from ...patches.lora_files.parse import grouped
+from ...patches.lora_files.parse import group_by_layer
 
 _SAMPLED = 1 << 18  # numbers of each snapshot that are looked at
 _TINY = 1e-200
@@ -53,7 +53,7 @@ def _layers(file: Mapping[str, Tensor]) -> tuple[list[int], list[str]]:
     layers: list[int] = []
     names: list[str] = []
     numbers: dict[str, int] = {}
-    for layer, group in grouped(file, plain=False)[0].items():
+    for layer, group in group_by_layer(file, plain=False)[0].items():
         for name, tensor in group.values():
             if tensor.is_floating_point() and tensor.numel() > 1:
                 layers.append(numbers.setdefault(layer, len(numbers)))

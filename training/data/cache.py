@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from ...storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
-from ...storage.disk_errors import disk_errors_at
+from ...storage.disk_errors import explain_disk_errors
 from ...storage.file_list import names_below
 from ...storage.printable import logger
 from ...storage.safetensors import load_safetensors, read_header, write_safetensors
@@ -242,7 +242,7 @@ class Cache:
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bool:
         try:
-            with disk_errors_at(str(path)):
+            with explain_disk_errors(str(path)):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_safetensors(path, tensors, metadata, shared=True)
         except OSError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...settings.declaration import declared, read_values, setting
+from ...settings.declaration import read_values, setting, settings_of
 from . import buckets, clip_parts, control_methods
 from .buckets import LONGEST_SIDE
 from .control_methods import NODES_SIZE, ControlSize
@@ -463,7 +463,7 @@ def read_settings(values: Mapping[str, Any]) -> FolderSettings:
     """The settings in a node's inputs as the editor sends them, what is missing at its default; other inputs are left
     alone. Raises ValueError for what is wrong with them.
     """
-    return FolderSettings(**{name: values[name] for name in declared(FolderSettings) if name in values})
+    return FolderSettings(**{name: values[name] for name in settings_of(FolderSettings) if name in values})
 
 
 @dataclass(frozen=True)

@@ -179,13 +179,13 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
 
     Raises ValueError when it cannot be read to its end.
     """
-    from ...storage.pictures import eight_bit, open_picture, upright
+    from ...storage.pictures import open_picture, to_eight_bit, turn_upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
-            image = upright(file)
+            image = turn_upright(file)
         if image.mode.startswith("I"):
-            image = eight_bit(image)
+            image = to_eight_bit(image)
         return lay_over_white(image)
 
 
@@ -214,10 +214,10 @@ def open_header(path: Path) -> tuple[tuple[int, int], bool]:
 def thumbnail(path: Path, side: int) -> bytes:
     """A picture as WebP that fits into a square. Raises ValueError when it cannot be read or has too many pixels."""
 
-    from ...storage.pictures import open_picture, shrunk, upright
+    from ...storage.pictures import open_picture, shrink, turn_upright
 
     with pillow_errors(path), open_picture(path) as file:
-        return small_webp(upright(shrunk(file, side)), side)
+        return small_webp(turn_upright(shrink(file, side)), side)
 
 
 def small_webp(image: Image.Image, side: int) -> bytes:
@@ -242,13 +242,13 @@ def open_mask(path: Path) -> tuple[Image.Image, bool]:
     The transparency is the mask where what is visible of the file has one color: a shape drawn on an empty layer.
     Raises ValueError when it cannot be read.
     """
-    from ...storage.pictures import eight_bit, open_picture, upright
+    from ...storage.pictures import open_picture, to_eight_bit, turn_upright
 
     with pillow_errors(path):
         with open_picture(path) as file:
-            mask = upright(file)
+            mask = turn_upright(file)
         if mask.mode.startswith("I"):
-            mask = eight_bit(mask)
+            mask = to_eight_bit(mask)
         if _has_transparency(mask):
             mask = mask.convert("RGBA")
             alpha = mask.getchannel("A")

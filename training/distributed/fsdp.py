@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.core.calls import around
-from ...patches.core.ledger import putting
-from ...patches.core.slots import Slot, restored, slots, swapped
+from ...patches.core.ledger import open_entry
+from ...patches.core.slots import Slot, preserve, slots, swap_all
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, use_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
@@ -104,9 +104,9 @@ def shard(
     mesh = init_device_mesh(device.type, (group.size,))
     ignored = {parameter for parameter in module.parameters() if parameter.ndim == 0}
     units: list[nn.Module] = []
-    with putting(module, "FSDP2") as stack:
-        stack.enter_context(restored(module))
-        stack.enter_context(swapped(slots(module.modules()), _detach))
+    with open_entry(module, "FSDP2") as stack:
+        stack.enter_context(preserve(module))
+        stack.enter_context(swap_all(slots(module.modules()), _detach))
         for part in blocks(module):
             unit = Unit(part, [])
             # Weights are given up after each pass, also by the outermost part: they may change before the next.

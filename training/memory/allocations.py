@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...patches.core.slots import Slot, slots, swapped
+from ...patches.core.slots import Slot, slots, swap_all
 from . import meta_results
 from .meta_results import META
 
@@ -211,7 +211,7 @@ def on_meta(module: torch.nn.Module, count: Callable[[Tensor], None] | None = No
             count(tensor)
         return tensor
 
-    with swapped(slots(module.modules()), moved):
+    with swap_all(slots(module.modules()), moved):
         yield
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.core.calls import around
-from ...patches.core.slots import Slot, Swap, find
+from ...patches.core.slots import Slot, Swap, find_slot
 from ...patches.models.layers import casts_weights, is_changed_by_host, is_conv, why_not_plain
 from .quantized_base.format import product_type
 
@@ -44,7 +44,7 @@ def cast_weights(
                 continue
             for name in ("weight", "bias"):
                 if f"{path}.{name}" not in trained and _is_of_other_type(layer, name, dtype):
-                    _cast_(find(layer, name), dtype, casts, stack)
+                    _cast_(find_slot(layer, name), dtype, casts, stack)
         yield len(casts)
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 
-from ...patches.adapters.rank_mask import at_timesteps, current_timesteps
+from ...patches.adapters.rank_mask import current_timesteps, set_timesteps
 from ...patches.core.calls import around
-from ...patches.core.ledger import putting
+from ...patches.core.ledger import open_entry
 from ...patches.token_routing import route
 from .saved_tensors import KeptTensor, active_mode, enter_mode
 
@@ -44,14 +44,14 @@ def _keep_argument(value: Any) -> Any:
     """An argument of a block as it is now, for the second run of the block.
 
     A host tells all blocks in one dictionary which of them runs, and has changed it by the time they run again. Values
-    that count calls have `as_it_is`, a copy that goes on from here.
+    that count calls have `copy_for_rerun`, a copy that goes on from here.
     """
     if isinstance(value, Tensor):
         return KeptTensor(value, is_argument=True)
     if type(value) in (list, tuple):
         return type(value)(map(_keep_argument, value))
     if isinstance(value, dict):
-        return {key: item.as_it_is() if hasattr(item, "as_it_is") else item for key, item in value.items()}
+        return {key: item.copy_for_rerun() if hasattr(item, "copy_for_rerun") else item for key, item in value.items()}
     return value
 
 
@@ -112,7 +112,7 @@ class _Call:
         self._kwargs = {key: _keep_argument(value) for key, value in kwargs.items()}
         self._function_modes = list(_get_current_function_mode_stack())
         self._copying = active_mode()
-        self._routed = route.active_call()
+        self._routed = route.active_pass()
         self._timesteps = current_timesteps()
         given = (*args, *kwargs.values())
         self._autocasts = _autocasts(value for value in given if isinstance(value, Tensor))
@@ -161,8 +161,8 @@ class _Call:
                 stack.enter_context(mode)
             for autocast in self._autocasts:
                 stack.enter_context(autocast)
-            copying, routed = enter_mode(self._copying), route.entered(self._routed)
-            timesteps = at_timesteps(self._timesteps)
+            copying, routed = enter_mode(self._copying), route.enter_pass(self._routed)
+            timesteps = set_timesteps(self._timesteps)
             for context in (torch.enable_grad(), copying, routed, timesteps, suppress(_Enough)):
                 stack.enter_context(context)
             args, kwargs = (
@@ -188,7 +188,7 @@ def checkpoint_blocks(module: nn.Module) -> Iterator[None]:
     It leaves the global generator alone, and no trace afterwards.
     """
 
-    with putting(module, "gradient checkpointing") as stack:
+    with open_entry(module, "gradient checkpointing") as stack:
         for block in blocks(module):
             stack.enter_context(around(block, "checkpointing", _forget_shapes))
         yield

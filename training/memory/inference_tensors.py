@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...patches.core.ledger import putting
-from ...patches.core.slots import Slot, slots, swapped
+from ...patches.core.ledger import open_entry
+from ...patches.core.slots import Slot, slots, swap_all
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def use_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None =
             return alias(old)
         return None
 
-    with putting(module, "normal tensors") as stack:
+    with open_entry(module, "normal tensors") as stack:
         every_slot = slots(module.modules(), attributes=True)  # ACE-Step keeps positions that are no buffer
-        stack.enter_context(swapped(every_slot, normal))
+        stack.enter_context(swap_all(every_slot, normal))
         yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
 from ...patches.core.calls import around
-from ...patches.core.ledger import putting
+from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, SlotKey
 from .allocations import META
 from .checkpointing import blocks
@@ -188,7 +188,7 @@ def layers_on_host(
     slots that `staying` gives at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
-    with putting(module, "layers in host memory") as stack:
+    with open_entry(module, "layers in host memory") as stack:
         stack.callback(pins.release)
         stack.callback(ring.close)
         if pins_memory:

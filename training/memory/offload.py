@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ema.host_offload import has_streams
-from ...patches.core.slots import Slot, SlotKey, is_made_of_others, slots, stored_tensors, swapped
+from ...patches.core.slots import Slot, SlotKey, is_made_of_others, slots, stored_tensors, swap_all
 from .saved_tensors import KeptTensor, storage_address
 
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
@@ -154,4 +154,4 @@ def copies_on(device: torch.device, tensors: Iterable[Tensor]) -> dict[int, Tens
 
 def hold_copies(found: Iterable[Slot], copies: Mapping[int, Tensor]) -> AbstractContextManager[None]:
     """A context in which slots hold the copies of what is in them; the originals are back afterwards."""
-    return swapped(found, lambda slot: copies[id(slot.tensor)])
+    return swap_all(found, lambda slot: copies[id(slot.tensor)])

@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...patches.core.calls import around
-from ...patches.core.ledger import putting
+from ...patches.core.ledger import open_entry
 
 CHANGED = "The model changes activations in place that its gradients need"
 _AUTOGRAD_REFUSAL = "modified by an inplace operation"  # autograd's own words
@@ -220,7 +220,7 @@ class CopiesWhereNeeded:
         self._is_watched = True
 
     def __enter__(self) -> CopiesWhereNeeded:
-        self._on_network = putting(self._network, "copies before changes")
+        self._on_network = open_entry(self._network, "copies before changes")
         self._on_network.enter_context(around(self._network, "copies", self._call))
         return self
 

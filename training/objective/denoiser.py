@@ -61,5 +61,5 @@ class Denoiser(Protocol):
     ) -> Tensor:
         """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image.
 
-        The network runs inside `rank_mask.at_timesteps`, or adapters that mask ranks (tlora) use them all.
+        The network runs inside `rank_mask.set_timesteps`, or adapters that mask ranks (tlora) use them all.
         """

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from ...patches.models.recognize import recognize_model
+from ...patches.models.registry import recognize_model
 from .settings import ObjectiveSettings
 from .timesteps import BOTH_EXPERTS, HIGH_NOISE, LOW_NOISE, NO_EXPERT
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...settings.declaration import read_values, setting
-from ...storage.digest import hashed_settings
+from ...storage.digest import settings_to_hash
 from .loss_kinds import LOSSES, PREFERENCE
 from .noise import LAST_SIGNAL
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
@@ -333,7 +333,7 @@ class ObjectiveSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        return hashed_settings(self)
+        return settings_to_hash(self)
 
 
 def _exclusions(settings: ObjectiveSettings) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...settings.declaration import read_values, setting
-from ...storage.digest import hashed_settings
+from ...storage.digest import settings_to_hash
 from . import options
 from .block_rates import parse_block_rates
 from .registry import OPTIMIZERS
@@ -263,7 +263,7 @@ class OptimizerSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""
-        return hashed_settings(self, SPEED_ONLY)
+        return settings_to_hash(self, SPEED_ONLY)
 
     @property
     def parsed_options(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.adapters.registry import is_constant
-from ...patches.core.slots import held_values
+from ...patches.core.slots import hold_values
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
 from ..random_draws import generator as seeded_generator
@@ -259,7 +259,7 @@ class OptimizerStepper:
             for name, tensor in self.trained.items():
                 sampling = self._sampling_weights(name)
                 if sampling is not None:
-                    stack.enter_context(held_values(tensor))
+                    stack.enter_context(hold_values(tensor))
                     tensor.copy_(sampling)
             yield
         finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...storage.disk_errors import disk_errors_at
+from ...storage.disk_errors import explain_disk_errors
 from ..run.workspace import HeldOutLoss, StepResult
 
 
@@ -59,7 +59,7 @@ class Writer:
     @contextmanager
     def _name_errors(self) -> Iterator[None]:
         try:
-            with disk_errors_at(str(self.folder)):
+            with explain_disk_errors(str(self.folder)):
                 yield
         except OSError:
             self.writer = None  # its thread has ended and would raise the same error again

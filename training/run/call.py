@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...storage.disk_errors import unless_read_only
+from ...storage.disk_errors import ignore_read_only
 from ...storage.lock import folder_lock
 from ..averages import snapshots
 from ..data.dataset import Dataset
@@ -230,7 +230,7 @@ class Call:
     def finish(self) -> Outcome:
         """How the call ended, on every rank."""
         if self.is_stored and self.store is not None and self._folder is not None:
-            with unless_read_only():
+            with ignore_read_only():
                 self.store.promote(self._folder)
                 self.store.drop_partial(self.target)
         if self._first_step < self.until:
@@ -261,7 +261,7 @@ class Call:
             current_version = self.store.versions.get(name)
             if current_version != version:
                 differing.append(f"{name} {version}, now {current_version}")
-        with unless_read_only():
+        with ignore_read_only():
             self.store.prune(stored.state, self.state.step)  # what a run that was killed left behind
         if differing:
             self.notes.append(f"it was made with {'; '.join(differing)}")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ...patches.core.calls import around, has_other_forward
-from ...patches.core.ledger import putting
+from ...patches.core.ledger import open_entry
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
 from ..memory.checkpointing import blocks
@@ -120,7 +120,7 @@ class BlockCompiler:
     @contextmanager
     def install(self, module: nn.Module) -> Iterator[None]:
         """A context in which the blocks of a module run compiled wherever gradients are wanted."""
-        with putting(module, "compiled blocks") as stack:
+        with open_entry(module, "compiled blocks") as stack:
             stack.enter_context(_torch_settings())
             for block in compiled_parts(module):
                 if has_other_forward(block):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
-from ...patches.core.slots import SlotKey, held_values
+from ...patches.core.slots import SlotKey, hold_values
 from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
@@ -151,13 +151,13 @@ class Workspace:
         if ema is None:
             return
         average = self.placement.local(state.average)
-        self.shadow = Shadow.beside(average, state.step, self.trained, device, ema.device)
+        self.shadow = Shadow.from_average(average, state.step, self.trained, device, ema.device)
         if not ema.snapshots:
             return
         for number, width in enumerate(ema.widths):
             average = {name: state.powers[f"{number}/{name}"] for name in state.trained}
             settings = replace(ema, schedule="power", widths=(width,), snapshots=0)
-            self.powers.append((settings, Shadow.beside(average, state.step, self.trained, device, ema.device)))
+            self.powers.append((settings, Shadow.from_average(average, state.step, self.trained, device, ema.device)))
 
     def moment(self) -> tuple[int, int, str]:
         """(seed, step, purpose) of the forward that runs now."""
@@ -402,10 +402,10 @@ class Workspace:
         """
         with ExitStack() as stack:
             if self.shadow is not None:
-                stack.enter_context(self.shadow.swapped(self.trained))
+                stack.enter_context(self.shadow.swap_in(self.trained))
             else:
                 for tensor in self.trained.values():
-                    stack.enter_context(held_values(tensor.detach()))
+                    stack.enter_context(hold_values(tensor.detach()))
             if self.group.shard and not self.placement.is_sharded:
                 self.group.broadcast_(self.trained)  # only the first rank has the average
             yield

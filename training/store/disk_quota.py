@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ...storage.atomic import sync_folder
-from ...storage.disk_errors import disk_errors_at
+from ...storage.disk_errors import explain_disk_errors
 from ...storage.file_list import files_below, names_in
 from ...storage.lock import FolderInUse, folder_lock
 
@@ -182,7 +182,7 @@ def remove(files: Collection[Path]) -> None:
     for path in sorted(files, key=lambda path: (path.name != "state.json", path.name)):
         if path.is_dir() and not path.is_symlink():
             continue
-        with disk_errors_at(str(path)):
+        with explain_disk_errors(str(path)):
             path.unlink(missing_ok=True)
     for folder in {path.parent for path in files}:
         _remove_empty(folder)

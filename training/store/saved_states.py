@@ -14,7 +14,7 @@ from ...ema.decay import EMASettings
 from ...storage import shards
 from ...storage.atomic import make_folders, sync_folder
 from ...storage.digest import sha256_of_file, sha256_of_json, sha256_of_tensors
-from ...storage.disk_errors import disk_errors_at
+from ...storage.disk_errors import explain_disk_errors
 from ...storage.lock import folder_lock
 from ..objective.settings import ObjectiveSettings
 from ..optimizers.settings import OptimizerSettings
@@ -54,7 +54,7 @@ def save(state: TrainState, root: Path, name: str, shard: int = 0, versions: Map
     half-written left, FolderInUse when another process saves under that name, NewerFormat when the state that has the
     name was saved by a newer Graft.
     """
-    with folder_lock(folder_of(root, name)), disk_errors_at(str(folder_of(root, name))):
+    with folder_lock(folder_of(root, name)), explain_disk_errors(str(folder_of(root, name))):
         return _save(state, folder_of(root, name), shard, versions or {})
 
 
@@ -65,7 +65,7 @@ def _save(state: TrainState, folder: Path, shard: int, versions: Mapping[str, st
     stem = f"tensors-{sha256_of_json([sha256_of_tensors(tensors), list(tensors), shard])[:16]}"
     new_folders, before = make_folders(folder), set(folder.glob("tensors-*"))
     try:
-        paths = shards.save(tensors, folder, stem, shard)
+        paths = shards.save_shards(tensors, folder, stem, shard)
         sync_folder(folder)
         files = {path.name: sha256_of_file(path) for path in paths}
         write_record(folder, {**_record_of(state, versions), "tensors": {"name": stem, "files": files}})
@@ -196,7 +196,7 @@ def _read_checked_tensors(folder: Path, stored: Mapping[str, Any]) -> dict[str, 
     for file, sha256 in stored["files"].items():
         check_file(folder / file, sha256)
     try:
-        return shards.load(folder, stored["name"])
+        return shards.load_shards(folder, stored["name"])
     except ValueError as error:
         raise Damaged(str(error)) from error
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ...storage.atomic import DRAFT, make_folders, set_aside, sync_folder, write_whole
 from ...storage.bounded_read import MB, read_bounded
 from ...storage.digest import sha256, sha256_of_file, sha256_of_json
-from ...storage.disk_errors import disk_errors_at
+from ...storage.disk_errors import explain_disk_errors
 from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
 from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
@@ -149,7 +149,7 @@ class Store:
         self._write(state, folder, tensors, "partial")
         for old in folder.glob("state-*.safetensors"):  # the JSON already names the new one
             if old.name != tensors:
-                with disk_errors_at(str(old)):
+                with explain_disk_errors(str(old)):
                     old.unlink(missing_ok=True)
         return folder
 
@@ -190,7 +190,7 @@ class Store:
         write_record(folder, {**record_of(state, self.versions), **extra})
         for old in folder.glob("state-*.safetensors"):  # the JSON already names the new ones
             if old.name not in {file["file"] for file in files}:
-                with disk_errors_at(str(old)):
+                with explain_disk_errors(str(old)):
                     old.unlink(missing_ok=True)
 
     def drop_partial(self, target: str) -> None:

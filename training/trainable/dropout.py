@@ -22,7 +22,7 @@ class AdapterDropout:
 
     def __init__(self, settings: AdapterSettings, path: str, moment: Moment) -> None:
         self.settings, self.path, self.moment = settings, path, moment
-        self.enabled = settings.any_dropout
+        self.is_enabled = settings.any_dropout
         self.drops_modules = settings.module_dropout > 0
 
     def generator(self) -> torch.Generator | None:
@@ -37,7 +37,7 @@ class AdapterDropout:
         chance = self.settings.module_dropout
         return generator is not None and chance > 0 and float(torch.rand((), generator=generator)) < chance
 
-    def activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
+    def drop_activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
         """`network_dropout`: single activations zeroed, the rest scaled up."""
         chance = self.settings.network_dropout
         if generator is None or not chance:
@@ -45,7 +45,7 @@ class AdapterDropout:
         keep = torch.rand(values.shape, generator=generator) >= chance
         return values * (to_device(keep, values.device, values.dtype) / (1 - chance))
 
-    def ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
+    def drop_ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
         """Rank dropout of a low-rank pair: zero other ranks for each image and scale the rest up (as kohya does).
 
         `dimension` is that of the rank.
@@ -58,7 +58,7 @@ class AdapterDropout:
         keep = torch.rand(shape, generator=generator) >= chance
         return hidden * (to_device(keep, hidden.device, hidden.dtype) / (1 - chance))
 
-    def draw_kept(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
+    def keep_mask(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
         """Rank dropout for adapters without ranks to drop: what is kept, on a device; None for everything.
 
         These are rows of the change (as lycoris does, not scaled up) or blocks of a rotation.

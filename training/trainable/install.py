@@ -18,8 +18,8 @@ from ...patches.adapters.tlora import SCHEDULE
 from ...patches.adapters.trainable import InitSource, Tensors, TrainedTensor, initial_tensors
 from ...patches.core.calls import around
 from ...patches.core.handle import Handle
-from ...patches.core.ledger import putting
-from ...patches.core.slots import Swaps, every_name
+from ...patches.core.ledger import open_entry
+from ...patches.core.slots import Swaps, slots_by_tensor
 from ...storage.problem_list import problem_lines
 from ..memory.inference_tensors import use_normal_tensors
 from ..memory.quantized_base.base import quantized_values
@@ -312,9 +312,9 @@ def _install_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterat
     parameters = dict(module.named_parameters())
     others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
     dtypes = {name: parameters[name].dtype for name in others}
-    with putting(module, "trained weights") as stack:
+    with open_entry(module, "trained weights") as stack:
         stack.enter_context(use_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
-        found, names = every_name(module), dict(module.named_parameters())
+        found, names = slots_by_tensor(module), dict(module.named_parameters())
         held = {name: stack.enter_context(Swaps(found[id(names[name])], names[name])) for name in others}
 
         def cast() -> None:
@@ -350,7 +350,7 @@ def attach(
     parts = {"": module}
     if text_encoder is not None:
         parts[TEXT_ENCODER] = text_encoder
-    with putting(module, "training") as stack:
+    with open_entry(module, "training") as stack:
         if settings.full_weights:
             for prefix, part in parts.items():
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}

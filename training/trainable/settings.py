@@ -13,7 +13,7 @@ from ...patches.adapters import registry
 from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
 from ...settings.declaration import read_values, setting
-from ...storage.digest import hashed_settings, sha256_of_tensors
+from ...storage.digest import settings_to_hash, sha256_of_tensors
 from .patterns import Patterns, Size, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
@@ -209,7 +209,7 @@ class AdapterSettings:
 
     def identity(self) -> dict[str, Any]:
         """The settings that a run is known by, as plain values."""
-        return hashed_settings(self, ("initial",))
+        return settings_to_hash(self, ("initial",))
 
     @property
     def trainable_kind(self) -> TrainableKind:

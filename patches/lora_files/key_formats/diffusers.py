@@ -20,10 +20,10 @@ def strip_attn_processor(name: str) -> str:
 
     Before that, `attn1.to_out.0` was called `attn1.processor.to_out`.
     """
-    return _PROCESSOR.sub(_without_processor, name)
+    return _PROCESSOR.sub(_drop_processor, name)
 
 
-def _without_processor(match: re.Match[str]) -> str:
+def _drop_processor(match: re.Match[str]) -> str:
     separator, projection = match.groups()
     name = f"{separator}to_{projection}"
     if projection == "out":

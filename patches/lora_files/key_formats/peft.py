@@ -14,8 +14,8 @@ from .key_format import GENERIC_PREFIX, Group, Groups, KeyFormat
 from .kohya import GENERIC_ENCODER
 
 if TYPE_CHECKING:
+    from ...models.diffusers_names import LayerNames
     from ...models.family import ModelFamily
-    from ...models.layer_names import LayerNames
 
 _HELD = {"up", "down", "alpha"}
 _UNDERSCORED = ("lora_", "lycoris_", "oft_unet_", "Hunyuan_video_I2V_lora_")  # names with underscores for dots
@@ -46,11 +46,11 @@ class PeftWriter:
         tensors: dict[str, Tensor] = {}
         for base, group in groups.items():
             tensors.update(_factors(base, group, dtype, family))
-        return _with_one_rank(tensors)
+        return _pad_to_one_rank(tensors)
 
 
 def _factors(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
-    from ...models.layer_names import swap_halves
+    from ...models.diffusers_names import swap_halves
 
     alpha = None
     if "alpha" in group:
@@ -94,17 +94,17 @@ def _layer_parts(base: str, names: LayerNames | None, rows: int, columns: int) -
     return [(names.prefix + name, start, length) for name, start, length in names.parts(path, rows, columns)]
 
 
-def _with_one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _pad_to_one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Factors padded with zeros to the largest rank of their part of the model (`unet.`, `text_encoder.`)."""
     ranks: dict[str, int] = {}
     for name, tensor in tensors.items():
         if name.endswith(".lora_A.weight"):
             part = name.partition(".")[0]
             ranks[part] = max(ranks.get(part, 0), len(tensor))
-    return {name: _filled_up(name, tensor, ranks[name.partition(".")[0]]) for name, tensor in tensors.items()}
+    return {name: _pad_factor(name, tensor, ranks[name.partition(".")[0]]) for name, tensor in tensors.items()}
 
 
-def _filled_up(name: str, tensor: Tensor, rank: int) -> Tensor:
+def _pad_factor(name: str, tensor: Tensor, rank: int) -> Tensor:
     if name.endswith(".lora_A.weight"):
         shape = (rank, *tensor.shape[1:])
     else:

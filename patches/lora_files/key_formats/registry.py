@@ -16,7 +16,7 @@ from .key_format import KeyFormat, KeySpelling
 T = TypeVar("T")
 
 
-def _taken_prefixes(key_format: KeyFormat) -> list[str]:
+def _shared_prefixes(key_format: KeyFormat) -> list[str]:
     taken = {*key_format.prefixes} & {*layer_prefixes()}
     return [f"prefix {prefix}" for prefix in sorted(taken)]
 
@@ -35,11 +35,11 @@ FORMATS: Registry[KeyFormat] = Registry(
         diffsynth.FORMAT,
         t_lora.FORMAT,
     ),
-    duplicates=_taken_prefixes,
+    duplicates=_shared_prefixes,
 )
 
 
-def writable() -> dict[str, KeyFormat]:
+def writable_formats() -> dict[str, KeyFormat]:
     """The formats that Save LoRA writes, by name, the default first."""
     return {key_format.name: key_format for key_format in FORMATS if key_format.writer is not None}
 
@@ -47,7 +47,7 @@ def writable() -> dict[str, KeyFormat]:
 # --- names of layers --------------------------------------------------------------------------------------------------
 
 
-def without_prefixes(name: str) -> str:
+def strip_prefixes(name: str) -> str:
     """A layer's name without any format's prefix, with underscores for dots, and none of them at either end (a trainer
     of sd-scripts' early days left one at the end of every name).
     """

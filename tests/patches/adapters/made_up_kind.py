@@ -25,14 +25,14 @@ class ColumnGains:
 
     gains: Tensor
     kind: ClassVar[str] = "gains"
-    additive: ClassVar[bool] = False
+    is_additive: ClassVar[bool] = False
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
         gains = self.gains.to(weight.device, torch.float32)
         return weight * (1.0 + gains).view(1, -1, *(1,) * (weight.ndim - 2))
 
-    def at_activations(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
+    def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """What goes in is scaled."""
         return ActivationForm(inputs=(Scale(1.0 + strength * self.gains.float()),))
 
@@ -71,7 +71,7 @@ class TrainableGains(TrainableAdapter):
         gains, ones = tensors[GAINS], (1,) * (len(size.shape) - 2)
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            if dropout.enabled and dropout.skips_module(dropout.generator()):
+            if dropout.is_enabled and dropout.skips_module(dropout.generator()):
                 return args
             return (args[0] * (1.0 + gains).to(args[0].dtype).view(-1, *ones), *args[1:])
 

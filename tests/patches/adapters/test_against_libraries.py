@@ -8,8 +8,8 @@ from graft_nodes.patches.lora_files import open_file
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.patches.lora_files.trainer import oft_trainer
-from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.fuse import Patch, Stack, additive, patched
+from graft_nodes.patches.patching import stack_ledger
+from graft_nodes.patches.patching.fuse import Patch, Stack, apply_patches, are_additive
 from torch import nn
 
 LINEAR, CONV, POINT = (
@@ -52,7 +52,7 @@ def named(module, state, strength=1.0, name="lora_unet_a", said=None):
 def grafted(module, state, strength=1.0, name="lora_unet_a", said=None):
     """(the weight that Graft makes of a module's, all patches)."""
     patches = named(module, state, strength, name, said)
-    return patched(module.weight, [patch for weight, patch in patches if weight == "a.weight"]), [
+    return apply_patches(module.weight, [patch for weight, patch in patches if weight == "a.weight"]), [
         patch for _, patch in patches
     ]
 
@@ -113,9 +113,9 @@ def bypassed(module, patches, build):
     model, of = nn.ModuleDict({"a": module}), {}
     for weight, patch in patches:
         of.setdefault(weight, []).append(patch)
-    ledger.attach(model, "test", [Stack(of, bypass=of)])
+    stack_ledger.attach(model, "test", [Stack(of, bypass=of)])
     output = run(module, build)
-    ledger.detach(model, "test")
+    stack_ledger.detach(model, "test")
     assert "forward" not in module.__dict__
     return output
 
@@ -140,7 +140,7 @@ def test_lycoris(lycoris, name, build, options):
         half, weight = bypassed(module, named(module, state, 0.5), build), grafted(module, state, 0.5)[0]
         assert torch.allclose(half, run(module, build, weight), rtol=0, atol=5e-5)
         assert not torch.allclose(run(module, build), expected, atol=1e-2)
-        if additive(patches):  # then half the strength is half the change
+        if are_additive(patches):  # then half the strength is half the change
             assert torch.allclose(grafted(module, state, 0.5)[0], (ours + module.weight) / 2, rtol=0, atol=2e-5)
 
 
@@ -216,10 +216,10 @@ def test_oft_as_comfyui_applies_it(kind, strength, alpha, build):
         "lora_unet_a.alpha": torch.tensor(alpha),
     }
     ((weight, patch),) = named(module, state, strength)
-    patch = Patch(patch.layer.as_in_comfyui(strength), strength, patch.part)
+    patch = Patch(patch.layer.to_comfyui(strength), strength, patch.part)
     blocks, rescale = state["lora_unet_a.oft_blocks"], state["lora_unet_a.rescale"]
     expected = comfyuis(module.weight, blocks, alpha, rescale, strength)
-    assert torch.allclose(patched(module.weight, [patch]).double(), expected, rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(module.weight, [patch]).double(), expected, rtol=0, atol=1e-5)
     at_activations = bypassed(module, [(weight, patch)], build)
     assert torch.allclose(at_activations, run(module, build, expected.float()), rtol=0, atol=5e-5)
     if kind == "OFT" or strength != 1.0 or alpha == 0.3:
@@ -449,10 +449,10 @@ def test_order_counts_where_it_must_and_only_there():
         return value + 0.7 * (made - value)
 
     assert torch.allclose(
-        patched(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5
+        apply_patches(module.weight, [first, second]).double(), with_dora(weight + 0.5 * up @ down), atol=1e-5
     )
     assert torch.allclose(
-        patched(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5
+        apply_patches(module.weight, [second, first]).double(), with_dora(weight) + 0.5 * up @ down, atol=1e-5
     )
 
 

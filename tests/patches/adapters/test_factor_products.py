@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.patches.adapters import factor_products
-from graft_nodes.patches.adapters.factor_products import fits, nearly_square, product, product_error, product_shape
+from graft_nodes.patches.adapters.factor_products import factorize_side, fits, product, product_error, product_shape
 
 
 def random(*shape):
@@ -59,10 +59,10 @@ def test_a_side_is_divided_as_lycoris_does(side, factor):
         expected = tuple(sorted((factor, side // factor)))
     else:
         expected = max(pair for pair in pairs if factor < 0 or pair[0] <= factor)
-    assert nearly_square(side, factor) == expected
+    assert factorize_side(side, factor) == expected
 
 
 def test_what_is_there_and_how_it_is_named():
     one = torch.ones(2, 3)
-    assert factor_products.present(None, one, None) == (one,)
+    assert factor_products.drop_none(None, one, None) == (one,)
     assert factor_products.shape_text(one) == "2x3" and factor_products.sides_text(()) == "scalar"

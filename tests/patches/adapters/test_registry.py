@@ -9,10 +9,10 @@ from graft_nodes.patches.adapters import registry
 from graft_nodes.patches.adapters.kind import AdapterKind
 from graft_nodes.patches.adapters.rank_mask import RankMask
 from graft_nodes.patches.adapters.trainable import FullWeights, InitSource, TrainableAdapter, initial_tensors
-from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read
+from graft_nodes.patches.lora_files.parse import Target, group_by_layer, patches_of, read
 from graft_nodes.patches.lora_files.save import to_key_format
-from graft_nodes.patches.patching.bypass import Bypass, apply
-from graft_nodes.patches.patching.fuse import Patch, patched
+from graft_nodes.patches.patching.bypass import Bypass, put_bypass
+from graft_nodes.patches.patching.fuse import Patch, apply_patches
 from torch import nn
 
 from ...file_as_module import file_as_module
@@ -35,7 +35,7 @@ class Size:
 class NoDropout:
     """Nothing is left out."""
 
-    enabled = drops_modules = False
+    is_enabled = drops_modules = False
 
 
 def named(entries):
@@ -89,9 +89,11 @@ def module_of(build):
 def test_a_kind_says_everything(kind):
     assert kind.name and kind.layers and kind.formats
     for layer in kind.layers:
-        assert dataclasses.is_dataclass(layer) and layer.additive in (True, False)
+        assert dataclasses.is_dataclass(layer) and layer.is_additive in (True, False)
         methods = {"tensors", "mismatch"}
-        methods |= {"delta", "factors", "malformed", "weight_shape"} if layer.additive else {"apply", "at_activations"}
+        methods |= (
+            {"delta", "factors", "contradiction", "weight_shape"} if layer.is_additive else {"apply", "activation_form"}
+        )
         assert not [name for name in methods if not callable(getattr(layer, name, None))], layer
     for file_format in kind.formats:
         assert file_format.name and file_format.roles and file_format.place in ("alone", "around", "beside")
@@ -155,8 +157,8 @@ def test_training_merging_and_activations_agree(adapter, build):
     plain = module(x)
     patches = [Patch(layer, 1.0) for layer in layers_of(adapter, tensors, size)]
     merged = module_of(build)
-    merged.weight.data = patched(merged.weight.data, patches)
-    wrapped = apply(module, Bypass(module, patches))
+    merged.weight.data = apply_patches(merged.weight.data, patches)
+    wrapped = put_bypass(module, Bypass(module, patches))
     at_activations = module(x)
     wrapped.leave()
     expected = hooked(adapter, module, size, tensors)(x)
@@ -217,8 +219,8 @@ def test_every_layer_is_the_same_at_the_activations(name, strength):
     assert layer.mismatch((8, 12)) is None and layer.mismatch((9, 13)) is not None
     x, patches = torch.randn(2, 12), [Patch(layer, strength)]
     merged = module_of(LINEAR)
-    merged.weight.data = patched(merged.weight.data, patches)
-    wrapped = apply(module, Bypass(module, patches))
+    merged.weight.data = apply_patches(merged.weight.data, patches)
+    wrapped = put_bypass(module, Bypass(module, patches))
     torch.testing.assert_close(module(x), merged(x), rtol=0, atol=5e-5)
     wrapped.leave()
 
@@ -232,12 +234,12 @@ def made_up():
 
 def test_a_made_up_kind_is_on_the_list_for_a_block(made_up):
     names = registry.trainable_names()
-    assert grouped({"a.column_gains": torch.ones(3)})[1] == ["a.column_gains"]
+    assert group_by_layer({"a.column_gains": torch.ones(3)})[1] == ["a.column_gains"]
     with registry.KINDS.registered(made_up):
         assert registry.trainable_names() == (*names, "gains")
         test_training_merging_and_activations_agree(registry.trainable_kind("gains"), CONV)
         test_a_start_changes_nothing(registry.trainable_kind("gains"), LINEAR)
-        assert "gains is not available here" in grouped({"a.column_gains": torch.ones(3)})[2][0]
+        assert "gains is not available here" in group_by_layer({"a.column_gains": torch.ones(3)})[2][0]
     assert registry.trainable_names() == names
 
 

@@ -7,8 +7,8 @@ import torch
 from graft_nodes.patches.adapters.registry import pack_layer, unpack_layer
 from graft_nodes.patches.adapters.row_order import InRowOrder, row_order
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
-from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.fuse import Patch, Stack, patched
+from graft_nodes.patches.patching import stack_ledger
+from graft_nodes.patches.patching.fuse import Patch, Stack, apply_patches
 from torch import nn
 
 OUT, IN = 12, 8
@@ -65,11 +65,11 @@ def test_the_new_weight_is_that_of_the_files_order(tensors, theirs, strength):
         of.setdefault(weight, []).append(Patch(layer, strength, part))
     base = module.weight.double()
     expected = base + strength * (swap_halves(theirs(swap_halves(base))) - base)
-    assert torch.allclose(patched(module.weight, of["a.weight"]).double(), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(apply_patches(module.weight, of["a.weight"]).double(), expected, rtol=0, atol=1e-6)
     x = number(5, IN, seed=7)
-    ledger.attach(model, "test", [Stack({"a.weight": of["a.weight"]}, bypass={"a.weight"})])
+    stack_ledger.attach(model, "test", [Stack({"a.weight": of["a.weight"]}, bypass={"a.weight"})])
     at_activations = module(x)
-    ledger.detach(model, "test")
+    stack_ledger.detach(model, "test")
     wanted = nn.functional.linear(x.double(), expected, module.bias.double())
     assert torch.allclose(at_activations.double(), wanted, rtol=0, atol=1e-5)
     layer = of["a.weight"][0].layer
@@ -91,6 +91,6 @@ def test_comfyuis_way_to_apply_oft_reaches_the_layer_inside():
     ((_, layer, _),) = patches_of(read(state, keys, shapes, "file"), "model", shapes)
     assert isinstance(layer, InRowOrder)
     weight = number(OUT, IN, seed=6)
-    theirs = layer.inner.as_in_comfyui(0.5).apply(swap_halves(weight))
-    assert torch.equal(layer.as_in_comfyui(0.5).apply(weight), swap_halves(theirs))
+    theirs = layer.inner.to_comfyui(0.5).apply(swap_halves(weight))
+    assert torch.equal(layer.to_comfyui(0.5).apply(weight), swap_halves(theirs))
     assert not torch.allclose(layer.apply(weight), swap_halves(theirs), atol=1e-2)

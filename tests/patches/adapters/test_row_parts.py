@@ -6,7 +6,7 @@ from graft_nodes.patches.adapters.diff import Diff, Set
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.loha import LoHa
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.adapters.row_parts import rows_of
+from graft_nodes.patches.adapters.row_parts import slice_rows
 
 draws = torch.Generator().manual_seed(0)
 
@@ -29,9 +29,9 @@ LAYERS = {
 def test_rows_of_a_layer(name):
     layer = LAYERS[name]
     weight = random(6, 4, 3, 3) if name in ("LoCon", "Tucker") else random(6, 4)
-    rows = rows_of(layer, 2, 3, weight.shape)
+    rows = slice_rows(layer, 2, 3, weight.shape)
     assert rows.mismatch(weight[2:5].shape) is None
-    if layer.additive:
+    if layer.is_additive:
         expected, found = layer.delta(weight.shape)[2:5], rows.delta(weight[2:5].shape)
     else:
         expected, found = layer.apply(weight)[2:5], rows.apply(weight[2:5])
@@ -39,5 +39,5 @@ def test_rows_of_a_layer(name):
 
 
 def test_what_needs_the_other_rows_has_none():
-    assert rows_of(Set(random(6, 4)), 0, 2, (6, 4)) is None
-    assert rows_of(DoRA(LoRA(random(6, 2), random(2, 4)), random(1, 4).abs()), 0, 2, (6, 4)) is None
+    assert slice_rows(Set(random(6, 4)), 0, 2, (6, 4)) is None
+    assert slice_rows(DoRA(LoRA(random(6, 2), random(2, 4)), random(1, 4).abs()), 0, 2, (6, 4)) is None

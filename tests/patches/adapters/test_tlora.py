@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.rank_mask import RankMask, at_timesteps, current_timesteps, rows_of
+from graft_nodes.patches.adapters.rank_mask import RankMask, current_timesteps, set_timesteps, timesteps_of_rows
 from graft_nodes.patches.adapters.tlora import smallest_singular_values
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
-from graft_nodes.patches.lora_files.save import saved_metadata, to_key_format
+from graft_nodes.patches.lora_files.save import build_metadata, to_key_format
 from graft_nodes.patches.lora_files.trainer import rank_schedules
-from graft_nodes.patches.patching.bypass import Bypass, apply
+from graft_nodes.patches.patching.bypass import Bypass, put_bypass
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
@@ -87,7 +87,7 @@ def test_each_picture_has_the_ranks_of_its_own_noise_level():
     tensors, x = moved(start), torch.randn(3, 5, 24, dtype=torch.float64)
     timesteps = torch.tensor([0.0, 412.0, 999.0])
     trained = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
-    with attach(net, settings, trained, still), at_timesteps(timesteps):
+    with attach(net, settings, trained, still), set_timesteps(timesteps):
         found = net["a"](x)
         found.square().sum().backward()
     theirs = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
@@ -152,9 +152,9 @@ def test_settings():
 
 
 def test_rows_of_frames_belong_to_their_picture():
-    assert rows_of(torch.tensor([1.0, 2.0]), 6).tolist() == [1, 1, 1, 2, 2, 2]
+    assert timesteps_of_rows(torch.tensor([1.0, 2.0]), 6).tolist() == [1, 1, 1, 2, 2, 2]
     with pytest.raises(ValueError, match="a layer got 5 rows for 2 pictures"):
-        rows_of(torch.tensor([1.0, 2.0]), 5)
+        timesteps_of_rows(torch.tensor([1.0, 2.0]), 5)
 
 
 class Blocks(nn.Module):
@@ -184,7 +184,7 @@ def test_checkpointing_remembers_the_noise_levels():
         with attach(net, settings, trained, still):
             total = torch.zeros(())
             for levels in ([100.0, 900.0], [700.0, 300.0]):
-                with at_timesteps(torch.tensor(levels)):
+                with set_timesteps(torch.tensor(levels)):
                     if checkpointing:
                         with checkpoint_blocks(net):
                             total = total + net(x).square().sum()
@@ -223,7 +223,7 @@ def test_a_saved_file_has_every_number_and_the_ranks_of_every_noise_level(names)
     net, settings, start = net_and_tensors(min_rank=2, rank_exponent=1.5)
     tensors = {name: tensor.float() for name, tensor in moved(start).items()}
     lora = named_like_a_unet(tensors, settings)
-    metadata = saved_metadata(lora, "a", {})
+    metadata = build_metadata(lora, "a", {})
     assert (metadata["ss_tlora_min_rank"], metadata["ss_tlora_alpha_rank_scale"]) == ("2", "1.5")
     file = to_key_format(lora, names, torch.bfloat16)
     assert all(tensor.dtype == torch.float32 for tensor in file.values())
@@ -235,10 +235,10 @@ def test_a_saved_file_has_every_number_and_the_ranks_of_every_noise_level(names)
     x, clock = torch.randn(2, 24, dtype=torch.float64), Clock()
     module = nn.Linear(24, 40).double()
     module.load_state_dict(net["a"].state_dict())
-    wrapped = apply(module, Bypass(module, [patch], clock=clock))
+    wrapped = put_bypass(module, Bypass(module, [patch], clock=clock))
     for timestep in (999.0, 612.0, 3.0):
         clock.tick(0.5, timestep)
-        with attach(net, settings, tensors, still), at_timesteps(torch.tensor([timestep])):
+        with attach(net, settings, tensors, still), set_timesteps(torch.tensor([timestep])):
             expected = net["a"](x)
         assert torch.allclose(module(x), expected, rtol=0, atol=1e-6), timestep
     wrapped.leave()
@@ -265,7 +265,7 @@ def test_the_authors_file_does_what_their_layer_does():
     x = torch.randn(2, 24, dtype=torch.float64)
     plain = module(x)
     rising = Schedule(((0.0, 0.0), (1.0, 2.0)))
-    wrapped = apply(module, Bypass(module, [layer_in(file, strength=0.7, schedule=rising)], clock=clock))
+    wrapped = put_bypass(module, Bypass(module, [layer_in(file, strength=0.7, schedule=rising)], clock=clock))
     tensors = {name.removeprefix(f"{AUTHORS}."): tensor.double() for name, tensor in file.items()}
     for percent, timestep in ((0.1, 980.0), (0.5, 400.0)):  # the row's own schedule is multiplied in
         clock.tick(percent, timestep)
@@ -304,11 +304,11 @@ def test_the_clock_gives_every_rank_its_place():
     patch = layer_in(named_like_a_unet(start, settings))
     ranks, other = patch.changes, Patch(patch.layer, 1.0, schedule=rising).changes
     users = [User(ranks), User(rising)]
-    index, first = clock.place(rising), clock.place(ranks)
+    index, first = clock.index_of(rising), clock.index_of(ranks)
     assert first >= 64 and len(clock.values) == first + 16
     clock.tick(0.25, 500.0)
     assert clock.values[first : first + 16].tolist() == [1.0] * 10 + [0.0] * 6 and float(clock.values[index]) == 0.5
-    second = clock.place(other)
+    second = clock.index_of(other)
     assert second == first + 16
     users[0] = User(other)
     clock.tick(0.25, 500.0)

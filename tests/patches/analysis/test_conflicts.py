@@ -10,7 +10,7 @@ from graft_nodes.patches.adapters.loha import LoHa
 from graft_nodes.patches.adapters.lokr import LoKr
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.analysis import conflicts
-from graft_nodes.patches.analysis.pictures import draw_cells
+from graft_nodes.patches.analysis.charts import draw_cells
 from graft_nodes.patches.analysis.rows import RowPatches
 from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.entry import LoraEntry
@@ -178,19 +178,19 @@ def test_the_weaker_row_gives_way_and_nothing_else_changes():
     strong, weak = LoRA(up, down), LoRA(up, -down)
     rows = [row_of(strong, 1.0, "strong"), row_of(weak, 0.25, "weak", blocks="IN=0.5, OUT=0")]
     found = conflicts.compare(rows, SHAPES, pytest.fail)
-    (fight,) = conflicts.fights(found, 0.1)
+    (fight,) = conflicts.find_fights(found, 0.1)
     assert (fight.block, fight.weaker, fight.factor) == ("M00", 1, 0.0)
-    assert conflicts.suggested(found, [fight]) == ["", "IN=0.5, M=0, OUT=0"]
+    assert conflicts.suggest_weights(found, [fight]) == ["", "IN=0.5, M=0, OUT=0"]
     report = conflicts.report(found, [fight], 0.1)
     assert "rows 1 and 2 cancel: cosine -1.000, shared outputs 100.0%" in report
     assert "block weights of 2. weak at 0.25: IN=0.5, M=0, OUT=0" in report
     partly = [row_of(strong), row_of(LoRA(up, 0.5 * down + other), 0.1)]
     found = conflicts.compare(partly, SHAPES, pytest.fail)
-    (fight,) = conflicts.fights(found, 0.1)
+    (fight,) = conflicts.find_fights(found, 0.1)
     assert fight.overlap.cosine > 0.1 and "repeat each other" in conflicts.report(found, [fight], 0.1)
-    _, text = conflicts.suggested(found, [fight])
+    _, text = conflicts.suggest_weights(found, [fight])
     assert block_weights.parse(text)["M"] == pytest.approx(1 - fight.overlap.cosine, abs=0.005)
-    assert conflicts.fights(found, 0.999) == []
+    assert conflicts.find_fights(found, 0.999) == []
     assert "nothing to change" in conflicts.report(found, [], 0.999)
     shown = conflicts.panel(found, [fight])
     assert shown["after"] == ["", text] and shown["pairs"][0]["rows"] == [0, 1] and shown["fights"] == 1
@@ -229,14 +229,14 @@ def test_report_table_and_panel_of_three_rows():
     for name, blocks in (("cat", first), ("dog", second), ("hen", third)):
         rows.append(RowPatches(LoraEntry(name, {}, 1.0), blocks, ("BASE", "IN01", "M00", "OUT03"), 0))
     found = conflicts.compare(rows, SHAPES, pytest.fail)
-    fights = conflicts.fights(found, 0.5)
+    fights = conflicts.find_fights(found, 0.5)
     assert [(fight.pair, fight.block, fight.weaker, fight.factor) for fight in fights] == [
         ((0, 1), "M00", 0, 0.0),
         ((0, 1), "BASE", 0, 0.29),
     ]
     # 1 + (-3) as the inner product; (1 + 1) * (2 + 9) are the energies
     whole = -2 / 22**0.5
-    suggestion, *unchanged = conflicts.suggested(found, fights)
+    suggestion, *unchanged = conflicts.suggest_weights(found, fights)
     assert unchanged == ["", ""] and suggestion == "BASE=0.29, IN=1, M=0, OUT=1"
     assert conflicts.report(found, fights, 0.5).splitlines() == [
         "Cosine of the changes: -1 they cancel, 0 independent, 1 the same. Shared outputs and inputs: 0% to 100%.",
@@ -272,7 +272,7 @@ def test_report_table_and_panel_of_three_rows():
 def test_long_reports_show_twenty_lines_and_count_the_others():
     rows = [row_of(LoRA(unit(12, 0)[:, None], unit(8, 0)[None]), name=f"{number}") for number in range(8)]
     found = conflicts.compare(rows, SHAPES, pytest.fail)
-    fights = conflicts.fights(found, 0.5)
+    fights = conflicts.find_fights(found, 0.5)
     report = conflicts.report(found, fights, 0.5)
     assert len(fights) == 28 and report.count("   M00 ") == 20 and "\n   and 8 more\n" in report
     assert report.count(f"   {list(SHAPES)[3]}: ") == 20 and "\n   and 8 more layers\n" in report

@@ -10,7 +10,7 @@ from graft_nodes.patches.lora_files import block_weights
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.parse import Target
 from graft_nodes.patches.lora_files.read_stack import ModelWeights
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.plan import PatchTarget, plan_stack
 from torch import nn
 
@@ -90,11 +90,11 @@ def by_ledger(model):
     def predict(patches):
         if patches:
             stacks = plan_stack(PatchTarget("model", model), patches, "bypass").stacks
-            found = ledger.Version()
-            ledger.attach(model, "test", stacks, found)
+            found = stack_ledger.Version()
+            stack_ledger.attach(model, "test", stacks, found)
         with torch.no_grad():
             predictions = [model(level) for level in LEVELS]
-        ledger.detach(model, "test", ledger.Version())
+        stack_ledger.detach(model, "test", stack_ledger.Version())
         return predictions
 
     return predict
@@ -162,12 +162,14 @@ def test_a_hundred_random_stacks_are_dense_float64(tens):
 
 def test_the_strongest_blocks_reach_the_share_and_no_block_more():
     effects = {"IN01": 0.1, "IN02": 0.5, "M00": 0.0, "OUT03": 0.4}
-    assert effect.strongest(effects, 0.5) == ("IN02",)
-    assert effect.strongest(effects, 0.51) == ("IN02", "OUT03")
-    assert effect.strongest(effects, 0.95) == ("IN01", "IN02", "OUT03")
-    assert effect.strongest(effects, 1.0) == tuple(effects)
-    assert effect.strongest({"IN01": 0.0, "M00": 0.0}, 0.1) == ("IN01", "M00"), "without an effect nothing is chosen"
-    assert effect.strongest({}, 0.5) == ()
+    assert effect.strongest_blocks(effects, 0.5) == ("IN02",)
+    assert effect.strongest_blocks(effects, 0.51) == ("IN02", "OUT03")
+    assert effect.strongest_blocks(effects, 0.95) == ("IN01", "IN02", "OUT03")
+    assert effect.strongest_blocks(effects, 1.0) == tuple(effects)
+    assert effect.strongest_blocks({"IN01": 0.0, "M00": 0.0}, 0.1) == ("IN01", "M00"), (
+        "without an effect nothing is chosen"
+    )
+    assert effect.strongest_blocks({}, 0.5) == ()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -179,19 +181,23 @@ def test_written_block_weights_switch_off_what_is_not_kept_and_nothing_else(seed
     before = draw.choice(["", "IN=0.5", "BASE=0.25, IN1=2", "MIDD", "CLIP=0.5, OUT=0", "BASE=0.3, T5=0.1"])
     entry = LoraEntry("file", {}, 1.0, blocks=before)
     old, more = entry.block_strengths(), [block for block in ["BASE", *BLOCKS] if block not in blocks]
-    used = [block for block in blocks if block_weights.of_block(old, block)]  # what has patches
+    used = [block for block in blocks if block_weights.strength_of_block(old, block)]  # what has patches
     row = RowPatches(entry, {block: {} for block in used}, tuple([*blocks, *more]), draw.choice([0, 3]))
     text = effect.kept_block_weights(row, kept)
     if set(used) <= set(kept):
         assert text == before
         return
-    new = block_weights.fitting(text, [name for _, name in weights_of(model).shapes])
+    new = block_weights.parse_for_model(text, [name for _, name in weights_of(model).shapes])
     for block in [*blocks, *more]:
-        expected = block_weights.of_block(old, block) if block in [*kept, *more] else 0.0
-        assert block_weights.of_block(new, block) == expected, (before, text, block)
+        expected = block_weights.strength_of_block(old, block) if block in [*kept, *more] else 0.0
+        assert block_weights.strength_of_block(new, block) == expected, (before, text, block)
     if row.text_layers:
         for block in ("CLIP", "T5"):
-            assert block_weights.of_block(new, block) == block_weights.of_block(old, block), (before, text, block)
+            assert block_weights.strength_of_block(new, block) == block_weights.strength_of_block(old, block), (
+                before,
+                text,
+                block,
+            )
 
 
 def test_refusals_say_which_file():
@@ -218,7 +224,7 @@ def test_progress_reaches_its_end_and_the_report_names_what_is_kept():
     entries = [LoraEntry(f"file {n}", file_of(model, n)[0], 0.5) for n in (1, 2)]
     rows = read_rows(entries, weights_of(model), dict)
     effects = effect.measure(rows, by_ledger(model), 0.6, done.append)
-    assert done == sorted(done) and done[-1] == effect.steps(rows)
+    assert done == sorted(done) and done[-1] == effect.count_steps(rows)
     report = effect.report(effects, LEVELS, 0.6)
     for one in effects:
         assert f"{one.name} at 0.5" in report and f"block weights: {one.block_weights}" in report

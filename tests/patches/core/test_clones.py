@@ -1,6 +1,6 @@
 """Calls on MODEL clones: under a key, replaced, taken off, and never on the clone that they were made from."""
 
-from graft_nodes.patches.core.clones import call_of, put_call, put_callback, put_object
+from graft_nodes.patches.core.clones import find_call, put_call, put_callback, put_object
 
 
 class Patcher:
@@ -44,15 +44,15 @@ def test_put_replaced_and_taken_off():
     put_call(two, "ours", second)
     three = two.clone()
     put_call(three, "ours", None)
-    assert [call_of(each, "ours") for each in (base, one, two, three)] == [None, first, second, None]
-    assert all(call_of(each, "theirs") is second for each in (base, one, two, three))
+    assert [find_call(each, "ours") for each in (base, one, two, three)] == [None, first, second, None]
+    assert all(find_call(each, "theirs") is second for each in (base, one, two, three))
     assert str(base.model_options) == before == str(three.model_options)
 
 
 def test_a_model_without_options_of_calls():
     clone = Patcher()
     put_call(clone, "ours", None)
-    assert call_of(clone, "ours") is None
+    assert find_call(clone, "ours") is None
     put_call(clone, "ours", first)
     assert clone.model_options["transformer_options"]["wrappers"] == {"apply_model": {"ours": [first]}}
 

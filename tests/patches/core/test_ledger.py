@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from graft_nodes.patches.core.calls import around, layers_around
-from graft_nodes.patches.core.ledger import ATTRIBUTE, Joint, enter_joint, joint, owners, putting
+from graft_nodes.patches.core.ledger import ATTRIBUTE, Joint, enter_joint, find_joint, open_entry, owners
 from graft_nodes.patches.core.slots import swap
 from torch import nn
 
@@ -35,9 +35,9 @@ def module():
 def test_owners_in_the_order_in_which_they_came_and_nothing_afterwards():
     of = module()
     attributes = set(vars(of))
-    with putting(of, "first") as one:
+    with open_entry(of, "first") as one:
         one.enter_context(around(of, "copies", lambda _, inner, x: inner(x)))
-        with putting(of, "second") as two:
+        with open_entry(of, "second") as two:
             two.enter_context(around(of, "bypass", lambda _, inner, x: inner(x) * 2))
             assert owners(of) == ["first", "second"] and layers_around(of) == ["copies", "bypass"]
         assert owners(of) == ["first"] and layers_around(of) == ["copies"]
@@ -47,14 +47,14 @@ def test_owners_in_the_order_in_which_they_came_and_nothing_afterwards():
 def test_an_error_on_the_way_leaves_the_base():
     of = module()
     attributes, bias = set(vars(of)), of.bias
-    with pytest.raises(MemoryError), putting(of, "one") as stack:
+    with pytest.raises(MemoryError), open_entry(of, "one") as stack:
         stack.enter_context(swap(of, "bias", torch.ones(2)))
         raise MemoryError
     assert set(vars(of)) == attributes and of.bias is bias
 
 
 def attach(of, owner, things, about=""):
-    on = joint(of, Sum.owner)
+    on = find_joint(of, Sum.owner)
     if on is None:
         on = Sum()
         enter_joint(of, on)
@@ -75,7 +75,7 @@ def test_what_several_owners_have_together():
     on.attach(of, "b", [8.0], "")  # another time: in place of what it had
     assert torch.equal(of.bias, value + 8)
     on.detach(of, "b", "")
-    assert of.bias is bias and set(vars(of)) == attributes and joint(of, Sum.owner) is None
+    assert of.bias is bias and set(vars(of)) == attributes and find_joint(of, Sum.owner) is None
 
 
 def test_a_failure_takes_everything_of_all_owners_off():
@@ -92,7 +92,7 @@ def test_a_failure_takes_everything_of_all_owners_off():
 
 def test_others_stay_when_one_leaves():
     of = module()
-    with putting(of, "training"):
+    with open_entry(of, "training"):
         on = attach(of, "a", [1.0])
         assert owners(of) == ["training", "sums"]
         on.detach(of, "a", "")
@@ -101,11 +101,11 @@ def test_others_stay_when_one_leaves():
 
 def test_a_deep_copy_begins_anew():
     of = module()
-    with putting(of, "training"):
+    with open_entry(of, "training"):
         on = attach(of, "a", [1.0])
         copied = copy.deepcopy(of)
-        assert owners(copied) == [] and joint(copied, Sum.owner) is None
-        with putting(copied, "other"):
+        assert owners(copied) == [] and find_joint(copied, Sum.owner) is None
+        with open_entry(copied, "other"):
             assert owners(of) == ["training", "sums"] and owners(copied) == ["other"]
         on.detach(of, "a", "")
     assert ATTRIBUTE not in vars(of)

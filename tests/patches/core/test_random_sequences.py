@@ -12,12 +12,12 @@ import torch
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.core.calls import around, has_other_forward
 from graft_nodes.patches.core.ledger import ATTRIBUTE, owners
-from graft_nodes.patches.core.slots import held_values, swap
+from graft_nodes.patches.core.slots import hold_values, swap
 from graft_nodes.patches.models.routed_blocks import RoutedBlocks
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.switched_stack import SwitchedStack
-from graft_nodes.patches.token_routing.route import Routed
+from graft_nodes.patches.token_routing.route import RoutedPass
 from graft_nodes.training.distributed import fsdp
 from graft_nodes.training.memory import layer_ring, offload
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
@@ -178,16 +178,16 @@ class Sequence:
         is_bypass = self.random.random() < 0.5 if bypass is None else bypass
         names = self.random.sample([*LINEARS, "first"], self.random.randint(1, 4))
         one = stack(self.random.randrange(10**6), names, is_bypass and "first" not in names)
-        ledger.attach(self.of, name, [one])
+        stack_ledger.attach(self.of, name, [one])
         self.is_exact = self.is_exact and not ALIASES & self.on.keys()
         self.changes[name] = changes_of(one)
-        self.on[name] = lambda: ledger.detach(self.of, name)
+        self.on[name] = lambda: stack_ledger.detach(self.of, name)
 
     def switched_comes(self):
         one = stack(self.random.randrange(10**6), self.random.sample(LINEARS, 2), True)
         switched = SwitchedStack(self.of, one.patches, (torch.float32, CPU))
         self.changes["switched"], self.on["switched"] = changes_of(one), switched.remove
-        with switched.off():
+        with switched.switch_off():
             self.of(INPUT)
 
     def adapters_come(self):
@@ -213,7 +213,7 @@ class Sequence:
 
     def routing_comes(self):
         called = RoutedBlocks(blocks="blocks", image="x")
-        self.enter("routing", Routed([[(block, called) for block in self.of.blocks]], None, 0.5, 1).entered())
+        self.enter("routing", RoutedPass([[(block, called) for block in self.of.blocks]], None, 0.5, 1).enter())
 
     def units_come(self):
         if "ring" not in self.on:
@@ -229,7 +229,7 @@ class Sequence:
         self.enter("swap", swap(self.of, "shift", torch.zeros(WIDTH)))
 
     def values_come(self):
-        self.enter("values", held_values(self.of.first.bias))
+        self.enter("values", hold_values(self.of.first.bias))
         self.of.first.bias.add_(1.0)
 
     def probe_comes(self):
@@ -316,7 +316,9 @@ COMING = [method for name, method in vars(Sequence).items() if name.endswith(("_
 
 def run(count, first, trained, monkeypatch):
     for seed in range(first, first + count):
-        monkeypatch.setattr(ledger, "is_patched_in_place", lambda base, seed=seed: seed % 3 == 0)  # as on a device
+        monkeypatch.setattr(
+            stack_ledger, "is_patched_in_place", lambda base, seed=seed: seed % 3 == 0
+        )  # as on a device
         sequence = Sequence(seed, trained)
         try:
             for _ in range(sequence.random.randint(3, 12)):

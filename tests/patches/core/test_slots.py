@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from graft_nodes.patches.core import slots
-from graft_nodes.patches.core.slots import Swap, every_name, exchange, find, held_values, swap, swapped
+from graft_nodes.patches.core.slots import Swap, exchange, find_slot, hold_values, slots_by_tensor, swap, swap_all
 from torch import nn
 
 
@@ -50,7 +50,7 @@ def test_every_name_of_a_tied_weight_is_exchanged():
         handle.put(another)
         assert module[0].weight is another and module[2].weight is another
     check(module, before)
-    assert sorted(len(names) for names in every_name(module).values()) == [1] * 7 + [2]
+    assert sorted(len(names) for names in slots_by_tensor(module).values()) == [1] * 7 + [2]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -96,7 +96,7 @@ def test_what_somebody_else_has_put_there_since(yields):
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match=r"0\.nothing: the model has no such weight any more"):
-        find(model(), "0.nothing")
+        find_slot(model(), "0.nothing")
     without = nn.Linear(3, 3, bias=False)
     with pytest.raises(ValueError, match="bias: the model has no such weight"):
         swap(without, "bias", torch.zeros(3))
@@ -114,11 +114,11 @@ def test_many_slots_at_once_and_an_error_on_the_way():
             raise MemoryError
         return nn.Parameter(slot.tensor.detach() + 1, requires_grad=False)
 
-    with pytest.raises(MemoryError), swapped(slots.slots(module.modules()), new):
+    with pytest.raises(MemoryError), swap_all(slots.slots(module.modules()), new):
         pass
     check(module, before)
     asked.clear()
-    with swapped(
+    with swap_all(
         slots.slots(module.modules()), lambda slot: None if slot.tensor.ndim == 0 else slot.tensor.detach() + 1
     ):
         assert module[0].weight is module[2].weight and torch.equal(module[0].weight, before[1][0] + 1)
@@ -130,7 +130,7 @@ def test_attributes_that_are_no_buffers():
     module = model()
     module[0].places = torch.arange(3)
     kept = module[0].places
-    with swapped(slots.slots(module.modules(), attributes=True), lambda slot: slot.tensor.detach().clone()):
+    with swap_all(slots.slots(module.modules(), attributes=True), lambda slot: slot.tensor.detach().clone()):
         assert module[0].places is not kept
     assert module[0].places is kept
 
@@ -151,7 +151,7 @@ def test_nobody_keeps_a_model_that_is_gone():
     import weakref
 
     module = model()
-    handle = Swap(find(module, "0.weight"), parameter(1))
+    handle = Swap(find_slot(module, "0.weight"), parameter(1))
     gone = weakref.ref(module)
     del module, handle
     gc.collect()
@@ -161,12 +161,12 @@ def test_nobody_keeps_a_model_that_is_gone():
 def test_values_in_place_come_back():
     tensor = torch.tensor([1.0, 2.0])
     address = tensor.data_ptr()
-    with held_values(tensor):
+    with hold_values(tensor):
         tensor.add_(5)
-    saved = slots.copied_to_host(tensor)
+    saved = slots.copy_to_host(tensor)
     with torch.inference_mode():
         made_there = torch.ones(2)
-    handles = [held_values(made_there), held_values(tensor, saved)]
+    handles = [hold_values(made_there), hold_values(tensor, saved)]
     slots.write_(made_there, torch.zeros(2)), slots.write_(tensor, torch.zeros(2))
     assert float(made_there.sum() + tensor.sum()) == 0.0
     for handle in handles:

@@ -2,7 +2,13 @@
 
 import pytest
 from graft_nodes.patches.lora_files import block_weights
-from graft_nodes.patches.lora_files.block_weights import block_of, fitting, lists_of_weights, parse, strength
+from graft_nodes.patches.lora_files.block_weights import (
+    block_of,
+    parse,
+    parse_for_model,
+    strength_of_weight,
+    weight_lists,
+)
 
 FLUX = block_weights.diffusers_blocks(["transformer.single_transformer_blocks.0.attn.to_q.lora_A.weight"])
 SD1 = [
@@ -26,35 +32,41 @@ def test_blocks_of_weights():
     ] == ["IN04", "M00", "OUT11", "D00", "S37", "BASE"]
 
 
-@pytest.mark.parametrize("length", lists_of_weights())
+@pytest.mark.parametrize("length", weight_lists())
 def test_lists_have_a_strength_a_block(length):
-    assert len(set(lists_of_weights()[length][1])) == length
+    assert len(set(weight_lists()[length][1])) == length
     assert list(parse(",".join(str(n) for n in range(length))).values()) == list(range(length))
 
 
 def test_a_list_of_17():
-    found = fitting(",".join(str(n) for n in range(17)), SD1)
+    found = parse_for_model(",".join(str(n) for n in range(17)), SD1)
     assert (
-        strength(found, "diffusion_model.input_blocks.1.1.w") == 1
-        and strength(found, "diffusion_model.output_blocks.11.1.w") == 16
+        strength_of_weight(found, "diffusion_model.input_blocks.1.1.w") == 1
+        and strength_of_weight(found, "diffusion_model.output_blocks.11.1.w") == 16
     )
-    assert strength(found, "diffusion_model.input_blocks.0.0.w") == strength(found, "clip_l.x", text=True) == 0
+    assert (
+        strength_of_weight(found, "diffusion_model.input_blocks.0.0.w")
+        == strength_of_weight(found, "clip_l.x", text=True)
+        == 0
+    )
 
 
 def test_numbers_are_whole():
     """OUT1 is OUT01 and neither OUT10 nor OUT11; a name without a number is every block of its kind."""
     found, expected = parse("OUT=3, OUT1=0, T5=2"), {"OUT00": 3, "OUT01": 0, "OUT10": 3, "OUT11": 3, "T5": 2, "IN01": 1}
-    assert {block: block_weights.of_block(found, block) for block in expected} == expected
-    assert fitting("IN4=0", SD1) == {"IN4": 0.0}
+    assert {block: block_weights.strength_of_block(found, block) for block in expected} == expected
+    assert parse_for_model("IN4=0", SD1) == {"IN4": 0.0}
     with pytest.raises(ValueError, match="this model has no OUT12, T51"):
-        fitting("OUT12=0, T51=1", SD1)
+        parse_for_model("OUT12=0, T51=1", SD1)
 
 
 def test_names_and_beginnings_of_names():
-    found = fitting("IN=0, IN04=0.5, BASE=2", SD1)
-    assert [strength(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [0, 0.5, 2] and strength(
-        found, "clip_l.x", text=True
-    ) == 2
+    found = parse_for_model("IN=0, IN04=0.5, BASE=2", SD1)
+    assert [strength_of_weight(found, weight) for weight in (SD1[3], SD1[4], SD1[12])] == [
+        0,
+        0.5,
+        2,
+    ] and strength_of_weight(found, "clip_l.x", text=True) == 2
 
 
 def test_a_list_of_61_for_flux():
@@ -65,8 +77,10 @@ def test_a_list_of_61_for_flux():
         *(f"diffusion_model.single_blocks.{n}.linear1.weight" for n in range(38)),
         "diffusion_model.img_in.weight",
     ]
-    found = fitting(",".join(str(n) for n in range(61)), flux)
-    assert [strength(found, weight) for weight in (flux[0], flux[18], flux[20], flux[57], flux[-1], flux[19])] == [
+    found = parse_for_model(",".join(str(n) for n in range(61)), flux)
+    assert [
+        strength_of_weight(found, weight) for weight in (flux[0], flux[18], flux[20], flux[57], flux[-1], flux[19])
+    ] == [
         3,
         21,
         22,
@@ -75,13 +89,14 @@ def test_a_list_of_61_for_flux():
         60,
     ]
     assert [
-        strength(found, name, text=True) for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")
+        strength_of_weight(found, name, text=True)
+        for name in ("clip_l.transformer.x.weight", "t5xxl.transformer.x.weight")
     ] == [0, 1]
     names = ("lora_te1_x", "lora_te3_x", "text_encoder_2.x", "text_encoders.t5xxl.x", "lora_te_x")
     assert [block_weights.text_block(name, FLUX) for name in names] == ["CLIP", "T5", "T5", "T5", "CLIP"]
     assert block_weights.text_block("lora_te2_x") == "CLIP"  # SDXL's
     with pytest.raises(ValueError, match=r"no D00.*expected a list of 17"):
-        fitting(",".join("1" * 61), SD1)
+        parse_for_model(",".join("1" * 61), SD1)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +115,10 @@ def test_a_list_of_61_for_flux():
 )
 def test_wrong_lists(text, message):
     if message is None:
-        assert fitting(text, SD1)
+        assert parse_for_model(text, SD1)
         return
     with pytest.raises(ValueError, match=message):
-        fitting(text, SD1)
+        parse_for_model(text, SD1)
 
 
 @pytest.mark.parametrize(
@@ -137,5 +152,8 @@ def test_presets():
     """As sd-webui-lora-block-weight's preset file has them, for 17 blocks."""
     assert list(block_weights.parse("MIDD").values()) == [1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0]
     assert list(block_weights.parse("outall").values()) == [1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-    assert block_weights.strength(block_weights.parse("ALL0.5"), "diffusion_model.double_blocks.3.x.weight") == 0.5
-    assert block_weights.fitting("NONE", ["diffusion_model.layers.3.x.weight"]) == {"": 0.0}
+    assert (
+        block_weights.strength_of_weight(block_weights.parse("ALL0.5"), "diffusion_model.double_blocks.3.x.weight")
+        == 0.5
+    )
+    assert block_weights.parse_for_model("NONE", ["diffusion_model.layers.3.x.weight"]) == {"": 0.0}

@@ -62,7 +62,7 @@ def test_words_are_written_under_onetrainers_names_and_read_again(model):
     names = ONETRAINER[model]
     parts = tuple(TokenizerPart(key, 6 + number) for number, key in enumerate(names))
     vectors = {part.key: torch.rand(2, part.width) for part in parts}
-    written = embeddings.bundled({"hat": vectors})
+    written = embeddings.bundle({"hat": vectors})
     assert {key: written[f"bundle_emb.hat.{name}"] is vectors[key] for key, name in names.items()} == dict.fromkeys(
         names, True
     )
@@ -76,7 +76,7 @@ def test_words_are_written_under_onetrainers_names_and_read_again(model):
 
 def test_text_encoders_that_onetrainer_does_not_train_keep_comfyuis_names():
     words = {"hat": {key: torch.rand(1, 4) for key in ("umt5xxl", "qwen25_7b", "byt5_small", "gemma3_12b")}}
-    assert embeddings.bundled(words).keys() == {f"bundle_emb.hat.{key}" for key in words["hat"]}
+    assert embeddings.bundle(words).keys() == {f"bundle_emb.hat.{key}" for key in words["hat"]}
 
 
 def test_sd_webui_reads_what_is_written():
@@ -84,7 +84,7 @@ def test_sd_webui_reads_what_is_written():
     one tensor, or one with clip_l and clip_g.
     """
     for parts in (("clip_l",), ("clip_l", "clip_g")):
-        written = embeddings.bundled({"hat": {part: torch.rand(1, 4) for part in parts}})
+        written = embeddings.bundle({"hat": {part: torch.rand(1, 4) for part in parts}})
         embedding = {}
         for key, tensor in written.items():
             head, _, rest = key.partition(".")
@@ -98,7 +98,7 @@ def test_ai_toolkits_embedding_is_called_like_the_file():
     entry = _entry("hats\\my hat.safetensors", clip_l=torch.rand(2, 6), clip_g=torch.rand(2, 10))
     (found,) = embeddings.read([entry], SDXL).embeddings
     assert found.name == "my_hat" and set(found.vectors) == {"clip_l", "clip_g"}
-    assert embeddings.names(entry.state_dict, entry.name) == ["my_hat"]
+    assert embeddings.prompt_names(entry.state_dict, entry.name) == ["my_hat"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_ai_toolkits_embedding_is_called_like_the_file():
     [("<hat>", "hat"), ("v1.0", "v1.0"), ("my hat", "my_hat"), ("<>", "a"), ("", "a"), ("a:b (c)", "a_b_c")],
 )
 def test_names_that_a_prompt_can_hold(written, said):
-    assert embeddings.names([f"bundle_emb.{written}.clip_l", "lora_unet_x.alpha"], "b/a.safetensors") == [said]
+    assert embeddings.prompt_names([f"bundle_emb.{written}.clip_l", "lora_unet_x.alpha"], "b/a.safetensors") == [said]
 
 
 def test_sd2s_text_encoder_is_clip_l_in_onetrainer():

@@ -9,11 +9,11 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files.average import average
 from graft_nodes.patches.lora_files.entry import LoraEntry
-from graft_nodes.patches.lora_files.low_rank import best
+from graft_nodes.patches.lora_files.low_rank import best_factors
 from graft_nodes.patches.lora_files.merge import WeightChange, extract_lora, merge_changes, merge_loras
 from graft_nodes.patches.lora_files.merge_methods import MergeSettings
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
-from graft_nodes.patches.patching.fuse import Patch, in_order
+from graft_nodes.patches.patching.fuse import Patch, apply_in_order
 
 from ..patching.test_compose import KINDS, layer
 
@@ -91,11 +91,11 @@ def test_cut_is_the_best_of_its_rank(difference):
 
 def test_large_matrices_are_cut_well_and_always_alike():
     matrix = random(700, 500) @ torch.diag(0.97 ** torch.arange(500.0)) @ random(500, 600, seed=1)
-    up, down, left = best(matrix, 8)
+    up, down, left = best_factors(matrix, 8)
     values = np.linalg.svd(matrix.double().numpy(), compute_uv=False)
     error = float((matrix - up @ down).norm())
     assert error <= 1.001 * np.linalg.norm(values[8:]) and np.isclose(left**0.5, error, rtol=1e-3)
-    assert torch.equal(best(matrix, 8)[0], up)
+    assert torch.equal(best_factors(matrix, 8)[0], up)
 
 
 @pytest.mark.parametrize("layer", ["lora_te_a", "text_encoder_2.a", "lycoris_te1_a"])
@@ -402,8 +402,8 @@ def test_every_kind_is_merged_with_a_model(kind, rank):
         made.state, {"diffusion_model.a": Target("model", "a.weight")}, {("model", "a.weight"): shape}, "merged"
     )
     found = [Patch(one, 1.0) for _, one, _ in patches_of(parsed, "model", {("model", "a.weight"): shape})]
-    error = float((in_order(base, found) - in_order(base, patches)).norm())
-    values = np.linalg.svd((in_order(base, patches) - base).numpy(), compute_uv=False)
+    error = float((apply_in_order(base, found) - apply_in_order(base, patches)).norm())
+    values = np.linalg.svd((apply_in_order(base, patches) - base).numpy(), compute_uv=False)
     least = float(np.linalg.norm(values[rank:])) if rank else 0.0
     assert error <= least * (1 + 1e-3) + 1e-4 and np.isclose(
         made.lost, least / float(np.linalg.norm(values)), atol=1e-3

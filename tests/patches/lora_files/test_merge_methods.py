@@ -14,7 +14,7 @@ import torch
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.merge import WeightChange, file_changes, merge_changes, merge_loras
 from graft_nodes.patches.lora_files.merge_methods import METHODS, MergeSettings, mask_generator
-from graft_nodes.patches.patching.fuse import Patch, in_order
+from graft_nodes.patches.patching.fuse import Patch, apply_in_order
 
 from ..patching.test_compose import layer
 from .test_merge import change, lora, of_family, random
@@ -449,7 +449,7 @@ def test_what_needs_the_weight_is_measured_on_the_model_by_itself(kind):
         FULL,
         settings=MergeSettings("ties", 0.4),
     )
-    alone = [in_order(base, own) - base for own in rows]
+    alone = [apply_in_order(base, own) - base for own in rows]
     expected = peft.ties(alone, torch.ones(2), 0.4)
     assert torch.allclose(made.state["diffusion_model.a.diff"], expected, atol=1e-6)
     assert [found.file for found in file_changes(patches, shape, lambda: base)] == [0, 1]

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import torch
 from graft_nodes.patches.lora_files import metadata
-from graft_nodes.patches.models.recognize import recognize_lora
+from graft_nodes.patches.models.registry import recognize_lora
 from safetensors.torch import save_file
 
 SDXL = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k"
@@ -80,7 +80,7 @@ def test_what_a_lora_was_trained_on_top_of(tmp_path):
     below = "style.safetensors at 0.8"
     save_file({"lora_unet_a.lora_up.weight": torch.ones(2, 1)}, path, {metadata.ON_TOP_OF: below})
     assert metadata.describe(path)["on_top_of"] == below
-    assert f"on top of {below}" in metadata.about({metadata.ON_TOP_OF: below})
+    assert f"on top of {below}" in metadata.summarize({metadata.ON_TOP_OF: below})
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,16 @@ def test_the_title_is_the_files_own_or_the_name_that_kohyas_scripts_gave_it(tmp_
 
 def test_contents():
     assert (
-        metadata.contents({**factors(SDXL, 2048), **factors("lora_unet_x", rank=8)}) == "2 LoRA, ranks 4 to 8, for SDXL"
+        metadata.summarize_contents({**factors(SDXL, 2048), **factors("lora_unet_x", rank=8)})
+        == "2 LoRA, ranks 4 to 8, for SDXL"
     )
-    assert metadata.contents({"a": torch.ones(1)}) == "no LoRA layers"
+    assert metadata.summarize_contents({"a": torch.ones(1)}) == "no LoRA layers"
 
 
 def test_contents_of_xlabs(tmp_path):
     layer = "double_blocks.0.processor.qkv_lora1"
     state = {f"{layer}.up.weight": torch.ones(9216, 16), f"{layer}.down.weight": torch.ones(16, 3072)}
-    assert metadata.contents(state) == "1 LoRA, rank 16, for Flux"
+    assert metadata.summarize_contents(state) == "1 LoRA, rank 16, for Flux"
     save_file(state, path := str(tmp_path / "x.safetensors"))
     found = metadata.describe(path)
     assert (found["layers"], found["kinds"], found["ranks"], found["family"]) == (1, {"LoRA": 1}, [16], "flux")
@@ -166,9 +167,9 @@ def test_families(name, columns, family):
 @pytest.mark.parametrize(("length", "shown"), [(79, "x" * 79), (80, "x" * 80), (81, "x" * 79 + "…")])
 def test_long_texts_are_cut_to_80_characters(length, shown):
     text = "x" * length
-    assert metadata.about({"modelspec.title": text}) == f"title {shown}"
+    assert metadata.summarize({"modelspec.title": text}) == f"title {shown}"
     tags = json.dumps({"10_x": {text: 2}})
-    assert metadata.about({"ss_tag_frequency": tags}) == f"tags {shown} (2)"
+    assert metadata.summarize({"ss_tag_frequency": tags}) == f"tags {shown} (2)"
 
 
 def with_metadata(path, said):
@@ -226,4 +227,4 @@ def test_a_header_of_20_mb_is_refused_before_it_is_parsed(tmp_path, said):
 def test_what_is_shown_of_a_file_is_bounded(tmp_path, said):
     path = with_metadata(tmp_path / "long.safetensors", said)
     assert len(json.dumps(metadata.describe(path))) < 20_000
-    assert len(metadata.about(said)) < 2000
+    assert len(metadata.summarize(said)) < 2000

@@ -62,8 +62,8 @@ def saved(path):
 def test_pefts_settings_that_change_beside_a_file_are_noticed(tmp_path):
     path, config = str(tmp_path / "adapter_model.safetensors"), tmp_path / "adapter_config.json"
     save_file({"a": torch.ones(1)}, path)
-    before = open_file.version(path)
+    before = open_file.file_version(path)
     for text in ('{"r": 4}', '{"r": 16}'):
         config.write_text(text, encoding="utf-8")
-        assert text in open_file.load_once(path)[1].values() and open_file.version(path) != before
-        before = open_file.version(path)
+        assert text in open_file.load_once(path)[1].values() and open_file.file_version(path) != before
+        before = open_file.file_version(path)

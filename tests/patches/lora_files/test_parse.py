@@ -9,7 +9,7 @@ from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.merge import merge_loras
-from graft_nodes.patches.lora_files.parse import Target, grouped, patches_of, read, unplaced, with_alphas
+from graft_nodes.patches.lora_files.parse import Target, add_alphas, group_by_layer, patches_of, read, read_layers
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
 D = "diffusion_model."
@@ -118,7 +118,7 @@ def rows_apart(state, weights):
     changed = {name: weight.clone() for name, weight in weights.items()}
     for weight, layer, part in patches_of(lora, "model", QKV_SHAPES):
         rows = changed[weight][part[1] : part[1] + part[2]] if part else changed[weight]
-        rows.copy_(rows + layer.delta(rows.shape) if layer.additive else layer.apply(rows))
+        rows.copy_(rows + layer.delta(rows.shape) if layer.is_additive else layer.apply(rows))
     return changed
 
 
@@ -268,13 +268,13 @@ def test_pefts_scales_written_into_the_file(rslora):
     }
     one, two = (
         read(each, keys, SHAPES, "x", configs=of).layers
-        for each, of in ((state, configs), (with_alphas(state, configs), ()))
+        for each, of in ((state, configs), (add_alphas(state, configs), ()))
     )
     scales = [[layer.scale for (layer,) in of.values() if isinstance(layer, LoRA)] for of in (one, two)]
     assert scales[0] == pytest.approx(scales[1]) and scales[1] == pytest.approx(
         [8 / 4**0.5, 8 / 2**0.5] if rslora else [2.0, 4.0]
     )
-    assert with_alphas(pair(alpha=1.0), configs)["lora_unet_a.alpha"] == 1.0, "what the file itself says counts"
+    assert add_alphas(pair(alpha=1.0), configs)["lora_unet_a.alpha"] == 1.0, "what the file itself says counts"
 
 
 LOKR_FACTORS = {
@@ -300,11 +300,11 @@ def test_pefts_scale_of_a_lokr_written_into_the_file(first, second):
     state = {f"base_model.model.a.{role}": tensor for role, tensor in tensors.items()}
     configs = peft_configs({"adapter_config": json.dumps({"alpha": 8, "r": 5})})
     keys = {"base_model.model.a": Target("model", "diffusion_model.a.weight")}
-    for written, settings in ((state, configs), (with_alphas(state, configs), ())):
+    for written, settings in ((state, configs), (add_alphas(state, configs), ())):
         ((layer,),) = read(written, keys, SHAPES, "x", configs=settings).layers.values()
         assert torch.allclose(layer.delta((6, 8)), expected, atol=1e-5)
     merged = merge_loras([LoraEntry("x", state, metadata={"adapter_config": json.dumps({"alpha": 8, "r": 5})})])
-    ((_, _, layer),) = unplaced(merged.state)[0]
+    ((_, _, layer),) = read_layers(merged.state)[0]
     assert torch.allclose(layer.delta((6, 8)), expected, atol=1e-5)
 
 
@@ -416,13 +416,13 @@ def test_half_a_pair_and_two_names_for_one_weight():
 def test_other_kinds_are_refused_where_only_pairs_will_do(key, kind):
     assert (
         f"{kind} is not available here (lora_unet_a.{key})"
-        in grouped(pair() | {f"lora_unet_a.{key}": torch.ones(6)})[2][0]
+        in group_by_layer(pair() | {f"lora_unet_a.{key}": torch.ones(6)})[2][0]
     )
 
 
 @pytest.mark.parametrize("adapter", ["", ".default"])
 def test_a_boft_is_read_with_and_without_the_name_of_pefts_adapter(adapter):
-    [(_, _, layer)], stray = unplaced(
+    [(_, _, layer)], stray = read_layers(
         {f"a.boft_R{adapter}": torch.zeros(1, 2, 4, 4), f"a.boft_s{adapter}": torch.ones(6, 1)}
     )
     assert not stray and torch.equal(layer.apply(torch.ones(6, 8)), torch.ones(6, 8))
@@ -430,7 +430,7 @@ def test_a_boft_is_read_with_and_without_the_name_of_pefts_adapter(adapter):
 
 def test_a_boft_in_float8_is_that_of_its_values():
     turns = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
-    made = [unplaced({"a.boft_R": of, "a.boft_s": torch.ones(6, 1)})[0][0][2] for of in (turns, turns.float())]
+    made = [read_layers({"a.boft_R": of, "a.boft_s": torch.ones(6, 1)})[0][0][2] for of in (turns, turns.float())]
     assert torch.equal(*(layer.apply(torch.eye(6, 8)) for layer in made)) and not torch.equal(
         made[0].apply(torch.eye(6, 8)), torch.eye(6, 8)
     )

@@ -54,7 +54,7 @@ def test_strengths_are_those_that_the_run_uses():
     ],
 )
 def test_texts_are_checked_as_the_run_checks_them(blocks, schedule, wrong):
-    found = row_check.checked(blocks, schedule)
+    found = row_check.check_texts(blocks, schedule)
     assert set(found) == wrong
     assert not any(text.startswith(("blocks:", "schedule:")) for text in found.values())
 

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 import torch
 from graft_nodes.patches.lora_files.parse import Target, read
-from graft_nodes.patches.lora_files.save import hashes, left_out_by_comfyui, saved_metadata, to_key_format
-from graft_nodes.patches.models.recognize import recognize_lora
+from graft_nodes.patches.lora_files.save import build_metadata, kohya_hashes, names_comfyui_ignores, to_key_format
+from graft_nodes.patches.models.registry import recognize_lora
 from safetensors.torch import save
 
 BASE = "diffusion_model.input_blocks.1.1.proj_in"
@@ -156,7 +156,7 @@ def test_parameters_beside_layers_are_known():
     lora = {f"diffusion_model.{name}.diff": torch.ones(1, 6, 8) for name in names}
     lora |= of_layers({"single_blocks.0.modulation": (8, 8)})  # a module of that name
     lora |= {f"diffusion_model.patch_embedding.{role}": torch.ones(8) for role in ("diff", "diff_b")}  # Wan's
-    assert left_out_by_comfyui(lora) == ["blocks.0.modulation", "head.modulation", "x_pad_token"]
+    assert names_comfyui_ignores(lora) == ["blocks.0.modulation", "head.modulation", "x_pad_token"]
 
 
 @pytest.mark.parametrize("kernel", [(), (3, 3)])
@@ -191,13 +191,13 @@ def test_a_rank_is_not_said_beside_a_lokr_that_has_none():
         "diffusion_model.b.lokr_w2": torch.ones(3, 4),
         "diffusion_model.b.alpha": torch.tensor(1.0),
     }
-    assert "ss_network_dim" not in saved_metadata(LORA | lokr, "x", {})
+    assert "ss_network_dim" not in build_metadata(LORA | lokr, "x", {})
     product = {"diffusion_model.b.lokr_w1": torch.ones(2, 2), "diffusion_model.b.lokr_w2_a": torch.ones(3, 2)}
-    assert "ss_network_dim" in saved_metadata(LORA | product, "x", {})
+    assert "ss_network_dim" in build_metadata(LORA | product, "x", {})
 
 
 def test_metadata():
-    assert saved_metadata(LORA, "graft", {"ss_steps": "9"}) == {
+    assert build_metadata(LORA, "graft", {"ss_steps": "9"}) == {
         "format": "pt",
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.title": "graft",
@@ -208,12 +208,12 @@ def test_metadata():
         "ss_network_alpha": "2",
         "ss_steps": "9",
     }
-    said = saved_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 768)}), "x", {})
+    said = build_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 768)}), "x", {})
     assert (
         said["modelspec.architecture"] == "stable-diffusion-v1/lora" and said["modelspec.implementation"] == "diffusers"
     )
     assert said["ss_base_model_version"] == "sd_v1" and said["ss_v2"] == "False"
-    second = saved_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 1024)}), "x", {})
+    second = build_metadata(of_layers({"input_blocks.1.1.transformer_blocks.0.attn2.to_k": (320, 1024)}), "x", {})
     assert second["ss_v2"] == "True" and "modelspec.architecture" not in second  # 512 or 768-v: its names do not say
 
 
@@ -228,7 +228,7 @@ def test_hashes_are_those_of_sd_scripts(rows):
     said = {"ss_steps": "9", "ss_output_name": "ä", "modelspec.title": "not hashed"}
     content = save(tensors, {"ss_steps": "9", "ss_output_name": "ä"})
     start = 8 + int.from_bytes(content[:8], "little")
-    assert hashes(tensors, said) == {
+    assert kohya_hashes(tensors, said) == {
         "sshs_model_hash": hashlib.sha256(content[start:]).hexdigest(),
         "sshs_legacy_hash": hashlib.sha256(content[0x100000:0x110000]).hexdigest()[:8],
     }
@@ -377,7 +377,7 @@ def test_families_that_share_names(layers, family):
 def test_families_without_a_table_keep_their_names():
     lora = of_layers(PIXART)
     same(to_key_format(lora, "peft", torch.float32), generic(lora))
-    assert "modelspec.architecture" not in saved_metadata(lora, "x", {})
+    assert "modelspec.architecture" not in build_metadata(lora, "x", {})
 
 
 def test_flux_2_gets_the_names_of_its_own_class():
@@ -391,7 +391,7 @@ def test_flux_2_gets_the_names_of_its_own_class():
         "transformer.transformer_blocks.0.attn.to_v.lora_B.weight",
         "transformer.transformer_blocks.0.ff.linear_in.lora_B.weight",
     ]
-    assert "modelspec.architecture" not in saved_metadata(of_layers(FLUX_2), "x", {})
+    assert "modelspec.architecture" not in build_metadata(of_layers(FLUX_2), "x", {})
 
 
 NORM = "final_layer.adaLN_modulation.1"

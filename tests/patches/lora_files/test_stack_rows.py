@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from graft_nodes.patches.lora_files.stack_rows import EMPTY, StackRow, parse, rows_of, schedule_of
+from graft_nodes.patches.lora_files.stack_rows import EMPTY, StackRow, parse, parse_schedule, read_stack_rows
 from graft_nodes.patches.patching.strength_schedule import Schedule
 
 
@@ -66,15 +66,15 @@ def test_every_row_is_in_the_one_error():
 
 
 def test_rows_of_other_packs():
-    assert rows_of([("a", 1, 0.5), ["b", 2, 2]]) == [("a", 1.0, 0.5), ("b", 2.0, 2.0)]
-    assert rows_of([StackRow("a", 1, 1, partial=True)])[0].partial
-    assert [row.number for row in rows_of([("a", 1, 1), StackRow("b", 1, 1)])] == [1, 2]
+    assert read_stack_rows([("a", 1, 0.5), ["b", 2, 2]]) == [("a", 1.0, 0.5), ("b", 2.0, 2.0)]
+    assert read_stack_rows([StackRow("a", 1, 1, partial=True)])[0].partial
+    assert [row.number for row in read_stack_rows([("a", 1, 1), StackRow("b", 1, 1)])] == [1, 2]
     with pytest.raises(ValueError, match=r"row 1: expected .*\n.*row 2 .*schedule: expected start-end"):
-        rows_of([("a", 1), StackRow("b", 1, 1, schedule="x")])
+        read_stack_rows([("a", 1), StackRow("b", 1, 1, schedule="x")])
 
 
 def test_schedules():
-    assert schedule_of(" ") is None
-    assert schedule_of("20%-80%") == schedule_of("0.2 - 0.8") == Schedule.between(0.2, 0.8)
-    assert schedule_of("0:1, 50%:0.3,\n1:0").points == ((0.0, 1.0), (0.5, 0.3), (1.0, 0.0))
+    assert parse_schedule(" ") is None
+    assert parse_schedule("20%-80%") == parse_schedule("0.2 - 0.8") == Schedule.from_range(0.2, 0.8)
+    assert parse_schedule("0:1, 50%:0.3,\n1:0").points == ((0.0, 1.0), (0.5, 0.3), (1.0, 0.0))
     assert parse(rows({"file": "a", "schedule": "0-0.5"}))[0].schedule == "0-0.5"

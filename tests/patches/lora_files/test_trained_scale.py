@@ -10,8 +10,8 @@ import pytest
 import torch
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.merge import merge_loras
-from graft_nodes.patches.lora_files.parse import Target, read, unplaced
-from graft_nodes.patches.lora_files.trained_scale import with_trained_scales
+from graft_nodes.patches.lora_files.parse import Target, read, read_layers
+from graft_nodes.patches.lora_files.trained_scale import restore_trained_scales
 from graft_nodes.training.averages import sources
 from safetensors.torch import save_file
 from torch import nn
@@ -37,7 +37,7 @@ def said(module, dim, alpha, **arguments):
 def change(state, metadata, shape, name=NAME):
     """The difference that Graft makes of a file with one layer."""
     key = {name: Target("model", "a.weight")}
-    parsed = read(with_trained_scales(state, metadata), key, {("model", "a.weight"): shape}, "file")
+    parsed = read(restore_trained_scales(state, metadata), key, {("model", "a.weight"): shape}, "file")
     ((layer,),) = parsed.layers.values()
     return layer.delta(shape)
 
@@ -106,7 +106,7 @@ LEFT = {
 @pytest.mark.parametrize("metadata", LEFT.values(), ids=LEFT)
 def test_a_file_that_does_not_say_it_is_left_as_it_is(metadata):
     state, _ = split((8, 8, 8), 2.0)
-    assert with_trained_scales(state, metadata) is state
+    assert restore_trained_scales(state, metadata) is state
 
 
 def test_a_pair_that_is_none_of_several_is_left_as_it_is():
@@ -116,7 +116,7 @@ def test_a_pair_that_is_none_of_several_is_left_as_it_is():
     whole = {**state, f"{NAME}.lora_up.weight": draw(24, 6)}
     other = {key.replace("_qkv", "_proj"): tensor for key, tensor in state.items()}
     for each in (whole, other):
-        assert with_trained_scales(each, metadata) is each
+        assert restore_trained_scales(each, metadata) is each
 
 
 # --- LyCORIS ----------------------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def check(state, metadata, layer, trained):
     """Graft's weight in the layer computes what LyCORIS' forward does (its merge scales LoHa and LoKr twice)."""
     x = torch.randn(3, 24, *(5,) * (layer.weight.ndim - 2), generator=torch.Generator().manual_seed(5))
     key, shape = {NAME: Target("model", "a.weight")}, tuple(layer.weight.shape)
-    parsed = read(with_trained_scales(state, metadata), key, {("model", "a.weight"): shape}, "file")
+    parsed = read(restore_trained_scales(state, metadata), key, {("model", "a.weight"): shape}, "file")
     ((patch,),) = parsed.layers.values()
     plain, expected = layer(x), trained(x)
-    if patch.additive:
+    if patch.is_additive:
         layer.weight += patch.delta(shape)
     else:
         layer.weight.copy_(patch.apply(layer.weight))
@@ -189,7 +189,7 @@ def test_an_alpha_saved_as_given_with_rs_lora(lycoris, algorithm, rs_lora):
 
 def test_dylora_divides_by_the_rank_whatever_rs_lora_says():
     state, _ = split((8, 8, 8), 2.0)
-    assert with_trained_scales(state, said("lycoris.kohya", 6, 2.0, algo="dylora", rs_lora=True)) is state
+    assert restore_trained_scales(state, said("lycoris.kohya", 6, 2.0, algo="dylora", rs_lora=True)) is state
 
 
 W1, W2 = draw(4, 4), draw(8, 6)
@@ -233,12 +233,12 @@ def test_ranks_by_layer_of_sd_scripts_own_lokr():
 @pytest.mark.parametrize("metadata", [{}, {"ss_network_dim": "32", "ss_network_alpha": "1"}])
 def test_whole_factors_of_an_unknown_trainer_are_not_scaled(metadata):
     state = whole_lokr(1)
-    assert with_trained_scales(state, metadata) is state
+    assert restore_trained_scales(state, metadata) is state
 
 
 def test_grafts_own_files_say_their_scale_by_themselves():
     state = whole_lokr(1)
-    assert with_trained_scales(state, {**said("lycoris.kohya", 32, 1, algo="lokr"), "graft_state": "x"}) is state
+    assert restore_trained_scales(state, {**said("lycoris.kohya", 32, 1, algo="lokr"), "graft_state": "x"}) is state
 
 
 ODD = (
@@ -267,7 +267,7 @@ def test_tensors_that_fit_nothing_are_left_to_whoever_reads_the_file(odd, alpha)
         if odd.shape == (6, 0) and "lora_down.weight" in roles:
             state[f"{NAME}.lora_down.weight"] = torch.empty(0, 8)
         for each in metadata:
-            assert with_trained_scales(state, each).keys() == state.keys()
+            assert restore_trained_scales(state, each).keys() == state.keys()
 
 
 # --- wherever files are read ------------------------------------------------------------------------------------------
@@ -277,10 +277,10 @@ def test_merged_and_averaged_files_have_it_too(tmp_path):
     state, expected = split((8, 8, 8), 2.0)
     metadata = said("networks.lora_flux", RANK, 2.0, split_qkv=True)
     merged = merge_loras([LoraEntry("x", state, metadata=metadata)])
-    ((_, _, layer),) = unplaced(merged.state)[0]
+    ((_, _, layer),) = read_layers(merged.state)[0]
     assert torch.allclose(layer.delta(expected.shape), expected, atol=1e-5)
     path = tmp_path / "x.safetensors"
     save_file(state, path, metadata)
     averaged = sources.Source("x", str(path)).load()
-    ((_, _, layer),) = unplaced(averaged)[0]
+    ((_, _, layer),) = read_layers(averaged)[0]
     assert torch.allclose(layer.delta(expected.shape), expected, atol=1e-5)

@@ -7,10 +7,10 @@ import pytest
 from graft_nodes.patches import models
 from graft_nodes.patches.models import registry
 from graft_nodes.patches.models.block_names import BlockNames
+from graft_nodes.patches.models.diffusers_names import LayerNames
 from graft_nodes.patches.models.family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
-from graft_nodes.patches.models.layer_names import LayerNames
 from graft_nodes.patches.models.recognition import Recognition, factors_of
-from graft_nodes.patches.models.recognize import recognize_lora
+from graft_nodes.patches.models.registry import recognize_lora
 from graft_nodes.patches.models.routed_blocks import TokenRouting
 from graft_nodes.patches.models.token_layout import TokenLayout, UNetLayout
 from graft_nodes.training.recipes.published import PUBLISHED

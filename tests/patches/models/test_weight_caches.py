@@ -4,7 +4,7 @@ import pytest
 import torch
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.models.weight_caches import clear_weight_caches
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.strength_schedule import Schedule
 from torch import nn
@@ -47,7 +47,11 @@ def alike(model, strength):
     """What the network gives is what its layer gives with a stack at this strength, computed by hand."""
     (patch,) = stack(1.0).patches["network.layer.weight"]
     network = model["network"]
-    bare = network.layer.weight if not ledger.bases(model) else ledger.bases(model)["network.layer.weight"]
+    bare = (
+        network.layer.weight
+        if not stack_ledger.base_weights(model)
+        else stack_ledger.base_weights(model)["network.layer.weight"]
+    )
     expected = nn.functional.linear(X, bare + strength * patch.layer.delta((4, 3)), network.layer.bias)
     return torch.allclose(network(X), expected, atol=1e-5)
 
@@ -55,33 +59,33 @@ def alike(model, strength):
 @pytest.mark.parametrize("bypass", [False, True])
 def test_a_stack_that_comes_changes_or_goes(model, bypass):
     assert alike(model, 0.0)
-    ledger.attach(model, "a", [stack(0.5, bypass)])
+    stack_ledger.attach(model, "a", [stack(0.5, bypass)])
     assert alike(model, 0.5)
-    ledger.attach(model, "a", [stack(-2.0, bypass)])
+    stack_ledger.attach(model, "a", [stack(-2.0, bypass)])
     assert alike(model, -2.0)
-    ledger.attach(model, "b", [stack(1.0, bypass)])
+    stack_ledger.attach(model, "b", [stack(1.0, bypass)])
     assert alike(model, -1.0)
-    ledger.detach(model, "a")
+    stack_ledger.detach(model, "a")
     assert alike(model, 1.0)
-    ledger.detach(model, "b")
+    stack_ledger.detach(model, "b")
     assert alike(model, 0.0)
 
 
 def test_a_strength_that_follows_a_schedule(model):
-    ledger.attach(model, "a", [stack(2.0, True, Schedule(((0.0, 1.0), (1.0, 0.0))))])
+    stack_ledger.attach(model, "a", [stack(2.0, True, Schedule(((0.0, 1.0), (1.0, 0.0))))])
     network = model["network"]
     for percent in (0.0, 0.5, 1.0):
-        assert ledger.tick(model, percent) is (percent > 0)
+        assert stack_ledger.tick(model, percent) is (percent > 0)
         assert alike(model, 2.0 * (1.0 - percent))
         kept = network.kept
-        assert not ledger.tick(model, percent) and network.kept is kept, "nothing has changed"
+        assert not stack_ledger.tick(model, percent) and network.kept is kept, "nothing has changed"
 
 
 def test_a_stack_that_fails_leaves_nothing_either(model):
     model["network"](X)
     weight = "network.layer.weight"
     with pytest.raises(RuntimeError):
-        ledger.attach(model, "a", [Stack({weight: [Patch(LoRA(torch.ones(4, 2), torch.ones(2, 5)), 1.0)]})])
+        stack_ledger.attach(model, "a", [Stack({weight: [Patch(LoRA(torch.ones(4, 2), torch.ones(2, 5)), 1.0)]})])
     assert model["network"].kept == {} and alike(model, 0.0)
 
 

@@ -10,7 +10,7 @@ from graft_nodes.patches.adapters.glora import GLoRA
 from graft_nodes.patches.adapters.input_oft import InputOFT
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.adapters.oft import OFT
-from graft_nodes.patches.patching.bypass import Bypass, apply, supports
+from graft_nodes.patches.patching.bypass import Bypass, put_bypass, supports_bypass
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from torch import nn
@@ -49,7 +49,7 @@ def test_equal_to_a_patched_weight(name, difference):
     patches = [Patch(factors(module.weight.shape), 0.7), Patch(factors(module.weight.shape, 5), -0.3)]
     patches += [Patch(Diff(random(*module.weight.shape)), 0.5)] if difference else []
     bias = [Patch(Diff(random(*module.bias.shape)), 2.0)] if difference and module.bias is not None else []
-    wrapped = apply(module, Bypass(module, patches, bias))
+    wrapped = put_bypass(module, Bypass(module, patches, bias))
     result = module(x)
     wrapped.leave()
     module.double()
@@ -68,7 +68,7 @@ def test_equal_to_a_patched_weight(name, difference):
 
 def test_activations_of_another_type_and_a_keyword_argument():
     module = nn.Linear(7, 5).bfloat16().requires_grad_(False)
-    apply(module, Bypass(module, [Patch(factors((5, 7)), 1.0)]))
+    put_bypass(module, Bypass(module, [Patch(factors((5, 7)), 1.0)]))
     assert module(input=random(2, 7).bfloat16()).dtype == torch.bfloat16
 
 
@@ -76,7 +76,7 @@ def test_gradients_pass_through():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(2, 7).requires_grad_()
     with torch.inference_mode():
         adapter = Bypass(module, [Patch(factors((5, 7)), 1.0)])
-    apply(module, adapter)
+    put_bypass(module, adapter)
     with torch.inference_mode():
         module(random(2, 7))
     module(x).sum().backward()
@@ -97,7 +97,7 @@ def test_gradients_pass_through_layers_that_were_read_in_inference_mode(layer):
     module, x = nn.Linear(8, 8).requires_grad_(False), random(2, 8).requires_grad_()
     with torch.inference_mode():
         patch = Patch(layer(), 1.0)
-    apply(module, Bypass(module, [patch]))
+    put_bypass(module, Bypass(module, [patch]))
     module(x).square().sum().backward()
     assert x.grad is not None
 
@@ -108,7 +108,7 @@ def test_gradients_pass_through_convolutions_in_the_form_for_torch_compile(kerne
     module, x = nn.Conv2d(7, 5, kernel, padding=kernel // 2).requires_grad_(False), random(2, 7, 4, 4)
     patch, gradients = Patch(factors((5, 7, kernel, kernel)), 0.5), []
     for compiled in (False, True):
-        wrapped = apply(module, Bypass(module, [patch], compiled=compiled, compute=(torch.float32, x.device)))
+        wrapped = put_bypass(module, Bypass(module, [patch], compiled=compiled, compute=(torch.float32, x.device)))
         given = x.clone().requires_grad_()
         gradients += torch.autograd.grad(module(given).square().sum(), [given])
         wrapped.leave()
@@ -121,21 +121,21 @@ def test_a_magnitude_of_columns_on_a_weight_of_one_row():
     assert layer.mismatch((1, 5)) is None
     changed = module.weight.double() + layer.inner.delta((1, 5), x.device).double()
     changed = changed * magnitude / changed.abs()  # each column is one number
-    wrapped = apply(module, Bypass(module, [Patch(layer, 1.0)]))
+    wrapped = put_bypass(module, Bypass(module, [Patch(layer, 1.0)]))
     torch.testing.assert_close(module(x).double(), x.double() @ changed.T + module.bias, rtol=1e-4, atol=1e-5)
     wrapped.leave()
 
 
 def test_it_knows_its_schedules():
-    schedule = Schedule.between(0.5, 1.0)
+    schedule = Schedule.from_range(0.5, 1.0)
     patches = [Patch(factors((5, 7)), 1.0), Patch(factors((5, 7)), 1.0, schedule=schedule)]
     assert Bypass(nn.Linear(7, 5), patches).schedules == {schedule}
     assert Bypass(nn.Linear(7, 5), patches[:1]).schedules == set()
 
 
 def test_what_is_supported():
-    assert supports(nn.Linear(1, 1)) and supports(nn.Conv2d(1, 1, 1))
-    assert not supports(nn.LayerNorm(2)) and not supports(nn.Embedding(2, 2))
+    assert supports_bypass(nn.Linear(1, 1)) and supports_bypass(nn.Conv2d(1, 1, 1))
+    assert not supports_bypass(nn.LayerNorm(2)) and not supports_bypass(nn.Embedding(2, 2))
 
 
 def adapter(seed=0):
@@ -149,7 +149,7 @@ def adapter(seed=0):
 def test_nothing_remains():
     module, x = nn.Linear(7, 5), random(2, 7)
     attributes, before = set(module.__dict__), module(x)
-    wrapped = apply(module, adapter())
+    wrapped = put_bypass(module, adapter())
     assert not torch.equal(module(x), before)
     wrapped.leave()
     assert set(module.__dict__) == attributes and torch.equal(module(x), before)
@@ -172,11 +172,11 @@ def test_among_other_wrappers_that_go_in_the_order_they_came(ours_first):
     for _ in range(2):
         other = Other()
         if ours_first:
-            wrapped = apply(module, adapter())
+            wrapped = put_bypass(module, adapter())
             other.on()
         else:
             other.on()
-            wrapped = apply(module, adapter())
+            wrapped = put_bypass(module, adapter())
         alone = adapter()
         assert torch.allclose(module(x), alone(module, x, lambda _: before) + 1, atol=1e-5)
         for each in (wrapped.leave, other.off) if ours_first else (other.off, wrapped.leave):
@@ -189,7 +189,7 @@ def test_under_torch_compile_a_change_is_seen():
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad():
         for seed in range(3):
-            wrapped = apply(module[0], adapter(seed))
+            wrapped = put_bypass(module[0], adapter(seed))
             assert torch.allclose(compiled(x), module(x))
             wrapped.leave()
             assert torch.allclose(compiled(x), module(x))
@@ -198,7 +198,7 @@ def test_under_torch_compile_a_change_is_seen():
 def test_activations_of_one_dimension():
     module, x = nn.Linear(7, 5).requires_grad_(False), random(7)
     alone, before = adapter(), module(x)
-    apply(module, alone)
+    put_bypass(module, alone)
     assert torch.allclose(module(x), alone(module, x[None], lambda _: before[None])[0], atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def scheduled(shape):
     """Patches with a schedule, one without, a difference with another one, and the weights' changes at a multiplier of
     each.
     """
-    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.from_range(0.5, 1.0)
     patches = [
         Patch(factors(shape), 0.7, schedule=rising),
         Patch(factors(shape, 5), -0.3),
@@ -228,7 +228,7 @@ def test_scheduled_strengths(name):
     module, x, clock = build().requires_grad_(False), random(*shape), Clock()
     patches, patched = scheduled(module.weight.shape)
     bias = [Patch(Diff(random(*module.bias.shape)), 2.0, schedule=patches[0].schedule)]
-    wrapped = apply(module, Bypass(module, patches, bias, clock))
+    wrapped = put_bypass(module, Bypass(module, patches, bias, clock))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
@@ -267,7 +267,9 @@ def test_one_form_for_torch_compile(backend):
                     Patch(DoRA(factors(shape, -rank), random(shape[0]).abs()), 0.5) for rank in ranks if rank < 0
                 ]
                 patches += [Patch(Diff(random(*shape)), 0.5) for rank in ranks if rank < 0]
-                wrapped.append(apply(module[place], Bypass(module[place], patches, compiled=True, compute=compute)))
+                wrapped.append(
+                    put_bypass(module[place], Bypass(module[place], patches, compiled=True, compute=compute))
+                )
             with torch._dynamo.config.patch(error_on_recompile=number > 0):
                 assert torch.allclose(compiled(x), module(x), atol=1e-5)
             for one in wrapped:
@@ -278,7 +280,7 @@ def test_one_form_for_torch_compile(backend):
 def test_schedules_under_torch_compile():
     """The first one compiles anew, once; other ranks, schedules and moments of sampling do not."""
     module, x, clock = nn.Sequential(nn.Linear(16, 5)).requires_grad_(False), random(2, 16), Clock()
-    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.between(0.5, 1.0)
+    rising, late = Schedule(((0.0, 0.0), (1.0, 2.0))), Schedule.from_range(0.5, 1.0)
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="eager")
     with torch.no_grad():
@@ -286,7 +288,9 @@ def test_schedules_under_torch_compile():
             [[(3, None)], [(3, rising)], [(12, late)], [(3, None), (4, late), (20, rising)], [(9, None)]]
         ):
             of = [Patch(factors((5, 16), rank), 0.5, None, schedule) for rank, schedule in patches]
-            wrapped = apply(module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu"))))
+            wrapped = put_bypass(
+                module[0], Bypass(module[0], of, (), clock, True, (torch.float32, torch.device("cpu")))
+            )
             for percent in (0.2, 0.8):
                 clock.tick(percent)
                 with torch._dynamo.config.patch(error_on_recompile=number > 1 or (number, percent) == (1, 0.8)):

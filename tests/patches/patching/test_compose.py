@@ -17,9 +17,9 @@ from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.adapters.oft import OFT
 from graft_nodes.patches.models.layers import bias_of, weight_of
 from graft_nodes.patches.patching import fuse as stacks
-from graft_nodes.patches.patching import ledger
-from graft_nodes.patches.patching.bypass import Bypass, apply
-from graft_nodes.patches.patching.fuse import Patch, Stack, in_order
+from graft_nodes.patches.patching import stack_ledger
+from graft_nodes.patches.patching.bypass import Bypass, put_bypass
+from graft_nodes.patches.patching.fuse import Patch, Stack, apply_in_order
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
 from torch import nn
 
@@ -116,8 +116,8 @@ MAPPED = set(KINDS) - {
 def patched(module, patches, x, bias=()):
     """The module's output with its weight and bias changed."""
     weight, offset = (
-        in_order(module.weight.detach(), patches),
-        None if module.bias is None else in_order(module.bias.detach(), bias),
+        apply_in_order(module.weight.detach(), patches),
+        None if module.bias is None else apply_in_order(module.bias.detach(), bias),
     )
     return (
         nn.functional.linear(x, weight, offset)
@@ -132,7 +132,7 @@ def at_activations(module, patches, x, bias=(), compiled=False):
     """
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     adapter = Bypass(module, patches, bias, compiled=compiled, compute=CPU)
-    wrapped = apply(module, adapter)
+    wrapped = put_bypass(module, adapter)
     output = module(x)
     wrapped.leave()
     assert "forward" not in module.__dict__ and all(
@@ -225,7 +225,7 @@ def test_scheduled_strengths_after_another_kind(kind, name, compiled):
     of, x, rising = module.weight.shape, torch.randn(*shape, generator=generator), Schedule(((0.0, 0.0), (1.0, 2.0)))
     first, more = Patch(layer(kind, of, generator), 0.7), [layer("lora", of, generator), layer("diff", of, generator)]
     patches = [first, *(Patch(one, 0.5, None, rising) for one in more)]
-    wrapped = apply(module, Bypass(module, patches, (), clock, compiled, CPU))
+    wrapped = put_bypass(module, Bypass(module, patches, (), clock, compiled, CPU))
     found = {}
     for percent in (0.0, 0.25, 0.75):
         clock.tick(percent)
@@ -271,11 +271,11 @@ def test_gradients_pass_layers_that_were_read_in_inference_mode(kind):
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16, requires_grad=True)
     with torch.inference_mode():
         patches = [Patch(layer(kind, (24, 16), torch.Generator().manual_seed(1)), 0.5)]
-    wrapped = apply(module, Bypass(module, patches, compute=CPU))
+    wrapped = put_bypass(module, Bypass(module, patches, compute=CPU))
     module(x).sum().backward()
     wrapped.leave()
     with torch.no_grad():
-        wanted = in_order(module.weight, patches).sum(0)
+        wanted = apply_in_order(module.weight, patches).sum(0)
     assert torch.allclose(x.grad, wanted.expand(3, -1), rtol=0, atol=1e-5)
 
 
@@ -284,7 +284,7 @@ def test_set_weight_at_strength_one_is_exact():
     value = drawn(generator, 24, 16)
     module.weight[0] = 1e6  # nothing is left of it
     patches = [Patch(layer("lora", (24, 16), generator), 1.0), Patch(Set(value), 1.0)]
-    assert torch.equal(stacks.patched(module.weight, patches), value)
+    assert torch.equal(stacks.apply_patches(module.weight, patches), value)
     assert torch.allclose(
         at_activations(module, patches, x)[0], nn.functional.linear(x, value, module.bias), rtol=0, atol=1e-6
     )
@@ -298,8 +298,8 @@ def test_within_the_rounding_of_bfloat16(kind):
     patch, x = Patch(layer(kind, (128, 256), generator), 0.7), torch.randn(200, 256, generator=generator).bfloat16()
     half = nn.Linear(256, 128).requires_grad_(False).bfloat16()
     half.weight.copy_(module.weight), half.bias.copy_(module.bias)
-    exact = nn.functional.linear(x.double(), in_order(half.weight.float(), [patch]).double(), half.bias.double())
-    merged = nn.functional.linear(x, stacks.patched(half.weight, [patch]), half.bias)
+    exact = nn.functional.linear(x.double(), apply_in_order(half.weight.float(), [patch]).double(), half.bias.double())
+    merged = nn.functional.linear(x, stacks.apply_patches(half.weight, [patch]), half.bias)
     found, _ = at_activations(half, [patch], x)
     assert found.dtype == torch.bfloat16
     assert (found.double() - exact).abs().mean() <= 1.5 * (merged.double() - exact).abs().mean()
@@ -329,7 +329,7 @@ def test_a_quantized_weight_is_read_through_its_forward():
 def test_every_kind_on_a_quantized_module(kind):
     generator, module, x = torch.Generator().manual_seed(1), Quantized(24, 16), torch.randn(3, 16)
     patches = [Patch(layer("lora", (24, 16), generator), 0.5), Patch(layer(kind, (24, 16), generator), 0.7)]
-    wanted = nn.functional.linear(x, in_order(weight_of(module, *CPU), patches), module.bias)
+    wanted = nn.functional.linear(x, apply_in_order(weight_of(module, *CPU), patches), module.bias)
     assert torch.allclose(at_activations(module, patches, x)[0], wanted, rtol=0, atol=2e-5)
 
 
@@ -345,12 +345,12 @@ def test_order_is_kept_between_stacks_of_any_mode(first, second, modes):
     ]
     before = model[0].weight
     for load in range(3):
-        version = ledger.Version(load)
+        version = stack_ledger.Version(load)
         wanted = patched(model[0], patches, x)
         for number, one in enumerate(held):
-            ledger.attach(model, number, [one], version)
+            stack_ledger.attach(model, number, [one], version)
         assert torch.allclose(model(x), wanted, rtol=0, atol=1e-5)
         for number in (1, 0):
-            ledger.detach(model, number, version)
+            stack_ledger.detach(model, number, version)
         assert model[0].weight is before and "forward" not in model[0].__dict__
         before.data.copy_(torch.randn(24, 16, generator=generator))  # as a host's load does

@@ -12,12 +12,12 @@ from graft_nodes.patches.adapters.rank_mask import RankMask
 from graft_nodes.patches.patching.fuse import (
     Patch,
     Stack,
+    apply_in_order,
+    apply_patches,
     bfloat16_factors,
     fuse,
-    in_order,
-    multiplies,
-    patched,
-    shared_out,
+    multiplies_fast,
+    split_stacks,
 )
 from graft_nodes.patches.patching.strength_schedule import MaskedRanks, Schedule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,7 +64,7 @@ def test_what_changes_while_sampling():
 def test_linear_weights(alpha, count):
     base = random(12, 20, seed=9)
     patches = [Patch(linear(seed=2 * n, alpha=alpha, rank=n + 2), 0.7 - 0.5 * n) for n in range(count)]
-    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -77,9 +77,9 @@ def test_a_scalar_weight(dtype, seed):
     )
     assert fuse([add], ()).diff == 0.25
     for patches, expected in (([add, add], 1.5), ([put], 2.0), ([add, put, add], 2.375)):
-        made = patched(base, patches, seed=seed)
+        made = apply_patches(base, patches, seed=seed)
         assert made.shape == () and made.dtype == dtype and made == expected
-    assert patched(base, [add], out=base) is base and base == 1.25
+    assert apply_patches(base, [add], out=base) is base and base == 1.25
 
 
 def test_convolutions_flatten():
@@ -88,7 +88,7 @@ def test_convolutions_flatten():
         Patch(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 1.3),
         Patch(LoRA(random(8, 2), random(2, 54, seed=3)), -0.5),
     ]
-    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 def test_tucker_core():
@@ -104,7 +104,7 @@ def test_tucker_core():
     assert torch.allclose(layer.delta((8, 6, 3, 3)).double(), 2.5 / 5 * expected, rtol=0, atol=1e-5)
     base = random(8, 6, 3, 3, seed=5)
     assert torch.allclose(
-        patched(base, [Patch(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
+        apply_patches(base, [Patch(layer, 0.5)]).double(), base.double() + 0.25 * expected, rtol=0, atol=1e-5
     )
 
 
@@ -113,9 +113,9 @@ def test_differences_and_pairs_together():
         random(12, 20, seed=8),
         [Patch(linear(), 0.5), Patch(Diff(random(12, 20, seed=4)), 2.0), Patch(linear(seed=6), -1.0)],
     )
-    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
     bias = random(12)
-    assert torch.allclose(patched(bias, [Patch(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
+    assert torch.allclose(apply_patches(bias, [Patch(Diff(random(12, seed=1)), 0.5)]), bias + 0.5 * random(12, seed=1))
 
 
 @pytest.mark.parametrize("part", [(0, 4, 4), (1, 5, 10)])
@@ -127,7 +127,7 @@ def test_a_part_of_a_fused_weight(part):
         Patch(Diff(random(*shape, seed=5)), 0.3, part),
         Patch(linear(), 1.0),
     ]
-    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 @pytest.fixture(params=[True, False], ids=["bfloat16 products", "float32 products"])
@@ -137,7 +137,7 @@ def bfloat16_products(request, monkeypatch):
     def multiplies(dtype, device):
         return dtype == torch.float32 or (dtype == torch.bfloat16 and request.param)
 
-    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", multiplies)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies_fast", multiplies)
 
 
 @pytest.mark.usefixtures("bfloat16_products")
@@ -152,7 +152,7 @@ def test_half_precision_is_rounded_once(dtype, file_dtype):
     exact = by_hand(base, patches)
     best, error = (
         (exact.to(dtype).double() - exact).abs().mean(),
-        (patched(base, patches).double() - exact).abs().mean(),
+        (apply_patches(base, patches).double() - exact).abs().mean(),
     )
     assert error <= 1.01 * best
 
@@ -161,12 +161,12 @@ def test_half_precision_is_rounded_once(dtype, file_dtype):
 def test_a_weight_in_float32_takes_files_of_any_type_without_loss(file_dtype):
     base = random(96, 160, seed=7)
     patches = [Patch(linear(96, 160, 16, 16.0, seed=5 * n, dtype=file_dtype), 0.1 * (n + 1)) for n in range(4)]
-    assert torch.allclose(patched(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
+    assert torch.allclose(apply_patches(base, patches).double(), by_hand(base, patches), rtol=0, atol=1e-5)
 
 
 def test_writes_into_the_memory_it_is_given():
     base, out = random(12, 20), torch.empty(12, 20)
-    assert patched(base, [Patch(linear(), 1.0)], out=out) is out
+    assert apply_patches(base, [Patch(linear(), 1.0)], out=out) is out
     assert torch.equal(base, random(12, 20))
 
 
@@ -177,8 +177,10 @@ def test_writes_over_a_weight_in_channels_last(dtype):
         random(8, 6, 3, 3).to(dtype),
         [Patch(LoRA(random(8, 4, 1, 1), random(4, 6, 3, 3, seed=1), 4.0), 0.3)],
     )
-    wanted, weight = patched(base, patches), base.contiguous(memory_format=torch.channels_last)
-    assert patched(weight, patches, out=weight) is weight and weight.is_contiguous(memory_format=torch.channels_last)
+    wanted, weight = apply_patches(base, patches), base.contiguous(memory_format=torch.channels_last)
+    assert apply_patches(weight, patches, out=weight) is weight and weight.is_contiguous(
+        memory_format=torch.channels_last
+    )
     assert torch.equal(weight, wanted)
 
 
@@ -198,7 +200,7 @@ def test_identity_is_what_the_stack_does():
 
 
 def test_identity_tells_parts_schedules_and_alphas_apart():
-    schedules = [Schedule.between(0.2, end) for end in (0.8, 0.9)]
+    schedules = [Schedule.from_range(0.2, end) for end in (0.8, 0.9)]
     made = [
         Patch(linear(), 1.0),
         Patch(linear(), 1.0, (0, 0, 12)),
@@ -223,7 +225,7 @@ def test_bfloat16_factors_are_as_many_as_it_takes(change, file_dtype):
     exact = by_hand(base, patches)
     best, error = (
         (exact.bfloat16().double() - exact).abs().mean(),
-        (patched(base, patches).double() - exact).abs().mean(),
+        (apply_patches(base, patches).double() - exact).abs().mean(),
     )
     assert error <= 1.0001 * best
     fused = fuse(patches, base.shape)
@@ -247,7 +249,7 @@ def test_as_exact_when_the_factors_are_split_in_blocks_of_rows(monkeypatch, dtyp
     monkeypatch.setattr("graft_nodes.patches.patching.fuse.FACTOR_ELEMENTS", 48 * 7)  # seven rows at a time
     best, error = (
         (exact.to(dtype).double() - exact).abs().mean(),
-        (patched(base, patches).double() - exact).abs().mean(),
+        (apply_patches(base, patches).double() - exact).abs().mean(),
     )
     assert (
         error <= (1.0001 if dtype == torch.bfloat16 else 8) * best
@@ -280,14 +282,14 @@ class Peak(TorchDispatchMode):
 def test_wide_weights_take_no_more_memory_beside_their_joined_factors(monkeypatch):
     """Only the factors side by side, in the files' type, are as long as a row; they are split and rounded in blocks."""
     monkeypatch.setattr("graft_nodes.patches.patching.fuse.FACTOR_ELEMENTS", 2**12)
-    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", lambda dtype, device: True)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies_fast", lambda dtype, device: True)
     peaks, rank = {}, 16
     for columns in (640, 5120):
         base = random(64, columns, seed=1, dtype=torch.bfloat16)
         patches = [Patch(linear(64, columns, rank, seed=n, dtype=torch.float16), 0.3) for n in range(2)]
         made, factors = torch.empty_like(base), [part for each in patches for part in (each.layer.up, each.layer.down)]
         with Peak([base, made, *factors]) as peak:
-            patched(base, patches, out=made)
+            apply_patches(base, patches, out=made)
         peaks[columns] = peak.highest - 2 * 2 * rank * columns
         exact = by_hand(base, patches)
         best = (exact.bfloat16().double() - exact).abs().mean()
@@ -310,17 +312,19 @@ def test_one_strong_layer_among_weak_ones_gets_its_low_parts_alone():
 def test_bfloat16_is_multiplied_only_where_the_processor_can(monkeypatch, capability, expected):
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5) if device.index else (8, 0))
-    decide = multiplies.__wrapped__
+    decide = multiplies_fast.__wrapped__
     assert decide(torch.bfloat16, torch.device("cpu")) is expected
     assert decide(torch.float32, torch.device("cpu")) and not decide(torch.float16, torch.device("cpu"))
     assert decide(torch.bfloat16, torch.device("cuda", 0)) and not decide(torch.bfloat16, torch.device("cuda", 1))
 
 
 def test_a_slow_processor_is_never_asked_for_a_bfloat16_product(monkeypatch):
-    monkeypatch.setattr("graft_nodes.patches.patching.fuse.multiplies", lambda dtype, device: dtype == torch.float32)
+    monkeypatch.setattr(
+        "graft_nodes.patches.patching.fuse.multiplies_fast", lambda dtype, device: dtype == torch.float32
+    )
     monkeypatch.setattr("graft_nodes.patches.patching.fuse.bfloat16_factors", None)
     base, patches = random(96, 160, seed=7).bfloat16(), [Patch(linear(96, 160, 16, 16.0), 0.3)]
-    assert torch.equal(patched(base, patches), by_hand(base, patches).bfloat16())
+    assert torch.equal(apply_patches(base, patches), by_hand(base, patches).bfloat16())
 
 
 @pytest.mark.parametrize("part", [None, (0, 3, 4)])
@@ -331,7 +335,7 @@ def test_what_depends_on_the_weight_finds_what_came_before_it(part):
     last = Patch(Diff(random(12, 20, seed=6)), 2.0)
     patches = [Patch(first, 0.7), Patch(DoRA(inner, magnitude), 0.5, part), last]
     before = weight.clone()
-    found = in_order(weight, patches)
+    found = apply_in_order(weight, patches)
     expected = by_hand(weight, patches[:1])
     rows = expected.narrow(*(part or (0, 0, 12)))
     changed = by_hand(rows, [Patch(inner, 1.0)])
@@ -339,7 +343,7 @@ def test_what_depends_on_the_weight_finds_what_came_before_it(part):
     rows += 0.5 * (changed - rows)
     torch.testing.assert_close(found.double(), by_hand(expected, [last]), rtol=1e-5, atol=1e-5)
     assert torch.equal(weight, before)
-    alone = in_order(weight, patches[1:2])
+    alone = apply_in_order(weight, patches[1:2])
     assert torch.equal(weight, before) and not torch.equal(alone, weight)
 
 
@@ -348,7 +352,7 @@ def test_what_comes_after_the_activations_goes_there_too_where_the_order_matters
     additive, dora = Patch(linear(), 1.0), Patch(DoRA(linear(seed=3), weight.norm(dim=1, keepdim=True)), 1.0)
     first, bypassed = Stack({"w": [additive]}), Stack({"w": [additive]}, ["w"])
     last, depending, other = Stack({"w": [additive]}), Stack({"w": [dora]}), Stack({"v": [additive]}, ["w"])
-    assert shared_out([first, bypassed, other, last], "w") == ([first, last], [bypassed])
-    assert shared_out([depending, bypassed], "w") == ([depending], [bypassed])
-    assert shared_out([first, bypassed, depending], "w") == ([first], [bypassed, depending])
-    assert shared_out([first, bypassed], "v") == ([], [])
+    assert split_stacks([first, bypassed, other, last], "w") == ([first, last], [bypassed])
+    assert split_stacks([depending, bypassed], "w") == ([depending], [bypassed])
+    assert split_stacks([first, bypassed, depending], "w") == ([first], [bypassed, depending])
+    assert split_stacks([first, bypassed], "v") == ([], [])

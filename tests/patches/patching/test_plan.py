@@ -14,9 +14,9 @@ from graft_nodes.patches.patching.plan import (
 from graft_nodes.patches.patching.strength_schedule import Schedule
 from torch import nn
 
-from .test_ledger import NAMES, layer, model, stack
+from .test_stack_ledger import NAMES, layer, model, stack
 
-LATE = Schedule.between(0.5, 1.0)
+LATE = Schedule.from_range(0.5, 1.0)
 
 
 def test_weights_by_mode():

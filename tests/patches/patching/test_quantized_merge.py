@@ -9,11 +9,11 @@ import torch
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.core.slots import stored_tensors
-from graft_nodes.patches.models.layers import dequantized, requantized, requantizes
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.models.layers import dequantize, requantize, requantizes
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.ledger import attach, detach
 from graft_nodes.patches.patching.plan import PatchTarget, plan_stack, plan_weights
+from graft_nodes.patches.patching.stack_ledger import attach, detach
 from torch import nn
 
 WIDTH = 64
@@ -60,24 +60,24 @@ def same(one, other):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("device", [False, True], ids=["in another parameter", "in place"])
 def test_four_loras_in_an_int8_weight(monkeypatch, settings, device):
-    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: device)
+    monkeypatch.setattr(stack_ledger, "is_patched_in_place", lambda base: device)
     model, stack = int8_model(**settings), four_loras()
-    before, wanted = contents(model), exact(dequantized(model[0].weight), stack)
+    before, wanted = contents(model), exact(dequantize(model[0].weight), stack)
     for _ in range(2):
         attach(model, "a", [stack])
         merged = model[0].weight
         step = merged._params.scale.double()
-        error = (dequantized(merged).double() - wanted) / step
+        error = (dequantize(merged).double() - wanted) / step
         assert float(error.abs().max()) <= 1.001  # one of both neighbors
         assert abs(float(error.mean())) < 0.05  # as often up as down
         assert (id(merged) == before[0]) == device
-        assert torch.equal(ledger.bases(model)["0.weight"].dequantize(), exact_base(before, model))
+        assert torch.equal(stack_ledger.base_weights(model)["0.weight"].dequantize(), exact_base(before, model))
         detach(model, "a")
         assert same(contents(model), before)
     attach(model, "a", [stack])
     again = contents(model)
     detach(model, "a")
-    ledger.forget(model)
+    stack_ledger.forget(model)
     attach(model, "a", [stack])
     assert same((0, contents(model)[1]), (0, again[1]))  # drawn with the weight's own seed
 
@@ -90,11 +90,11 @@ def exact_base(before, model):
 
 def test_a_layer_that_depends_on_the_weight_is_merged_too():
     model = int8_model()
-    base = dequantized(model[0].weight)
+    base = dequantize(model[0].weight)
     columns = torch.linspace(0.1, 0.5, WIDTH)
     attach(model, "a", [Stack({"0.weight": [Patch(IA3(columns, columns=True), 1.0)]})])
     merged = model[0].weight
-    error = dequantized(merged) - base * (1 + columns)
+    error = dequantize(merged) - base * (1 + columns)
     assert float(error.abs().max()) <= 1.001 * float(merged._params.scale)
 
 
@@ -105,15 +105,15 @@ def test_the_global_generator_is_left_alone():
 
 
 def test_a_failure_leaves_the_base(monkeypatch):
-    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: True)
+    monkeypatch.setattr(stack_ledger, "is_patched_in_place", lambda base: True)
     model = int8_model()
     before = contents(model)
 
     def failing(*arguments):
-        requantized(*arguments)
+        requantize(*arguments)
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(ledger, "requantized", failing)
+    monkeypatch.setattr(stack_ledger, "requantize", failing)
     with pytest.raises(MemoryError):
         attach(model, "a", [four_loras()])
     assert same(contents(model), before)
@@ -137,10 +137,10 @@ def test_to_the_nearest_a_small_change_would_be_lost():
     """Why the rounding is at random: the base lies on the grid, and a change below half a step is rounded away."""
     model = int8_model()
     weight = model[0].weight
-    base, step = dequantized(weight), float(weight._params.scale)
+    base, step = dequantize(weight), float(weight._params.scale)
     change = torch.full_like(base, 0.3 * step)
     change[base.abs() > 100 * step] = 0.0  # the scale stays
-    kept = dequantized(requantized(weight, base + change, zlib.crc32(b"a"))) - base
+    kept = dequantize(requantize(weight, base + change, zlib.crc32(b"a"))) - base
     assert 0.2 * step < float(kept[change > 0].mean()) < 0.4 * step
     nearest = weight.requantize_from_float(base + change, scale="recalculate").dequantize() - base
     assert float(nearest.abs().max()) < 0.01 * step

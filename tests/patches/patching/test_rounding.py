@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching.fuse import Patch, patched
-from graft_nodes.patches.patching.rounding import round_to_bfloat16_, stochastic
+from graft_nodes.patches.patching.fuse import Patch, apply_patches
+from graft_nodes.patches.patching.rounding import round_stochastically, round_to_bfloat16_
 
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16]
 
@@ -23,7 +23,7 @@ def test_what_the_type_has_stays(dtype):
     else:
         values = torch.randn(1 << 21, generator=generator()).to(dtype).float()
     values = values[values.isfinite()]
-    assert torch.equal(stochastic(values, dtype, generator()).float(), values)
+    assert torch.equal(round_stochastically(values, dtype, generator()).float(), values)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -31,7 +31,7 @@ def test_what_the_type_has_stays(dtype):
 def test_a_neighbor_and_the_mean(dtype, scale):
     values = torch.randn(200, generator=generator()) * scale
     values = values[values.abs() < torch.finfo(dtype).max]
-    rounded = torch.stack([stochastic(values, dtype, generator(seed)).float() for seed in range(400)])
+    rounded = torch.stack([round_stochastically(values, dtype, generator(seed)).float() for seed in range(400)])
     nearest = values.to(dtype).float()
     low, high = rounded.amin(0), rounded.amax(0)
     assert ((low == nearest) | (high == nearest)).all()
@@ -46,7 +46,9 @@ def test_a_neighbor_and_the_mean(dtype, scale):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_beyond_the_range(dtype):
     most = torch.finfo(dtype).max
-    assert stochastic(torch.tensor([most, -most, math.inf, -math.inf]), dtype, generator()).float().tolist() == [
+    assert round_stochastically(
+        torch.tensor([most, -most, math.inf, -math.inf]), dtype, generator()
+    ).float().tolist() == [
         most,
         -most,
         most,
@@ -57,9 +59,9 @@ def test_beyond_the_range(dtype):
 def test_a_small_change_of_an_fp8_weight_is_not_lost():
     base = torch.randn(64, 64, generator=generator()).to(torch.float8_e4m3fn)
     layer = LoRA(torch.full((64, 1), 1.0), torch.full((1, 64), 0.004))
-    nearest = patched(base, [Patch(layer, 1.0)]).float() - base.float()
-    results = [patched(base, [Patch(layer, 1.0)], seed=seed).float() - base.float() for seed in range(50)]
-    assert torch.equal(patched(base, [Patch(layer, 1.0)], seed=3).float() - base.float(), results[3])
+    nearest = apply_patches(base, [Patch(layer, 1.0)]).float() - base.float()
+    results = [apply_patches(base, [Patch(layer, 1.0)], seed=seed).float() - base.float() for seed in range(50)]
+    assert torch.equal(apply_patches(base, [Patch(layer, 1.0)], seed=3).float() - base.float(), results[3])
     assert abs(float(nearest.mean()) - 0.004) > 0.001
     assert abs(float(torch.stack(results).mean()) - 0.004) < 0.0005
 
@@ -79,7 +81,7 @@ def test_what_bfloat16_keeps_of_a_change(change, nearest, stochastically):
     exact = base.double() + patch.strength * wanted.double()
     errors = []
     for seed, (least, most) in ((None, nearest), (1, stochastically)):
-        found = patched(base, [patch], seed=seed).double()
+        found = apply_patches(base, [patch], seed=seed).double()
         kept = float(((found - base.double()) * wanted).sum() / (patch.strength * wanted.double().square().sum()))
         assert least < kept < most
         errors.append(float((found - exact).abs().mean()))

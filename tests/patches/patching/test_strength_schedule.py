@@ -19,7 +19,7 @@ def test_points(percent, expected):
 
 @pytest.mark.parametrize(("start", "end"), [(0.0, 1.0), (0.25, 0.5), (0.0, 0.5), (0.25, 1.0), (0.5, 0.5)])
 def test_between(start, end):
-    schedule = Schedule.between(start, end)
+    schedule = Schedule.from_range(start, end)
     for percent in (0.0, 0.1, 0.25, 0.3, 0.5, 0.51, 0.9, 1.0):
         assert schedule.at(percent) == float(start <= percent <= end), percent
 
@@ -35,7 +35,9 @@ def test_refused(points):
 def test_a_clock_keeps_its_memory():
     clock, rising = Clock(), Schedule(((0.0, 0.0), (1.0, 2.0)))
     memory = clock.values.data_ptr()
-    assert clock.place(None) == 0 and clock.place(rising) == clock.place(Schedule(((0.0, 0.0), (1.0, 2.0)))) == 1
+    assert (
+        clock.index_of(None) == 0 and clock.index_of(rising) == clock.index_of(Schedule(((0.0, 0.0), (1.0, 2.0)))) == 1
+    )
     with torch.inference_mode():
         clock.tick(0.25)
     assert clock.values[:2].tolist() == [1.0, 0.5] and clock.values.data_ptr() == memory
@@ -48,7 +50,7 @@ def test_a_clock_gives_the_places_of_adapters_that_are_gone_to_others():
         def __init__(self, *levels):
             self.schedules = {Schedule(((0.0, level),)) for level in levels}
             clock.users.add(self)
-            self.places = {clock.place(schedule): schedule.at(0.0) for schedule in self.schedules}
+            self.places = {clock.index_of(schedule): schedule.at(0.0) for schedule in self.schedules}
 
     kept = Adapter(0.25, 0.75)
     for number in range(200):
@@ -73,12 +75,12 @@ def test_masked_ranks_lie_in_a_row_behind_schedules_where_others_are_gone():
     four, six, three, five = (MaskedRanks(RankMask(rank, 1)) for rank in (4, 6, 3, 5))
     first, second = User(four), User(six)
     clock.users.update((first, second))
-    assert (clock.place(four), clock.place(six), clock.place(four), len(clock.values)) == (8, 12, 8, 18)
+    assert (clock.index_of(four), clock.index_of(six), clock.index_of(four), len(clock.values)) == (8, 12, 8, 18)
     del first
     gc.collect()
     others = User(three, five)
     clock.users.add(others)
-    assert (clock.place(three), clock.place(five), len(clock.values)) == (8, 18, 23), "three fit where four were"
+    assert (clock.index_of(three), clock.index_of(five), len(clock.values)) == (8, 18, 23), "three fit where four were"
     for ranks, place in ((three, 8), (six, 12), (five, 18)):
         alone = [1.0] + [0.0] * (ranks.mask.rank - 1)  # on noise alone one rank works
         assert clock.values[place : place + ranks.mask.rank].tolist() == alone

@@ -7,9 +7,9 @@ import torch
 from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.switched_stack import SwitchedStack, check
+from graft_nodes.patches.patching.switched_stack import SwitchedStack, check_switchable
 from torch import nn
 
 COMPUTE = (torch.float32, torch.device("cpu"))
@@ -74,10 +74,10 @@ def test_it_is_on_except_inside_off_and_until_it_is_removed(net, patches):
     stack = SwitchedStack(net, patches, COMPUTE)
     assert torch.allclose(net(x), expected, atol=1e-5)
     for _ in range(2):
-        with stack.off():
+        with stack.switch_off():
             assert torch.equal(net(x), plain)
         assert torch.allclose(net(x), expected, atol=1e-5)
-    with pytest.raises(KeyboardInterrupt), stack.off():
+    with pytest.raises(KeyboardInterrupt), stack.switch_off():
         raise KeyboardInterrupt
     assert torch.allclose(net(x), expected, atol=1e-5)
     stack.remove()
@@ -107,9 +107,9 @@ def test_two_on_one_model_go_in_any_order(net, patches):
 
 def test_nothing_remains_below_a_stack_that_was_put_on_later(net, patches):
     stack = SwitchedStack(net, patches, COMPUTE)
-    ledger.attach(net, 1, [Stack(patches, tuple(patches))])
+    stack_ledger.attach(net, 1, [Stack(patches, tuple(patches))])
     stack.remove()
-    ledger.detach(net, 1)
+    stack_ledger.detach(net, 1)
     assert not [part for part in net.modules() if "forward" in vars(part)]
 
 
@@ -117,13 +117,13 @@ def test_what_cannot_be_switched_is_listed(net):
     weight = net.first.weight
     dora = Patch(DoRA(lora(4, 6), weight.norm(dim=1, keepdim=True)), 1.0)
     both = {"first.weight": [dora, Patch(lora(4, 6), 1.0)], "norm.weight": [Patch(Diff(random(4)), 1.0)]}
-    check(net, {"first.weight": both["first.weight"]}, weights_move=False)
-    check(net, {"inside.0.weight": [Patch(lora(3, 4), 1.0)]}, weights_move=True)
+    check_switchable(net, {"first.weight": both["first.weight"]}, weights_move=False)
+    check_switchable(net, {"inside.0.weight": [Patch(lora(3, 4), 1.0)]}, weights_move=True)
     with pytest.raises(ValueError) as error:
-        check(net, both, weights_move=True)
+        check_switchable(net, both, weights_move=True)
     assert str(error.value).splitlines() == [
         "- first.weight: DoRA depends on the weight, and the weight is trained",
         "- norm.weight: LayerNorm has no bypass",
     ]
     with pytest.raises(ValueError, match=r"^- norm\.weight: LayerNorm has no bypass$"):
-        check(net, both, weights_move=False)
+        check_switchable(net, both, weights_move=False)

@@ -178,11 +178,11 @@ def test_every_problem_is_in_the_one_error():
 
 def test_disable_after_share_and_steps():
     share, steps, never = (ToDoSettings(2.0, disable_after=after) for after in (0.5, 3.0, 0.0))
-    assert [share.active_while_training(step, 4) for step in range(4)] == [True, True, False, False]
-    assert [steps.active_while_training(step, 99) for step in range(5)] == [True, True, True, False, False]
-    assert never.active_while_training(10**6, 10)
-    assert sum(ToDoSettings(2.0, disable_after=0.55).active_while_training(step, 100) for step in range(100)) == 55
-    assert not ToDoSettings(2.0, phase="sampling").active_while_training(0, 10)
+    assert [share.is_active_while_training(step, 4) for step in range(4)] == [True, True, False, False]
+    assert [steps.is_active_while_training(step, 99) for step in range(5)] == [True, True, True, False, False]
+    assert never.is_active_while_training(10**6, 10)
+    assert sum(ToDoSettings(2.0, disable_after=0.55).is_active_while_training(step, 100) for step in range(100)) == 55
+    assert not ToDoSettings(2.0, phase="sampling").is_active_while_training(0, 10)
 
 
 def test_identity_tells_settings_apart():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from graft_nodes.patches.token_downsampling.attention_override import ToDoCall, plan_todo
 from graft_nodes.patches.token_downsampling.report import report_data, report_rows, report_text
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings, thin
-from graft_nodes.patches.token_downsampling.unet import active, attention_depths
+from graft_nodes.patches.token_downsampling.unet import attention_depths, is_active
 from torch import nn
 
 
@@ -140,7 +140,7 @@ def test_noise_levels():
             torch.tensor([sigma, sigma]) for sigma in (1.5, 6 / 7, 0.5, 6 / 27, 0.0)
         ]  # the first is above all: samplers add noise
         return [
-            active(settings, {"sigmas": now}, lambda share: 6 * (1 - share) / (6 - 5 * share)) for now in sigmas
+            is_active(settings, {"sigmas": now}, lambda share: 6 * (1 - share) / (6 - 5 * share)) for now in sigmas
         ]  # SD3's, shift 6
 
     assert levels(0.0, 1.0) == [True] * 5
@@ -153,15 +153,15 @@ def test_phases():
     training = {"graft_training": {"step": 5, "total_steps": 10}}
     for phase, sampled, trained in (("both", True, True), ("training", False, True), ("sampling", True, False)):
         settings = ToDoSettings(2.0, phase=phase)
-        assert active(settings, {}, float) == sampled
-        assert active(settings, {"sigmas": torch.tensor([9.0]), **training}, float) == trained
-    assert not active(ToDoSettings(2.0, disable_after=0.5), training, float)
+        assert is_active(settings, {}, float) == sampled
+        assert is_active(settings, {"sigmas": torch.tensor([9.0]), **training}, float) == trained
+    assert not is_active(ToDoSettings(2.0, disable_after=0.5), training, float)
 
 
 def test_a_call_without_noise_levels_is_at_no_point_of_sampling():
     """Whoever calls the model without telling them has them thinned all the way."""
     settings = ToDoSettings(2.0, start_percent=0.4, end_percent=0.6)
-    assert active(settings, {}, float) and active(settings, {"sigmas": None}, float)
+    assert is_active(settings, {}, float) and is_active(settings, {"sigmas": None}, float)
 
 
 def test_a_deep_copy_is_the_patch_itself():

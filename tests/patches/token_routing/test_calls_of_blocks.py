@@ -4,8 +4,8 @@ import pytest
 import torch
 from graft_nodes.patches.models.routed_blocks import REFERENCES, RoutedBlocks
 from graft_nodes.patches.models.token_layout import Layout, Place
-from graft_nodes.patches.token_routing.route import Routed
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.route import RoutedPass
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from torch import nn
 
 SEED, RATIO, WIDTH = 3, 0.5, 4
@@ -83,11 +83,11 @@ def tokens(rows=2, count=8, seed=0):
 
 
 def kept(rows, count):
-    return choose(SEED, rows, count, kept_count(count, RATIO), torch.device("cpu"))
+    return choose_kept(SEED, rows, count, kept_count(count, RATIO), torch.device("cpu"))
 
 
 def routed(blocks, called, layout=None):
-    return Routed([[(block, called) for block in blocks]], layout, RATIO, SEED).entered()
+    return RoutedPass([[(block, called) for block in blocks]], layout, RATIO, SEED).enter()
 
 
 def row_by_row(x, positions, blocks, stays):
@@ -146,8 +146,8 @@ def test_windows_see_the_places_that_tokens_have_with_all_others():
     blocks, x = [Windowed(2), Windowed(None), Windowed(2)], tokens(count=12)
     blocks[1].attn.forward = lambda x: x
     called = RoutedBlocks("", "x", shared=True, window="attn")
-    call = Routed([[(block, called) for block in blocks]], None, RATIO, SEED)
-    with call.entered():
+    call = RoutedPass([[(block, called) for block in blocks]], None, RATIO, SEED)
+    with call.enter():
         out = x
         for block in blocks:
             out = block(out)
@@ -156,7 +156,7 @@ def test_windows_see_the_places_that_tokens_have_with_all_others():
     assert 0 < near.mean() < 1
     torch.testing.assert_close(out, x.index_copy(1, stays, near @ near @ x[:, stays]))
     assert [block.attn.sliding_window for block in blocks] == [2, None, 2]
-    with call.entered():  # as when a block runs again in the backward pass
+    with call.enter():  # as when a block runs again in the backward pass
         torch.testing.assert_close(type(blocks[0]).forward(blocks[0], x[:, stays]), near @ x[:, stays])
     assert [block.attn.sliding_window for block in blocks] == [2, None, 2]
 

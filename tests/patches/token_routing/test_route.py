@@ -4,8 +4,8 @@ import pytest
 import torch
 from graft_nodes.patches.models.routed_blocks import RoutedBlocks
 from graft_nodes.patches.models.token_layout import Layout, Place
-from graft_nodes.patches.token_routing.route import Routed
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.route import RoutedPass
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from torch import nn
 
 TEXT, GRID, ROWS, WIDTH, RATIO, SEED = 3, (2, 5), 2, 4, 0.4, 7
@@ -36,7 +36,7 @@ def numbers(*shape, seed=0):
 
 def by_hand(blocks, x, places, mask):
     """Each row by itself: its tokens that stay, through all blocks, and back among the others."""
-    kept = choose(SEED, ROWS, IMAGE, kept_count(IMAGE, RATIO), x.device)
+    kept = choose_kept(SEED, ROWS, IMAGE, kept_count(IMAGE, RATIO), x.device)
     rows = []
     for row in range(ROWS):
         staying = torch.cat([torch.arange(TEXT), TEXT + kept[row]])
@@ -58,7 +58,7 @@ def test_places_and_masks_are_those_of_the_tokens_that_stay(places, mask):
     if mask is not None:
         mask = numbers(*mask, seed=2)
     expected = by_hand(blocks, x, places, mask)
-    with Routed([[(block, CALLED) for block in blocks]], LAYOUT, RATIO, SEED).entered():
+    with RoutedPass([[(block, CALLED) for block in blocks]], LAYOUT, RATIO, SEED).enter():
         found = x
         for block in blocks:
             found = block(found, places, mask)

@@ -56,7 +56,7 @@ def test_layers_without_a_block_between_them_are_refused():
 )
 def test_it_works_until_a_share_or_a_step(after, total, steps):
     settings = RoutingSettings(0.5, disable_after=after)
-    assert [settings.active_at(step, total) for step in range(total)] == [step < steps for step in range(total)]
+    assert [settings.is_active_at(step, total) for step in range(total)] == [step < steps for step in range(total)]
 
 
 def test_every_setting_is_in_the_identity():

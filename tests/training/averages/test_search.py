@@ -219,7 +219,7 @@ def test_a_result_that_fits_only_the_images_it_was_searched_on_is_not_taken(lab,
     guarded = search.search(found, widths, score, images, 60, 0)
     losses = {width: score(merge.merge_files(found, "width", width, "").lora, images[1]) for width in widths}
     assert guarded.width == min(losses, key=lambda width: losses[width])
-    assert guarded.shares == post_hoc.reconstruction(found.profiles, guarded.width).weights
+    assert guarded.shares == post_hoc.reconstruct(found.profiles, guarded.width).weights
     assert "the searched average is worse on the kept images" in guarded.lines[-2]
     alike = search.search(found, widths, lambda lora, _: score(lora, images[0]), images, 60, 0)
     assert alike.width is None and "is taken" in alike.lines[-2]  # the same loss on both halves: nothing is overfitted
@@ -249,7 +249,7 @@ def test_both_halves_are_all_images(lab, tmp_path):
 def test_one_snapshot_is_not_enough(lab, tmp_path):
     *_, dataset, found = trained(lab, tmp_path)
     one = replace(found, files=found.files[-1:])
-    with pytest.raises(post_hoc.TooFew, match="at least 2 snapshots"):
+    with pytest.raises(post_hoc.TooFewSnapshots, match="at least 2 snapshots"):
         search.search(one, [found.files[-1].snapshot.width], lambda *_: 1.0, halves(dataset), 10, 0)
 
 

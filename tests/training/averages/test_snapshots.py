@@ -11,7 +11,7 @@ import pytest
 import torch
 from graft_nodes.ema import host_offload, shadow
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.ema.post_hoc import reconstruction
+from graft_nodes.ema.post_hoc import reconstruct
 from graft_nodes.patches.lora_files.average import average
 from graft_nodes.storage.float16 import SCALE_PREFIX, from_float16, to_float16
 from graft_nodes.storage.safetensors import load_safetensors
@@ -78,7 +78,7 @@ def test_any_width_afterwards_is_the_average_that_would_have_run_along(lab, tmp_
         store,
     )
     kept = snapshots.expected_snapshots(state, store.folder)
-    found = reconstruction([one.profile for one in kept], width)
+    found = reconstruct([one.profile for one in kept], width)
     got = average(
         [snapshots.read(one) for one in kept], found.weights, [str(n) for n in range(len(kept))], "factors"
     ).state
@@ -113,7 +113,7 @@ def test_an_average_on_a_thread_trains_the_same_bytes(lab, monkeypatch, tmp_path
         lanes.append(host_offload.PlainLane(weights, device))
         return lanes[-1]
 
-    monkeypatch.setattr(shadow, "lane_for", lane)
+    monkeypatch.setattr(shadow, "open_lane", lane)
     threaded = go(begun(lab, denoiser, dataset, settings), 14, denoiser, dataset, Store(tmp_path / "b", "run"))
     assert len(lanes) == 3 and equal(plain, threaded)
     assert files(Store(tmp_path / "a", "run")) == files(Store(tmp_path / "b", "run"))
@@ -136,7 +136,7 @@ class LatestLane(host_offload.PlainLane):
     def protect(self):
         self.reads = False
 
-    def landed(self):
+    def wait(self):
         assert self.may_land.wait(10), "nobody waited for the average"
 
 
@@ -176,7 +176,7 @@ def test_averages_are_waited_for_and_weights_change_only_when_nothing_reads_them
         changes.append(("step", [lane.reads for lane in lanes]))
         step(self)
 
-    monkeypatch.setattr(shadow, "lane_for", lane)
+    monkeypatch.setattr(shadow, "open_lane", lane)
     monkeypatch.setattr(host_offload.Offload, "finish", finish_)
     monkeypatch.setattr(shadow.Shadow, "switch_", switch_)
     monkeypatch.setattr(OptimizerStepper, "step_", step_)

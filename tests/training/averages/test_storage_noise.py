@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from graft_nodes.ema import post_hoc
-from graft_nodes.storage.float16 import as_stored, to_float16
+from graft_nodes.storage.float16 import apply_scales, to_float16
 from graft_nodes.training.averages import search
 from graft_nodes.training.averages.sources import Source, Sources
 from graft_nodes.training.averages.storage_noise import StorageNoise
@@ -56,7 +56,7 @@ def change(snapshots, shares):
 )
 def test_what_is_said_is_what_float64_measures(shares, small):
     whole = slow_run(4, small=small)
-    stored = [as_stored(to_float16(file)) for file in whole]
+    stored = [apply_scales(to_float16(file)) for file in whole]
     expected = change(whole, shares)
     measured = float((change(stored, shares) - expected).norm() / expected.norm())
     told = StorageNoise(stored).of(torch.tensor(shares, dtype=torch.float64))
@@ -86,7 +86,7 @@ class _Stored(Source):
 def test_a_search_stays_where_the_rounding_is_small(monkeypatch, pull):
     """The loss falls toward huge shares of both signs; the average that is taken does not go there."""
     whole = slow_run(6, step=0.002)
-    stored = [as_stored(to_float16(file)) for file in whole]
+    stored = [apply_scales(to_float16(file)) for file in whole]
     monkeypatch.setattr(_Stored, "files", stored)
     profiles = [post_hoc.Profile(100 * number, 0.1) for number in range(1, 7)]
     monkeypatch.setattr(Sources, "profiles", profiles)

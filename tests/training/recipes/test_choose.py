@@ -8,8 +8,8 @@ import re
 import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.nodes.training_settings import NODES as SETTINGS_NODES
-from graft_nodes.patches.models.recognize import recognize_model
-from graft_nodes.settings.declaration import declared
+from graft_nodes.patches.models.registry import recognize_model
+from graft_nodes.settings.declaration import settings_of
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.recipes import choose
@@ -70,7 +70,7 @@ def accounted(found):
     }
     for node, settings in chosen_settings.items():
         plain = type(settings)()
-        for name, one in declared(settings).items():
+        for name, one in settings_of(settings).items():
             if getattr(settings, name) != getattr(plain, name):
                 missing.add((node, one.label))
     return missing - said

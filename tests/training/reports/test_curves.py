@@ -52,7 +52,7 @@ def test_ticks_are_round_and_inside():
 def test_the_profile_is_what_the_average_does(schedule, interval):
     """The average of one-hot weights is the profile itself."""
     settings, steps = EMASettings(schedule, decay=0.9, interval=interval), 10
-    shadow = Shadow.of({"w": torch.eye(steps + 1)[0]})
+    shadow = Shadow.from_weights({"w": torch.eye(steps + 1)[0]})
     for step in range(1, steps + 1):
         shadow.update_({"w": torch.eye(steps + 1)[step]}, settings, step, 20)
     profile = averaging_profile(settings, steps, 20)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from graft_nodes.host.autograd_inplace import AvoidInplaceOps, copy_where_needed
-from graft_nodes.patches.adapters.rank_mask import at_timesteps
+from graft_nodes.patches.adapters.rank_mask import set_timesteps
 from graft_nodes.patches.adapters.registry import trainable_names
 from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
 from graft_nodes.training.memory.quantized_base.registry import names
@@ -44,7 +44,7 @@ class Timed:
         return getattr(self.inner, name)
 
     def denoise(self, x, sigma, conditionings, options):
-        with at_timesteps(sigma * 1000):
+        with set_timesteps(sigma * 1000):
             return self.inner.denoise(x, sigma, conditionings, options)
 
 

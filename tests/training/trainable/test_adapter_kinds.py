@@ -4,9 +4,9 @@ with the file.
 
 import pytest
 import torch
-from graft_nodes.patches.adapters.factor_products import nearly_square
+from graft_nodes.patches.adapters.factor_products import factorize_side
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
-from graft_nodes.patches.patching.fuse import Patch, patched
+from graft_nodes.patches.patching.fuse import Patch, apply_patches
 from graft_nodes.training.trainable.install import (
     attach,
     group_by_module,
@@ -80,7 +80,7 @@ def _merged(net, lora):
     keys = {name.removesuffix(".weight"): Target("model", name) for _, name in shapes if name.endswith(".weight")}
     for weight, layer, part in patches_of(read(lora, keys, shapes, "file"), "model", shapes):
         own = other.get_parameter(weight.removeprefix("diffusion_model."))
-        own.data = patched(own.data.float(), [Patch(layer, 1.0, part)]).double()
+        own.data = apply_patches(own.data.float(), [Patch(layer, 1.0, part)]).double()
     return other
 
 
@@ -244,14 +244,14 @@ def test_peft_reads_a_lora_and_begins_alike():
     ],
 )
 def test_factors(side, factor, expected):
-    assert nearly_square(side, factor) == expected
+    assert factorize_side(side, factor) == expected
 
 
 def test_factors_are_lycoris(lycoris):
     from lycoris.functional.general import factorization
 
     sizes = [(side, factor) for side in range(1, 400) for factor in (-1, 4, 8, 64)]
-    assert [nearly_square(*size) for size in sizes] == [factorization(*size) for size in sizes]
+    assert [factorize_side(*size) for size in sizes] == [factorization(*size) for size in sizes]
 
 
 def test_rank_and_alpha_by_pattern():

@@ -24,7 +24,7 @@ from diffusers.pipelines.ace_step.modeling_ace_step import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from families import EVERY, build, connects_text_of_ltx_2
 from graft_nodes.host import lora_stacks
-from graft_nodes.patches.lora_files import layer_names
+from graft_nodes.patches.lora_files import layer_matching
 
 D = "diffusion_model."
 TWO_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
@@ -98,6 +98,32 @@ LINEAR_UNET = {
     "use_linear_projection": True,
 }
 # name: (ComfyUI's model, by its name in EVERY or as (class, settings); diffusers' class and sizes; prefix in files)
+# diffusers has no class of OmniGen2: these are the layers of its authors' own (VectorSpaceLab/OmniGen2,
+# omnigen2/models/transformers/transformer_omnigen2.py), which PEFT trains and whose pipeline loads LoRAs.
+OMNIGEN2_BLOCK = {
+    "attn.to_q": (32, 32),
+    "attn.to_k": (16, 32),
+    "attn.to_v": (16, 32),
+    "attn.to_out.0": (32, 32),
+    "feed_forward.linear_1": (128, 32),
+    "feed_forward.linear_2": (32, 128),
+    "feed_forward.linear_3": (128, 32),
+}
+OMNIGEN2 = {
+    "x_embedder": (32, 64),
+    "ref_image_patch_embedder": (32, 64),
+    "time_caption_embed.timestep_embedder.linear_1": (32, 256),
+    "time_caption_embed.timestep_embedder.linear_2": (32, 32),
+    "time_caption_embed.caption_embedder.1": (32, 12),
+    "norm_out.linear_1": (32, 32),
+    "norm_out.linear_2": (64, 32),
+    **{f"context_refiner.0.{layer}": shape for layer, shape in OMNIGEN2_BLOCK.items()},
+    **{
+        f"{block}.{layer}": shape
+        for block in ("noise_refiner.0", "ref_image_refiner.0", "layers.0", "layers.1")
+        for layer, shape in {**OMNIGEN2_BLOCK, "norm1.linear": (128, 32)}.items()
+    },
+}
 MODELS = {
     "flux": (
         ("flux", {"mlp_ratio": 4.0}),
@@ -478,6 +504,7 @@ MODELS = {
         },
         "transformer.",
     ),
+    "omnigen2": (("omnigen2", {}), None, OMNIGEN2, "transformer."),
     "joyimage": (
         ("JoyImage", {"image_model": "joyimage", "in_channels": 16, **JOYIMAGE}),
         diffusers.JoyImageEditTransformer3DModel,
@@ -537,8 +564,10 @@ def models():
 
 
 def layers_of_diffusers(name):
-    """{layer: shape of its weight} of diffusers' class."""
+    """{layer: shape of its weight} of diffusers' class; as they are listed, where it has none."""
     _, kind, sizes, _ = MODELS[name]
+    if kind is None:
+        return sizes
     with torch.device("meta"):
         model = kind(**sizes)
     found = {}
@@ -554,7 +583,7 @@ def found_targets(patcher, names):
     """What Graft finds for the names of a file, as it reads files."""
     weights = lora_stacks.model_weights(patcher)
     known = {name: weights.key_map[name] for name in names if name in weights.key_map}
-    found = {**known, **layer_names.find_targets(names, weights.key_map, weights.shapes)}
+    found = {**known, **layer_matching.find_targets(names, weights.key_map, weights.shapes)}
     return {name: target for name, target in found.items() if (target.model, target.weight) in weights.shapes}
 
 

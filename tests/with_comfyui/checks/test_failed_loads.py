@@ -10,7 +10,7 @@ import comfy.model_patcher
 import pytest
 from graft_nodes.host import lora_stacks
 from graft_nodes.patches.lora_files.entry import LoraEntry
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 
 from ...nodes import conftest as node_models
 
@@ -83,7 +83,7 @@ def test_a_failed_load_leaves_no_stack_on_the_model(dynamic, before, when):
         with pytest.raises(MemoryError):
             node_models.load(patched)
         dynamic.fail = None
-        assert not ledger.attached(model.model) and not any(
+        assert not stack_ledger.attached_stacks(model.model) and not any(
             "forward" in module.__dict__ for module in model.model.modules()
         )
         assert (node_models.forward(model) - plain).abs().max() == 0

@@ -19,12 +19,12 @@ from comfy.ldm.flux.model import FluxParams
 from comfy.ldm.hunyuan_video.model import HunyuanVideoParams
 from families import accepted
 from graft_nodes.host import lora_stacks
-from graft_nodes.patches.lora_files import layer_names, merge, parse, save
+from graft_nodes.patches.lora_files import layer_matching, merge, parse, save
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.open_file import load_once
 from graft_nodes.patches.models import registry
 from graft_nodes.patches.models.recognition import factors_of
-from graft_nodes.patches.models.recognize import recognize_lora
+from graft_nodes.patches.models.registry import recognize_lora
 from safetensors.torch import save_file
 from tiny_families import EVERY
 
@@ -837,7 +837,7 @@ def clips(models):
 def test_names_of_text_encoders(clips, path, name, weight):
     known, shapes = clips(path)
     name = name.replace(".", "_") if name.startswith("lora_") else name
-    target = {**known, **layer_names.find_targets([name], known, shapes)}.get(name)
+    target = {**known, **layer_matching.find_targets([name], known, shapes)}.get(name)
     assert target == parse.Target("clip", f"{weight}.weight")
 
 
@@ -1232,8 +1232,8 @@ def test_saved_names_lead_back_to_their_weights(family):
         state[f"{base}.lora_down.weight"] = torch.zeros(1, columns, *kernel)
     for names in ("kohya", "peft"):
         saved = save.to_key_format(state, names, torch.bfloat16)
-        bases = parse.names(saved)
-        targets = {**known, **layer_names.find_targets(bases, known, shapes)}
+        bases = parse.layer_names(saved)
+        targets = {**known, **layer_matching.find_targets(bases, known, shapes)}
         assert [
             base for base in bases if base not in (known if names == "kohya" else targets)
         ] == []  # ComfyUI's own loader knows kohya's

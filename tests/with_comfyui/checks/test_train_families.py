@@ -36,7 +36,7 @@ from graft_nodes import host as wall
 from graft_nodes.host.plain_kernels import PlainKernels
 from graft_nodes.patches.adapters.diff import difference_name
 from graft_nodes.patches.lora_files.entry import LoraEntry
-from graft_nodes.patches.lora_files.save import left_out_by_comfyui, to_key_format
+from graft_nodes.patches.lora_files.save import names_comfyui_ignores, to_key_format
 from graft_nodes.patches.models.layers import is_linear
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_downsampling.unet import TRAINING
@@ -222,7 +222,7 @@ def test_the_differences_that_comfyuis_loader_ignores_are_known(name):
         if any(key not in own for key, _ in part.named_parameters()):  # what ModelPatcher's _load_list leaves out
             inner |= {f"{path}.{key}".lstrip(".") for key in own}
     differences = {f"diffusion_model.{difference_name(key)}": p.detach() for key, p in module.named_parameters()}
-    assert set(left_out_by_comfyui(differences)) == inner
+    assert set(names_comfyui_ignores(differences)) == inner
 
 
 def unread(name, state):

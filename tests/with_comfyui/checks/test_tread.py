@@ -13,7 +13,7 @@ from graft_nodes.host.denoiser import open_denoiser
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
 from .test_todo_transformers import CASES, Case, build, close, forward, inputs
@@ -151,7 +151,7 @@ def test_equal_to_blocks_that_leave_tokens_alone(name, first, last):
     assert plan.total == len(every)
     span = every[first : len(every) + last + 1 if last < 0 else last + 1]
     count = image_size(case, patcher)
-    kept = choose(SEED, case.latent[0], count, kept_count(count, 0.5), torch.device("cpu"))
+    kept = choose_kept(SEED, case.latent[0], count, kept_count(count, 0.5), torch.device("cpu"))
     with skipping_by_hand(case, span, kept, count) as lengths:
         wanted = forward(patcher, case)
     assert len(lengths) >= len(span)

@@ -15,7 +15,7 @@ from families import build, conditioning, conditions, latents, parts_of
 from graft_nodes import host as wall
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_routing.settings import RoutingSettings
-from graft_nodes.patches.token_routing.tokens import choose, kept_count
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from tiny_families import CLIPS, EVERY
 
@@ -122,7 +122,7 @@ class ByHand:
         """Which of the image's tokens skip, (rows, count)."""
         count = self.truth.count
         draws = 1 if self.truth.shared else rows
-        kept = choose(self.seed, draws, count, kept_count(count, 0.5), torch.device("cpu")).expand(rows, -1)
+        kept = choose_kept(self.seed, draws, count, kept_count(count, 0.5), torch.device("cpu")).expand(rows, -1)
         return torch.ones(rows, count, dtype=torch.bool).scatter(1, kept, False)
 
     def enters(self, blocks):

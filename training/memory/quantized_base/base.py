@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....patches.core.calls import around
-from ....patches.core.ledger import putting
+from ....patches.core.ledger import open_entry
 from ....patches.core.slots import slot_key
 from ....patches.models.layers import is_changed_by_host, why_not_plain
 from ..offload import SMALL, is_on_device, weights_on
@@ -177,7 +177,7 @@ def quantize_base(
     """
     layers = chosen_layers(module)
     base = QuantizedBase(format_type(device), layers.values())
-    with putting(module, "quantized base") as stack:
+    with open_entry(module, "quantized base") as stack:
         if not on_host:
             stack.enter_context(weights_on(list(module.modules()), device, base.waiting))
         weights = _weights(layers, base.weight_format, device, on_host, kept)

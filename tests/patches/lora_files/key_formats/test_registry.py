@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import layer_names, parse, save
+from graft_nodes.patches.lora_files import layer_matching, parse, save
 from graft_nodes.patches.lora_files.key_formats import registry
 from graft_nodes.patches.lora_files.key_formats.key_format import KeyFormat, KeySpelling
 
@@ -20,7 +20,7 @@ def read(key, weight):
         state = {key: torch.ones(2, 8), key.replace(*other): torch.ones(8, 2)}
     shapes = {("model", weight): (8, 8)}
     state = registry.generic_keys(state)
-    targets = layer_names.find_targets(parse.names(state), {}, shapes)
+    targets = layer_matching.find_targets(parse.layer_names(state), {}, shapes)
     return [(target.model, target.weight) for target in parse.read(state, targets, shapes, "x").layers]
 
 
@@ -41,7 +41,7 @@ def test_every_field_says_something(key_format):
 
 
 def test_save_lora_lists_the_formats_that_can_be_written():
-    assert list(registry.writable()) == ["kohya", "peft", "comfyui", "t-lora"]
+    assert list(registry.writable_formats()) == ["kohya", "peft", "comfyui", "t-lora"]
 
 
 def test_embeddings_in_a_file():
@@ -81,4 +81,4 @@ def test_a_format_of_ones_own_is_one_record():
         assert list(save.to_key_format(registry.generic_keys(own), "acme", torch.float32)) == ["BLOCKS.0.ATTN.UP"]
         with pytest.raises(ValueError, match="already registered"):
             registry.FORMATS.register(acme)
-    assert "acme" not in registry.writable() and registry.generic_keys(own) is own
+    assert "acme" not in registry.writable_formats() and registry.generic_keys(own) is own

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..models import registry
-from ..models.layer_names import LayerNames, swap_halves
+from ..models.diffusers_names import LayerNames, swap_halves
 from .key_formats import registry as key_formats
 from .key_formats.key_format import GENERIC_PREFIX
 from .target import Target
@@ -33,7 +33,7 @@ def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shap
     if all(name in known and known[name].part is None for name in names):
         return {}
     own = _model_names(shapes)
-    right = _with_right_rows(known, own)
+    right = _drop_other_rows(known, own)
     missing = [name for name in names if name not in right]
     if not missing:
         return {}
@@ -42,32 +42,32 @@ def find_targets(names: Iterable[str], known: Mapping[str, Target], shapes: Shap
     encoders = {weight.partition(".")[0] for space, weight in shapes if space == "clip"}
     targets = {}
     for name in missing:
-        target = index.get(canonical(name)) or _fused(name, index) or _by_end(name, ends, encoders)
+        target = index.get(canonical_name(name)) or _find_fused(name, index) or _find_by_end(name, ends, encoders)
         if target is not None:
             targets[name] = target
     return targets
 
 
-def _with_right_rows(known: Mapping[str, Target], own: Mapping[str, Target]) -> dict[str, Target]:
+def _drop_other_rows(known: Mapping[str, Target], own: Mapping[str, Target]) -> dict[str, Target]:
     """The host's targets, without those that are other rows of their weight than Graft says: ComfyUI takes Ovis-Image's
     layers for as narrow as Flux'.
     """
-    here = {canonical(name): target for name, target in own.items()}
+    here = {canonical_name(name): target for name, target in own.items()}
     right = {}
     for name, target in known.items():
-        other = here.get(canonical(name)) if target.part is not None else None
+        other = here.get(canonical_name(name)) if target.part is not None else None
         if other is None or other.weight != target.weight or other.part == target.part:
             right[name] = target
     return right
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """A layer name without prefix and with underscores for dots; text encoders keep their number (`te1:…`)."""
     encoder = key_formats.split_text_encoder(name)
     if encoder is None:
-        return key_formats.without_prefixes(name)
+        return key_formats.strip_prefixes(name)
     number, path = encoder
-    return f"te{number}:{key_formats.without_prefixes(path)}"
+    return f"te{number}:{key_formats.strip_prefixes(path)}"
 
 
 def _index(names: Mapping[str, Target]) -> dict[str, Target]:
@@ -79,22 +79,22 @@ def _index(names: Mapping[str, Target]) -> dict[str, Target]:
     index: dict[str, Target] = {}
     claimed_twice = set()
     for name, target in names.items():
-        first = index.setdefault(canonical(name), target)
+        first = index.setdefault(canonical_name(name), target)
         if (first.model, first.weight, first.part) != (target.model, target.weight, target.part):
-            claimed_twice.add(canonical(name))
+            claimed_twice.add(canonical_name(name))
     for name in claimed_twice:
         del index[name]
     return index
 
 
-def _fused(name: str, index: Mapping[str, Target]) -> Target | None:
+def _find_fused(name: str, index: Mapping[str, Target]) -> Target | None:
     """What a layer for Q, K and V in one stands for in a model that holds them apart, or in one weight with others."""
-    found = _FUSED_TEXT.fullmatch(canonical(name))
+    found = _FUSED_TEXT.fullmatch(canonical_name(name))
     if found is not None:
         base, letters = found.groups()
         parts = [f"{base}add_{letter}_proj" for letter in letters]
     else:
-        found = _FUSED.fullmatch(canonical(name))
+        found = _FUSED.fullmatch(canonical_name(name))
         if found is None:
             return None
         base, before, letters, after = found.groups("")
@@ -102,10 +102,10 @@ def _fused(name: str, index: Mapping[str, Target]) -> Target | None:
     targets = [index[part] for part in parts if part in index]
     if len(targets) < len(parts):
         return None
-    return joined(targets)
+    return join_targets(targets)
 
 
-def joined(targets: Sequence[Target]) -> Target:
+def join_targets(targets: Sequence[Target]) -> Target:
     """One target for layers that a file has in one, in the order of its rows.
 
     Rows that follow each other in one weight become one part of it.
@@ -142,7 +142,7 @@ def _ends(shapes: Shapes) -> dict[str, list[Target]]:
     return ends
 
 
-def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
+def _find_by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> Target | None:
     """The text encoder weight that a name matches; None unless exactly one does.
 
     Only the encoders that the name's number can mean are looked at.
@@ -151,10 +151,10 @@ def _by_end(name: str, ends: Mapping[str, list[Target]], encoders: set[str]) -> 
     if encoder is not None:
         number, path = encoder
         other = _other_encoder(number, encoders)
-        candidates = ends.get(key_formats.without_prefixes(path), [])
+        candidates = ends.get(key_formats.strip_prefixes(path), [])
         candidates = [target for target in candidates if target.weight.partition(".")[0] != other]
     elif bare is not None:
-        candidates = ends.get(key_formats.without_prefixes(bare[1]), [])
+        candidates = ends.get(key_formats.strip_prefixes(bare[1]), [])
     else:
         candidates = []
     if len(candidates) == 1:
@@ -220,7 +220,7 @@ def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerName
         second = weight.replace(path, re.sub(both.pattern, both.rest, path))
         if re.match(both.pattern, path) and ("model", second) in shapes:
             targets = [Target("model", weight), Target("model", second)]
-            names.setdefault(re.sub(both.pattern, both.name, path), joined(targets))
+            names.setdefault(re.sub(both.pattern, both.name, path), join_targets(targets))
     change = swap_halves if table.swaps_halves(path, rows, columns) else None
     for name, start, length in table.parts(path, rows, columns):
         where = None if length == rows else (0, start, length)

@@ -46,7 +46,7 @@ def draw_bars(charts: Sequence[BarChart]) -> Tensor:
     top = max((bar.value for chart in charts for bar in chart.bars), default=0.0)
     for number, chart in enumerate(charts):
         _draw_chart(image, pen, chart, number * height, top or 1.0)
-    return as_image(image)
+    return to_image(image)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def draw_cells(table: CellTable) -> Tensor:
     image = Image.new("RGB", (WIDTH, top + height * len(table.lines) + _NAMES + 8), _PAPER)
     pen = ImageDraw.Draw(image)
     for number, title in enumerate(table.titles):
-        pen.text((_LEFT, 12 + 16 * number), printable(title), fill=_INK)
+        pen.text((_LEFT, 12 + 16 * number), to_latin_1(title), fill=_INK)
     step = (_RIGHT - _LEFT) / max(8, len(table.columns))
     for number, (name, values) in enumerate(table.lines):
         y = top + number * height
@@ -79,7 +79,7 @@ def draw_cells(table: CellTable) -> Tensor:
                 pen.text((box[0] + step / 2, y + height / 2), f"{value:+.2f}", fill=_cell_ink(value), anchor="mm")
     for place, name in enumerate(table.columns):
         draw_upright(image, name, _LEFT + (place + 0.5) * step, top + height * len(table.lines) + 5)
-    return as_image(image)
+    return to_image(image)
 
 
 def _cell_color(value: float | None) -> tuple[int, int, int]:
@@ -99,21 +99,21 @@ def _cell_ink(value: float) -> tuple[int, int, int]:
     return _INK
 
 
-def as_image(image: object) -> Tensor:
+def to_image(image: object) -> Tensor:
     """A Pillow picture as an image (1, H, W, 3) in 0..1."""
     import numpy as np
 
     return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]
 
 
-def printable(text: str) -> str:
+def to_latin_1(text: str) -> str:
     """A text in characters that Pillow's own font has."""
     return text.encode("latin-1", "replace").decode("latin-1")
 
 
 def _draw_chart(image: object, pen: ImageDraw.ImageDraw, chart: BarChart, above: int, top: float) -> None:
     low, high = above + _HEAD + _BARS, above + _HEAD
-    pen.text((_LEFT, above + 16), printable(chart.title), fill=_INK)
+    pen.text((_LEFT, above + 16), to_latin_1(chart.title), fill=_INK)
     for share in (0.0, 0.5, 1.0):
         y = low - _BARS * share
         pen.line([(_LEFT, y), (_RIGHT, y)], fill=_GRID)
@@ -133,8 +133,8 @@ def draw_upright(image: object, text: str, middle: float, top: float) -> None:
     from PIL import Image, ImageDraw
 
     assert isinstance(image, Image.Image)
-    left, up, right, down = ImageDraw.Draw(image).textbbox((0, 0), printable(text))
+    left, up, right, down = ImageDraw.Draw(image).textbbox((0, 0), to_latin_1(text))
     label = Image.new("RGB", (int(right - left) + 2, int(down - up) + 2), _PAPER)
-    ImageDraw.Draw(label).text((1 - left, 1 - up), printable(text), fill=_INK)
+    ImageDraw.Draw(label).text((1 - left, 1 - up), to_latin_1(text), fill=_INK)
     turned = label.rotate(90, expand=True)
     image.paste(turned, (round(middle - turned.width / 2), round(top)))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
-from ...storage.pictures import open_picture, picture_errors, shrunk
+from ...storage.pictures import open_picture, picture_errors, shrink
 from . import open_file
 
 _PICTURES = tuple(f"{middle}.{kind}" for kind in ("png", "jpg", "jpeg", "webp") for middle in ("", ".preview"))
@@ -29,7 +29,7 @@ class NoPicture(ValueError):
     """A preview picture that cannot be shown; the message names it without its folder."""
 
 
-def preview(path: str) -> str:
+def preview_url(path: str) -> str:
     """The preview picture of a LoRA file as a small data URL, "" if there is none.
 
     Raises NoPicture if one cannot be shown, ValueError if the LoRA file is damaged.
@@ -37,10 +37,10 @@ def preview(path: str) -> str:
     found = _picture_file(path)
     if found is not None:
         return _data_url(os.path.basename(found), _picture_bytes(found))
-    thumbnail = _thumbnail(open_file.header(path)[1])
+    thumbnail = _thumbnail(open_file.read_lora_header(path)[1])
     if not thumbnail:
         return ""
-    return _data_url("the thumbnail in the file", _decoded(thumbnail))
+    return _data_url("the thumbnail in the file", _decode(thumbnail))
 
 
 def _picture_file(path: str) -> str | None:
@@ -74,7 +74,7 @@ def _thumbnail(metadata: Mapping[str, str]) -> str:
     return ""
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -86,7 +86,7 @@ def _data_url(name: str, content: bytes) -> str:
     buffer = io.BytesIO()
     try:
         with open_picture(io.BytesIO(content)) as picture:
-            shrunk(picture, _SIDE).convert("RGB").save(buffer, format="WEBP", quality=85)
+            shrink(picture, _SIDE).convert("RGB").save(buffer, format="WEBP", quality=85)
     except picture_errors() as error:
         raise NoPicture(f"{name} cannot be shown as a picture ({type(error).__name__})") from error
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
@@ -95,11 +95,11 @@ def _data_url(name: str, content: bytes) -> str:
 def trigger_words(path: str) -> list[str]:
     """The trigger words that notes beside a LoRA file give, each once. Notes that cannot be read give none."""
     stem = os.path.splitext(path)[0]
-    found = [*_activation_text(_notes(stem + ".json")), *_trained_words(_notes(stem + ".civitai.info"))]
+    found = [*_activation_text(_read_notes(stem + ".json")), *_trained_words(_read_notes(stem + ".civitai.info"))]
     return list(dict.fromkeys(found))[:_MOST_WORDS]
 
 
-def _notes(path: str) -> Mapping[str, Any]:
+def _read_notes(path: str) -> Mapping[str, Any]:
     """The JSON object in a notes file; empty when there is none or it is anything else."""
     try:
         content = json.loads(read_bounded(path, _MOST_NOTES))

@@ -1,8 +1,8 @@
 """Which blocks tokens skip, what is refused, and what the report says of it."""
 
 import pytest
-from graft_nodes.patches.token_routing.plan import plan_routing
 from graft_nodes.patches.token_routing.report import report
+from graft_nodes.patches.token_routing.routing_plan import plan_routing
 from graft_nodes.patches.token_routing.settings import RoutingSettings
 from torch import nn
 

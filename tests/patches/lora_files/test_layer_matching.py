@@ -5,9 +5,9 @@ tests/with_comfyui/checks/test_lora_names.py.
 import pytest
 import torch
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
-from graft_nodes.patches.lora_files.layer_names import find_targets, joined
+from graft_nodes.patches.lora_files.layer_matching import find_targets, join_targets
 from graft_nodes.patches.lora_files.parse import Target
-from graft_nodes.patches.models.layer_names import swap_halves
+from graft_nodes.patches.models.diffusers_names import swap_halves
 
 D = "diffusion_model."
 WAN = {
@@ -192,10 +192,10 @@ def test_layers_for_several_weights_in_one(shapes, name, expected):
 
 def test_rows_that_follow_each_other_are_one_part():
     first, second = (Target("model", "a", (0, start, 4)) for start in (0, 4))
-    assert joined([first, second]) == Target("model", "a", (0, 0, 8))
-    assert joined([second, first]).pieces == (second, first)
+    assert join_targets([first, second]) == Target("model", "a", (0, 0, 8))
+    assert join_targets([second, first]).pieces == (second, first)
     turned = second._replace(function=swap_halves)
-    assert joined([first, turned]).pieces == (first, turned)
+    assert join_targets([first, turned]).pieces == (first, turned)
 
 
 def test_a_name_may_end_in_an_underscore():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import beside
+from graft_nodes.patches.lora_files import sidecar_files
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -30,25 +30,25 @@ def size_of(url):
 def test_a_picture_beside_the_file_comes_first_then_its_own_thumbnail(tmp_path):
     cover = json.dumps([base64.b64encode(png((5, 4))).decode()])
     path = stored(tmp_path, {"ssmd_cover_images": cover})
-    assert size_of(beside.preview(path)) == (5, 4)
+    assert size_of(sidecar_files.preview_url(path)) == (5, 4)
     thumbnail = "data:image/png;base64," + base64.b64encode(png((8, 4))).decode()
     path = stored(tmp_path, {"ssmd_cover_images": cover, "modelspec.thumbnail": thumbnail})
-    assert size_of(beside.preview(path)) == (8, 4)
+    assert size_of(sidecar_files.preview_url(path)) == (8, 4)
     (tmp_path / "a.v1.preview.png").write_bytes(png((9, 4)))
-    assert size_of(beside.preview(path)) == (9, 4)
+    assert size_of(sidecar_files.preview_url(path)) == (9, 4)
     (tmp_path / "a.v1.png").write_bytes(png((10, 4)))
-    assert size_of(beside.preview(path)) == (10, 4)
+    assert size_of(sidecar_files.preview_url(path)) == (10, 4)
 
 
 @pytest.mark.parametrize("covers", ["", "[]", "{", "[3]", '"x"', "[" * 10_000])
 def test_metadata_without_a_picture_give_none(tmp_path, covers):
-    assert beside.preview(stored(tmp_path, {"ssmd_cover_images": covers})) == ""
+    assert sidecar_files.preview_url(stored(tmp_path, {"ssmd_cover_images": covers})) == ""
 
 
 @pytest.mark.parametrize("thumbnail", ["data:image/png;base64,§", "data:image/png;base64,AAAA", "%%%"])
 def test_a_thumbnail_that_is_no_picture_is_said(tmp_path, thumbnail):
-    with pytest.raises(beside.NoPicture, match="the thumbnail in the file"):
-        beside.preview(stored(tmp_path, {"modelspec.thumbnail": thumbnail}))
+    with pytest.raises(sidecar_files.NoPicture, match="the thumbnail in the file"):
+        sidecar_files.preview_url(stored(tmp_path, {"modelspec.thumbnail": thumbnail}))
 
 
 @pytest.mark.parametrize("notes", ["", "[1]", '{"activation text": 3, "trainedWords": {"a": 1}}', "\xff", "[" * 10_000])
@@ -56,4 +56,4 @@ def test_notes_of_another_form_give_no_words(tmp_path, notes):
     path = stored(tmp_path)
     for name in ("a.v1.json", "a.v1.civitai.info"):
         (tmp_path / name).write_text(notes, encoding="latin-1")
-    assert beside.trigger_words(path) == []
+    assert sidecar_files.trigger_words(path) == []

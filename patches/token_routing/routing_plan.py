@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from ..models import registry
-from ..models.compiled import uncompiled
 from ..models.routed_blocks import RoutedBlocks, RoutedClass
+from ..models.torch_compile import unwrap
 from ..token_downsampling.unet import attention_blocks
 from .settings import RoutingSettings
 
@@ -60,15 +60,15 @@ def plan_routing(model: nn.Module, settings: RoutingSettings) -> Routing:
     Raises TypeError naming a class whose blocks are not known or that tokens cannot skip, and ValueError if no block
     is between the settings' layers.
     """
-    model = uncompiled(model)
+    model = unwrap(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return _plan_unet(model)
-    routed = _routed(model)
+    routed = _find_class(model)
     total = sum(len(_blocks(model, called)) for called in routed.blocks)
     return TransformerRouting(routed, settings.blocks(total), total)
 
 
-def _routed(model: nn.Module) -> RoutedClass:
+def _find_class(model: nn.Module) -> RoutedClass:
     name, known = type(model).__name__, registry.token_routing()
     if name in known.refused:
         raise TypeError(f"Apply TREAD does not work on {name}: {known.refused[name]}")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from graft_nodes.patches.token_routing.tokens import choose, in_sequence, kept_count, put_back, take
+from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count, put_back, sequence_indices, take
 
 CPU = torch.device("cpu")
 
@@ -24,8 +24,8 @@ def test_a_sequence_gets_no_length_by_which_others_know_other_attention():
 
 def test_a_draw_depends_on_its_seed_alone_and_rows_differ():
     before = torch.get_rng_state()
-    one = choose(7, 3, 50, 20, CPU)
-    assert torch.equal(one, choose(7, 3, 50, 20, CPU)) and not torch.equal(one, choose(8, 3, 50, 20, CPU))
+    one = choose_kept(7, 3, 50, 20, CPU)
+    assert torch.equal(one, choose_kept(7, 3, 50, 20, CPU)) and not torch.equal(one, choose_kept(8, 3, 50, 20, CPU))
     assert not torch.equal(one[0], one[1])
     assert all(row.tolist() == sorted(set(row.tolist())) for row in one)
     assert torch.equal(torch.get_rng_state(), before), "the global generator is left alone"
@@ -34,7 +34,8 @@ def test_a_draw_depends_on_its_seed_alone_and_rows_differ():
 def test_every_token_stays_equally_often():
     rows, count, kept = 4000, 40, 10
     share = (
-        torch.zeros(count).index_add_(0, choose(1, rows, count, kept, CPU).flatten(), torch.ones(rows * kept)) / rows
+        torch.zeros(count).index_add_(0, choose_kept(1, rows, count, kept, CPU).flatten(), torch.ones(rows * kept))
+        / rows
     )
     deviation = math.sqrt(0.25 * 0.75 / rows)
     assert (share - 0.25).abs().max() < 5 * deviation
@@ -44,8 +45,8 @@ def test_every_token_stays_equally_often():
 def test_what_leaves_a_sequence_comes_back_in_its_place(start, after):
     rows, count, kept = 2, 6, 4
     values = torch.randn(rows, start + count + after, 5, dtype=torch.float64)
-    staying = choose(3, rows, count, kept, CPU)
-    indices = in_sequence(staying, start, count, values.shape[1])
+    staying = choose_kept(3, rows, count, kept, CPU)
+    indices = sequence_indices(staying, start, count, values.shape[1])
     short = take(values, indices, 1)
     for row in range(rows):
         left = [

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from graft_nodes.patches.lora_files import incoming
+from graft_nodes.patches.lora_files import upload_check
 from safetensors.torch import save_file
 
 
 @pytest.mark.parametrize("name", ["a.safetensors", "Paper cut (v2) 墨水.SAFETENSORS", "console.safetensors"])
 def test_names_that_every_system_takes(name):
-    incoming.check_name(name)
+    upload_check.check_name(name)
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,14 @@ def test_names_that_every_system_takes(name):
 )
 def test_names_that_some_system_refuses(name):
     with pytest.raises(ValueError, match="cannot be the name of a file on every system"):
-        incoming.check_name(name)
+        upload_check.check_name(name)
 
 
 def test_a_long_name_and_another_kind_of_file():
     with pytest.raises(ValueError, match="too long"):
-        incoming.check_name("ü" * 130 + ".safetensors")
+        upload_check.check_name("ü" * 130 + ".safetensors")
     with pytest.raises(ValueError, match=r"'a\.ckpt' is no safetensors file"):
-        incoming.check_name("a.ckpt")
+        upload_check.check_name("a.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_a_lora_is_known_by_its_names(tmp_path, keys, is_lora):
     path = str(tmp_path / "draft")
     save_file({key: torch.zeros(2, 2) for key in keys}, path)
     if is_lora:
-        incoming.check_lora(path, "a.safetensors")
+        upload_check.check_lora(path, "a.safetensors")
         return
     with pytest.raises(ValueError, match=r"^a.safetensors is no LoRA: none of its"):
-        incoming.check_lora(path, "a.safetensors")
+        upload_check.check_lora(path, "a.safetensors")
 
 
 def test_a_damaged_file_is_named_without_its_folder(tmp_path):
     path = str(tmp_path / "draft")
     (tmp_path / "draft").write_bytes(b"no")
     with pytest.raises(ValueError, match=r"^a.safetensors is not a whole safetensors file") as wrong:
-        incoming.check_lora(path, "a.safetensors")
+        upload_check.check_lora(path, "a.safetensors")
     assert str(tmp_path) not in str(wrong.value)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft_nodes.patches.analysis.pictures import Bar, BarChart, CellTable, draw_bars, draw_cells, printable
+from graft_nodes.patches.analysis.charts import Bar, BarChart, CellTable, draw_bars, draw_cells, to_latin_1
 
 WORDS = "名 naïve"
 
@@ -96,4 +96,4 @@ def test_numbers_stand_in_their_cells_and_can_be_read():
 
 
 def test_texts_have_only_characters_that_the_font_has():
-    assert printable(WORDS) == "? naïve"
+    assert to_latin_1(WORDS) == "? naïve"

@@ -13,11 +13,11 @@ from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.dora import DoRA
 from graft_nodes.patches.adapters.ia3 import IA3
 from graft_nodes.patches.adapters.lora import LoRA
-from graft_nodes.patches.patching import ledger
+from graft_nodes.patches.patching import stack_ledger
 from graft_nodes.patches.patching.fuse import Patch, Stack
-from graft_nodes.patches.patching.huge_pages import empty
-from graft_nodes.patches.patching.ledger import Version, attach, attached, detach
+from graft_nodes.patches.patching.huge_pages import allocate
 from graft_nodes.patches.patching.plan import plan_weights
+from graft_nodes.patches.patching.stack_ledger import Version, attach, attached_stacks, detach
 from graft_nodes.training.memory.inference_tensors import use_normal_tensors
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def expected(base, stacks, x):
     for name, parameter in by_hand.named_parameters():
         parameter.copy_(base[name])
         for patch in [patch for of in stacks for patch in of.patches.get(name, ())]:
-            if not patch.layer.additive:
+            if not patch.layer.is_additive:
                 parameter += patch.strength * (patch.layer.apply(parameter.float()) - parameter)
                 continue
             change = (
@@ -104,7 +104,7 @@ def test_detach_in_any_order_restores_the_base(order):
     for name in "abc":
         attach(of, name, [stacks[name]])
     for name in order:
-        assert torch.allclose(of(x).double(), expected(before.bytes, attached(of), x), atol=1e-4)
+        assert torch.allclose(of(x).double(), expected(before.bytes, attached_stacks(of), x), atol=1e-4)
         detach(of, name)
     before.check(of)
 
@@ -116,9 +116,9 @@ def test_twice_by_one_owner_and_once_by_two():
     live = of.get_parameter("0.weight")
     attach(of, "a", [one])
     attach(of, "b", [one])
-    assert attached(of) == [one] and of.get_parameter("0.weight") is live
+    assert attached_stacks(of) == [one] and of.get_parameter("0.weight") is live
     detach(of, "a")
-    assert attached(of) == [one]
+    assert attached_stacks(of) == [one]
     detach(of, "b")
     detach(of, "b")
     before.check(of)
@@ -131,7 +131,7 @@ def test_untouched_weights_are_not_copied_and_results_are_kept(monkeypatch):
     live = of.get_parameter("0.weight")
     assert all(of.get_parameter(name) is parameter for name, parameter in untouched.items())
     detach(of, "a")
-    monkeypatch.setattr(ledger, "patched", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(stack_ledger, "apply_patches", lambda *_, **__: pytest.fail("computed again"))
     attach(of, "a", [one])
     assert of.get_parameter("0.weight") is live
 
@@ -171,7 +171,7 @@ def test_nothing_is_imported_when_a_stack_goes(monkeypatch):
     for bypass in (False, True):
         attach(of, 1, [stack(of, NAMES, bypass=bypass)])
         with monkeypatch.context() as patched:
-            patched.delitem(sys.modules, empty.__module__)
+            patched.delitem(sys.modules, allocate.__module__)
             patched.setattr(sys, "meta_path", None)
             detach(of, 1)
         before.check(of)
@@ -194,7 +194,7 @@ def test_memory_that_some_weights_share_goes_when_others_leave_it(monkeypatch):
         mappings.extend([weakref.ref(mapping)] if like else [])
         return made
 
-    monkeypatch.setattr(ledger, "empty", together)
+    monkeypatch.setattr(stack_ledger, "allocate", together)
     of = model()
     base = {name: of.get_parameter(name).clone() for name in NAMES}
     attach(of, "a", [stack(of, NAMES[:2])])
@@ -214,13 +214,13 @@ def test_forgotten_memory_is_free():
     live = weakref.ref(of.get_parameter("0.weight"))
     detach(of, "a")
     assert live() is not None
-    ledger.forget(of)
+    stack_ledger.forget(of)
     assert live() is None
 
 
 def in_place(monkeypatch):
     """What is done on a device, done on the CPU."""
-    monkeypatch.setattr(ledger, "is_patched_in_place", lambda base: True)
+    monkeypatch.setattr(stack_ledger, "is_patched_in_place", lambda base: True)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -230,8 +230,8 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
         of = model()
         before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES[:2], 9), torch.randn(3, 6)
     copies = []
-    real = ledger.copied_to_host
-    monkeypatch.setattr(ledger, "copied_to_host", lambda base: copies.append(base) or real(base))
+    real = stack_ledger.copy_to_host
+    monkeypatch.setattr(stack_ledger, "copy_to_host", lambda base: copies.append(base) or real(base))
     with torch.inference_mode(inference):
         for _ in range(2):
             attach(of, "a", [one], Version(1))
@@ -253,7 +253,7 @@ def test_on_a_device_weights_change_in_place(monkeypatch, inference):
 def test_a_failure_on_a_device_writes_every_base_back(monkeypatch):
     in_place(monkeypatch)
     of = model()
-    before, real, calls = Snapshot(of), ledger.patched, itertools.count(1)
+    before, real, calls = Snapshot(of), stack_ledger.apply_patches, itertools.count(1)
 
     def failing(*arguments, **keywords):
         result = real(*arguments, **keywords)
@@ -261,7 +261,7 @@ def test_a_failure_on_a_device_writes_every_base_back(monkeypatch):
             raise MemoryError("out of memory")
         return result
 
-    monkeypatch.setattr(ledger, "patched", failing)
+    monkeypatch.setattr(stack_ledger, "apply_patches", failing)
     with pytest.raises(MemoryError):
         attach(of, "a", [stack(of, NAMES)])
     before.check(of)
@@ -321,7 +321,7 @@ def test_kept_memory_goes_with_the_model():
     live = weakref.ref(of.get_parameter("0.weight"))
     detach(of, "a")
     gc.collect()
-    assert live() is not None and ledger.is_kept(of)
+    assert live() is not None and stack_ledger.is_kept(of)
     del of
     gc.collect()
     assert live() is None
@@ -364,7 +364,7 @@ def test_a_failure_while_computing_takes_everything_off(monkeypatch, call):
     of, one, two = model(), stack(model(), NAMES), stack(model(), NAMES, 10)
     before = Snapshot(of)
     attach(of, "a", [one])
-    real, calls = ledger.patched, itertools.count(1)
+    real, calls = stack_ledger.apply_patches, itertools.count(1)
 
     def failing(*arguments, **keywords):
         result = real(*arguments, **keywords)
@@ -372,7 +372,7 @@ def test_a_failure_while_computing_takes_everything_off(monkeypatch, call):
             raise MemoryError("out of memory")
         return result
 
-    monkeypatch.setattr(ledger, "patched", failing)
+    monkeypatch.setattr(stack_ledger, "apply_patches", failing)
     with pytest.raises(MemoryError):
         attach(of, "b", [two])
     before.check(of)
@@ -478,7 +478,7 @@ class Sequences(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         held = [each for stacks in self.owners.values() for each in stacks]
-        assert attached(self.model) == held
+        assert attached_stacks(self.model) == held
         x = torch.linspace(-1, 1, 12).view(2, 6)
         wanted = expected(self.before.bytes, held, x)
         assert torch.allclose(self.model(x).double(), wanted, rtol=1e-3, atol=1e-3)
@@ -522,7 +522,7 @@ def test_quantized_weights_are_patched_at_the_activations():
     one = stack(of, NAMES, bypass=True)
     of[0], of[2] = Int8Linear(of[0]), Int8Linear(of[2])
     of[2].weight = Packed(torch.zeros(20, 1, dtype=torch.uint8))
-    assert ledger.shapes(of)["0.weight"] == (8, 6) and ledger.shapes(of)["2.weight"] == (5, 8)
+    assert stack_ledger.weight_shapes(of)["0.weight"] == (8, 6) and stack_ledger.weight_shapes(of)["2.weight"] == (5, 8)
     merge, bypass, _, reasons = plan_weights(of, one.patches, "auto")
     assert (merge, bypass) == (["3.weight"], ["0.weight", "2.weight"])
     assert reasons == {
@@ -567,7 +567,7 @@ def test_every_name_of_a_tied_weight_is_one_weight(monkeypatch, on_device, names
     for _ in range(2):
         attach(of, "a", [one])
         attach(of, "b", [two])
-        assert of[0].weight is of[4].weight and set(names) <= set(ledger.bases(of))
+        assert of[0].weight is of[4].weight and set(names) <= set(stack_ledger.base_weights(of))
         patches = [
             patch for each in (one, two) for name in ("0.weight", "4.weight") for patch in each.patches.get(name, ())
         ]

@@ -122,7 +122,7 @@ class LayerNames:
         return False
 
 
-def by_table(table: Table) -> Callable[[str], str]:
+def rename_by_table(table: Table) -> Callable[[str], str]:
     """A layer's name after applying every row of a table."""
 
     def rename(path: str) -> str:

@@ -30,11 +30,11 @@ def check_name(name: str) -> None:
 def check_lora(path: str, name: str) -> None:
     """Raises ValueError that says why a file is no LoRA file; its header is read, its tensors are not."""
     try:
-        tensors, _ = open_file.header(path)
+        tensors, _ = open_file.read_lora_header(path)
     except ValueError as error:
         raise ValueError(str(error).replace(path, name)) from error
     shapes = key_formats.generic_keys({key: tensor.shape for key, tensor in tensors.items()})
-    layers = set(parse.names(shapes))
+    layers = set(parse.layer_names(shapes))
     if not layers and not any(map(_is_bundled_embedding, tensors)):
         raise ValueError(
             f"{name} is no LoRA: none of its {len(tensors)} tensors is named as a LoRA's. A checkpoint belongs into"

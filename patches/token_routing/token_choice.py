@@ -20,7 +20,7 @@ def kept_count(count: int, ratio: float, others: int = 0, taken: Collection[int]
     return kept
 
 
-def choose(seed: int, rows: int, count: int, kept: int, device: torch.device) -> Tensor:
+def choose_kept(seed: int, rows: int, count: int, kept: int, device: torch.device) -> Tensor:
     """Indices (rows, kept) of the tokens that stay, ascending, each row's own draw.
 
     They are drawn on the CPU, so that every device keeps the same.
@@ -30,7 +30,7 @@ def choose(seed: int, rows: int, count: int, kept: int, device: torch.device) ->
     return order[:, :kept].sort(dim=1).values.to(device, non_blocking=True)
 
 
-def in_sequence(kept: Tensor, start: int, count: int, length: int) -> Tensor:
+def sequence_indices(kept: Tensor, start: int, count: int, length: int) -> Tensor:
     """Indices (rows, length - count + kept) in a sequence of `length`, whose image tokens begin at `start`: all tokens
     but those that skip.
     """

@@ -17,7 +17,7 @@ def is_compiled(wrappers: Mapping[str, Mapping[str, Any]]) -> bool:
     return any("torch.compile" in keyed for keyed in wrappers.values())
 
 
-def uncompiled(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """The module inside a torch.compile wrapper, whose class and blocks identify it; any other module itself."""
     return getattr(model, "_orig_mod", model)
 
@@ -34,7 +34,7 @@ def _kind(identity: str) -> type[_Pass]:
     return type("OwnCode", (_Pass,), {"__doc__": identity})
 
 
-def own_code(identity: str) -> TorchFunctionMode:
+def separate_code(identity: str) -> TorchFunctionMode:
     """A context with compiled code of its own, for one identity (such as the settings and grid of Apply ToDo).
 
     Inside, torch.compile uses only code that it compiled under the same identity; outside, only code that it compiled
