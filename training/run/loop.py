@@ -96,7 +96,7 @@ def train(
             with group.raise_together():
                 work = Workspace(state, denoiser, dataset, group, callbacks.raise_if_interrupted)
                 stack.enter_context(closing(work))
-                work.loader.until = until
+                work.load_until(until)
                 stack.enter_context(work.install())
             for note in work.notes:
                 if callbacks.note is not None:

@@ -69,7 +69,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
                     Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size), in_main_memory=on_host)
                 )
             )
-        work.loader.until = state.step + 2
+        work.load_until(state.step + 2)
         for shadow in work.shadows:
             for tensor in shadow.tensors.values():
                 counter.count(tensor, AVERAGE)

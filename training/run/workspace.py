@@ -159,6 +159,10 @@ class Workspace:
             settings = replace(ema, schedule="power", widths=(width,), snapshots=0)
             self.powers.append((settings, Shadow.from_average(average, state.step, self.trained, device, ema.device)))
 
+    def load_until(self, step: int) -> None:
+        """Have batches prepared ahead up to a step, and none behind it."""
+        self.loader.until = step
+
     def moment(self) -> tuple[int, int, str]:
         """(seed, step, purpose) of the forward that runs now."""
         return self.start_state.start.seed, self.step, self.purpose
