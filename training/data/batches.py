@@ -220,7 +220,7 @@ def collate(items: Sequence[BatchItem]) -> Batch:
     latents = torch.stack([_latent(item) for item in items])
     return Batch(
         latents,
-        tuple(_conditioning(item) for item in items),
+        tuple(image_conditioning(one.dataset, one.caption, one.crop, one.flipped, one.dropped) for one in items),
         torch.tensor([item.is_regularization for item in items]),
         tuple(item.caption for item in items),
         _masks(items),
@@ -238,7 +238,10 @@ def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
     sets = [slider.sets[item.image.prompt_set] for item in items]
 
     def encoded(prompts: Sequence[str]) -> tuple[Conditioning, ...]:
-        return tuple(_encode_as(item, prompt) for item, prompt in zip(items, prompts, strict=True))
+        return tuple(
+            image_conditioning(item.dataset, prompt, item.crop, item.flipped)
+            for item, prompt in zip(items, prompts, strict=True)
+        )
 
     anchor: tuple[Conditioning, ...] = ()
     if slider.anchor:
@@ -250,14 +253,6 @@ def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
         encoded([""] * len(items)),
         anchor,
     )
-
-
-def _encode_as(item: BatchItem, prompt: str) -> Conditioning:
-    return image_conditioning(item.dataset, prompt, item.crop, item.flipped)
-
-
-def _conditioning(item: BatchItem) -> Conditioning:
-    return image_conditioning(item.dataset, item.caption, item.crop, item.flipped, item.dropped)
 
 
 def _latent(item: BatchItem) -> Tensor:

@@ -12,7 +12,6 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from ...storage.digest import sha256_of_spaced_json
-from .changed_files import WatchedFiles
 from .dataset import Conditioning, Dataset, DatasetImage, prompt_parts
 from .kohya_metadata import join_metadata
 
@@ -125,12 +124,8 @@ def _join(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:
         unhashed=tuple(dict.fromkeys(chain.from_iterable(part.unhashed for part in parts))),
         workers=max(part.workers for part in parts),
         write_schedule=any(part.write_schedule for part in parts),
-        watched=_join_watched_files(parts),
+        watched=tuple(chain.from_iterable(part.watched for part in parts)),
     )
-
-
-def _join_watched_files(parts: Sequence[Dataset]) -> tuple[WatchedFiles, ...]:
-    return tuple(chain.from_iterable(part.watched for part in parts))
 
 
 def _give_own_settings(dataset: Dataset, images: Iterable[DatasetImage]) -> list[DatasetImage]:

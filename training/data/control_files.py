@@ -122,11 +122,9 @@ class _Places:
 
 
 def _looks_like_control(path: Path, folder: Path) -> bool:
-    return _ENDING.fullmatch(path.stem) is not None or _is_control_folder(path.parent, folder)
-
-
-def _is_control_folder(parent: Path, folder: Path) -> bool:
-    return parent != folder and _FOLDER.fullmatch(parent.name) is not None
+    """Whether its name ends as a control picture's does, or it lies in a folder of control pictures."""
+    is_in_control_folder = path.parent != folder and _FOLDER.fullmatch(path.parent.name) is not None
+    return _ENDING.fullmatch(path.stem) is not None or is_in_control_folder
 
 
 def _candidate(path: Path, places: _Places) -> _Candidate:

@@ -273,11 +273,7 @@ def graph_breaks() -> Counter[str]:
     """How often torch.compile has broken a graph in this process, by its reason."""
     from torch._dynamo.utils import counters
 
-    return Counter({_first_line(reason): count for reason, count in counters["graph_break"].items()})
-
-
-def _first_line(reason: str) -> str:
-    return str(reason).strip().partition("\n")[0]
+    return Counter({str(reason).strip().partition("\n")[0]: count for reason, count in counters["graph_break"].items()})
 
 
 def kinds(module: nn.Module) -> Mapping[str, int]:

@@ -122,7 +122,7 @@ def test_the_formulas(options):
         for (name, y), p in zip(hand.y.items(), group["params"], strict=True):
             torch.testing.assert_close(p.detach(), y, rtol=1e-9, atol=1e-12)
             x = schedulefree.average(p, {"z": optimizer.state[p]["z"].float()}, group)
-            torch.testing.assert_close(x, hand.copy_sampling_weights(name).float(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(x, hand.sampled(name).float(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_tensor_without_gradient_stays_and_counts_for_nothing():
