@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from graft_nodes.comfyui_api_stubs.tests.editor import serving
-from graft_nodes.comfyui_api_stubs.tests.editor.serving import PATIENCE, Client, Reply, at_once, front_end, picture, shows
+from graft_nodes.comfyui_api_stubs.tests.editor.serving import (
+    PATIENCE,
+    Client,
+    Reply,
+    at_once,
+    front_end,
+    picture,
+    shows,
+)
 
 __all__ = ["PATIENCE", "Client", "Reply", "at_once", "front_end", "picture", "shows"]
 
