@@ -64,9 +64,7 @@ _ANOTHER_SITE: Answer = (403, {"error": "another site's page asked for this; onl
 
 def register() -> None:
     """Adds the routes to ComfyUI's server, if there is one."""
-    import server
-
-    instance = getattr(server.PromptServer, "instance", None)
+    instance = events.prompt_server()
     if instance is not None:
         register_on(instance)
 

@@ -87,7 +87,7 @@ class ExpertTraining:
         every = callbacks.preview_every
         with ExitStack() as stack:
             stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
-            callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_stops, stops))
+            callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
                 own, dataset = call.with_callbacks(callbacks), call.state.subject.dataset
@@ -152,10 +152,6 @@ class ExpertTraining:
             "MODEL, LoRA and losses of this node are the high noise expert's; Split Expert Pair gives those of both"
         )
         return "\n\n".join(parts)
-
-
-def _any_stops(stops: Sequence[Callable[[], bool]]) -> bool:
-    return any(asked() for asked in stops)
 
 
 @contextlib.contextmanager
