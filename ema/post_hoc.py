@@ -166,10 +166,7 @@ def reconstruct(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
         )
     system = _System(snapshots, rounding)
-    if 0.0 < width <= WIDEST:
-        result = system.fit(Profile(step, width))
-    else:
-        result = None
+    result = system.fit(Profile(step, width)) if 0.0 < width <= WIDEST else None
     if result is None or result.miss > tolerance:
         if result is None:
             reason = f"expected above 0 and at most {WIDEST}"
@@ -220,9 +217,7 @@ def spread_evenly(ranges: Sequence[tuple[float, float]], count: int) -> list[flo
     widths = []
     for narrowest, widest in ranges:
         length = math.log(widest / narrowest)
-        points = 1
-        if total > 0:
-            points = max(1, round(count * length / total))
+        points = max(1, round(count * length / total)) if total > 0 else 1
         if points == 1:
             widths.append((narrowest * widest) ** 0.5)
             continue

@@ -40,9 +40,7 @@ class Shadow:
         """A copy of `average` at `step` for weights that a model on `device` trains: `where` is "same" (each beside its
         weight) or "host" (host memory).
         """
-        lane = None
-        if where == "host":
-            lane = open_lane(weights, device)
+        lane = open_lane(weights, device) if where == "host" else None
         copies: dict[str, Tensor] = {}
         for name, tensor in average.items():
             target_device = torch.device("cpu")

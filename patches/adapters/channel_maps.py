@@ -96,9 +96,7 @@ class Rotation:
     def to(self, device: torch.device) -> Rotation:
         """This map on another device."""
         stages = tuple(replace(stage, blocks=stage.blocks.to(device)) for stage in self.stages)
-        gains = None
-        if self.gains is not None:
-            gains = self.gains.to(device)
+        gains = self.gains.to(device) if self.gains is not None else None
         return Rotation(stages, self.fraction.to(device), gains)
 
 

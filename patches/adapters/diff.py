@@ -104,9 +104,7 @@ def _labels(shapes: Shapes) -> list[str]:
 
 def _block_parameter(key: str, state: Container[str]) -> tuple[str, str] | None:
     """Distilled Wan LoRAs save the difference of a block's own parameter `modulation` as `.diff_m`."""
-    if key.endswith(".diff_m"):
-        return key.removesuffix(".diff_m") + ".modulation", "diff"
-    return None
+    return key.removesuffix(".diff_m") + ".modulation", "diff" if key.endswith(".diff_m") else None
 
 
 def _build_set(tensors: LayerTensors) -> Iterator[PlacedLayer]:

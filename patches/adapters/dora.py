@@ -34,9 +34,7 @@ class DoRA:
     @property
     def kind(self) -> str:
         """The kind's name, for reports."""
-        if self.inner.kind in ("LoRA", "LoCon"):
-            return "DoRA"
-        return f"{self.inner.kind} with DoRA"
+        return "DoRA" if self.inner.kind in ("LoRA", "LoCon") else f"{self.inner.kind} with DoRA"
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -51,9 +49,7 @@ class DoRA:
         return magnitude / (norm + torch.finfo(torch.float32).eps)
 
     def _axis(self, shape: Sequence[int]) -> int:
-        if self.magnitude.shape[0] == self.magnitude.numel() == shape[0]:
-            return 0
-        return 1
+        return 0 if self.magnitude.shape[0] == self.magnitude.numel() == shape[0] else 1
 
     def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """Scales rows or columns, including the inner layer's; the norms are those of the current weight."""

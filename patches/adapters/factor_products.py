@@ -19,9 +19,7 @@ def product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | st
 
 def product_shape(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
     """The shape of `product`."""
-    if core is None:
-        return (a.shape[0], *b.shape[1:])
-    return (a.shape[1], b.shape[1], *core.shape[2:])
+    return (a.shape[0], *b.shape[1:]) if core is None else (a.shape[1], b.shape[1], *core.shape[2:])
 
 
 def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:

@@ -43,16 +43,11 @@ class GLoRA:
         """What a weight (out, in, ...) in float32 becomes."""
         a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
         mixed = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
-        if self.bm is None:
-            added = b1 @ b2
-        else:
-            added = torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
+        added = b1 @ b2 if self.bm is None else torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
         return weight + self._scale(a2) * (mixed + added.reshape(weight.shape))
 
     def _scale(self, a2: Tensor) -> float:
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / a2.shape[0]
+        return 1.0 if self.alpha is None else self.alpha / a2.shape[0]
 
     def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A mixture of what goes in, and a LoRA."""

@@ -49,9 +49,7 @@ class IA3:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        side = -1
-        if len(shape) > int(self.columns):
-            side = shape[int(self.columns)]
+        side = shape[int(self.columns)] if len(shape) > int(self.columns) else -1
         if self.factor.numel() == side:
             return None
         return f"expected {side} factors for a weight {sides_text(shape)}, got {shape_text(self.factor)}"
@@ -96,15 +94,11 @@ def _weight_beside_on_input(key: str, state: Container[str]) -> tuple[str, str] 
 
 
 def _one_number_error(role: str, tensor: Tensor) -> str | None:
-    if tensor.numel() == 1:
-        return None
-    return f"expected one number, got {tuple(tensor.shape)}"
+    return None if tensor.numel() == 1 else f"expected one number, got {tuple(tensor.shape)}"
 
 
 def _vector_error(role: str, tensor: Tensor) -> str | None:
-    if tensor.ndim:
-        return None
-    return f"expected a vector or more, got {role} {tuple(tensor.shape)}"
+    return None if tensor.ndim else f"expected a vector or more, got {role} {tuple(tensor.shape)}"
 
 
 _LYCORIS = FileFormat(

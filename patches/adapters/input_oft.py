@@ -72,10 +72,7 @@ class InputOFT:
         """Why this does not fit a weight of `shape`, or None."""
         stages, blocks, side, _ = self.rotations.shape
         columns = math.prod(shape[1:]) if len(shape) > 1 else 0
-        if blocks == 1:
-            fits = columns % side == 0
-        else:
-            fits = columns == blocks * side
+        fits = columns % side == 0 if blocks == 1 else columns == blocks * side
         if stages > 1 and (side % 2 or columns % (2 ** (stages - 1) * side)):
             fits = False
         if not columns or not fits:
@@ -105,10 +102,7 @@ def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
     identity = torch.eye(side)
     if not terms:
         return (identity - skew) @ torch.linalg.inv(identity + skew)
-    if terms < 3:
-        last = terms - 1
-    else:
-        last = max(3, terms - 1)
+    last = terms - 1 if terms < 3 else max(3, terms - 1)
     rotations, power = identity.repeat(blocks, 1, 1), skew
     for k in range(1, last + 1):
         factor = 1.0 if k == last > 1 else 2.0

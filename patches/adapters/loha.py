@@ -15,16 +15,7 @@ from .factor_products import drop_none, fits, product, product_error, product_sh
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import MAX_FACTOR_RANK
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-    normal,
-    output_hook,
-)
+from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainableAdapter, TrainedTensor, normal, output_hook
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +37,7 @@ class LoHa:
     @property
     def scale(self) -> float:
         """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.w1_b.shape[0]
+        return 1.0 if self.alpha is None else self.alpha / self.w1_b.shape[0]
 
     def with_scale(self, scale: float | None) -> LoHa:
         """This layer with another scale; None keeps it."""

@@ -89,10 +89,7 @@ class LoKr:
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
         second: tuple[Tensor, ...]
-        if self.w2 is not None:
-            second = (self.w2,)
-        else:
-            second = (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
+        second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
         # copies: files are read as inference tensors
         copies = tuple(factor.to("cpu", torch.float32, copy=True) for factor in second)
         return self.scale * _whole_or_product(self.w1, self.w1_a, self.w1_b, None, "cpu"), copies

@@ -36,9 +36,7 @@ class OFT:
     @property
     def kind(self) -> str:
         """The kind's name, for reports."""
-        if self.blocks.ndim == 4:
-            return "BOFT"
-        return "OFT"
+        return "BOFT" if self.blocks.ndim == 4 else "OFT"
 
     def rotations(self, out: int, device: torch.device | str) -> Tensor:
         """Cayley's (I + Q)(I - Q)^-1 of every block."""

@@ -22,16 +22,7 @@ from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
 from .layer import MAX_FACTOR_RANK
 from .rank_mask import RankMask, current_timesteps, timesteps_of_rows
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    InitRule,
-    InitSource,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-)
+from .trainable import AdapterHooks, Dropout, InitRule, InitSource, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +53,7 @@ class TLoRA:
     @property
     def scale(self) -> float:
         """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.rank
+        return 1.0 if self.alpha is None else self.alpha / self.rank
 
     @property
     def rank_mask(self) -> RankMask | None:
@@ -277,10 +266,7 @@ class TrainableTLoRA(TrainableAdapter):
                 return out
             up, down = _factors(*_ordered_tensors(tensors))
             down = down.view(-1, *size.shape[1:])
-            if convolution:
-                hidden = convolve(module, x, down.to(x.dtype))
-            else:
-                hidden = F.linear(x, down.to(x.dtype))
+            hidden = convolve(module, x, down.to(x.dtype)) if convolution else F.linear(x, down.to(x.dtype))
             channels = 1 if convolution else hidden.ndim - 1
             gate = _gate(size, hidden, channels)
             if dropout.is_enabled:

@@ -85,18 +85,14 @@ def draw_cells(table: CellTable) -> Tensor:
 def _cell_color(value: float | None) -> tuple[int, int, int]:
     if value is None:
         return _GRID
-    end = _STRONG
-    if value < 0:
-        end = _RED
+    end = _RED if value < 0 else _STRONG
     share = min(1.0, abs(value)) ** 0.5  # small cosines matter too
     red, green, blue = (round(paper + share * (ink - paper)) for paper, ink in zip(_PAPER, end, strict=True))
     return red, green, blue
 
 
 def _cell_ink(value: float) -> tuple[int, int, int]:
-    if abs(value) > 0.25:
-        return _PAPER
-    return _INK
+    return _PAPER if abs(value) > 0.25 else _INK
 
 
 def to_image(image: object) -> Tensor:

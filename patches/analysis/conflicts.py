@@ -160,9 +160,7 @@ def _combine(layers: Sequence[LayerOverlap], size: float) -> Overlap:
 
 
 def _cosine(product: float, size: float) -> float:
-    if not size:
-        return 0.0
-    return max(-1.0, min(1.0, product / size))
+    return 0.0 if not size else max(-1.0, min(1.0, product / size))
 
 
 def inner_product(first: FileChange, second: FileChange) -> float:
@@ -241,9 +239,7 @@ def find_fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
             if abs(overlap.cosine) < threshold:
                 continue
             first, second = pair
-            weaker = second
-            if conflicts.energies[first][block] < conflicts.energies[second][block]:
-                weaker = first
+            weaker = first if conflicts.energies[first][block] < conflicts.energies[second][block] else second
             factor = round(1.0 - abs(overlap.cosine), 2)
             found.append(Fight(pair, block, overlap, weaker, factor))
     return sorted(found, key=lambda fight: -round(abs(fight.overlap.cosine), 6))
@@ -300,9 +296,7 @@ def _layer_lines(conflicts: Conflicts, threshold: float) -> list[str]:
 
 
 def _verb(overlap: Overlap) -> str:
-    if overlap.cosine < 0:
-        return "cancel"
-    return "repeat each other"
+    return "cancel" if overlap.cosine < 0 else "repeat each other"
 
 
 def _words(overlap: Overlap) -> str:

@@ -46,10 +46,7 @@ def average(
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: averaging method is {algebra!r}, expected one of {', '.join(ALGEBRAS)}.")
     if rank < 0 or (rank and algebra == "factors"):
-        if rank > 0:
-            why = "factors keep their own rank, use 0"
-        else:
-            why = "expected 0 or more"
+        why = "factors keep their own rank, use 0" if rank > 0 else "expected 0 or more"
         raise ValueError(f"Averaging LoRAs: maximum rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
         raise ValueError(
@@ -191,10 +188,7 @@ def concatenate(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor
 
 
 def _pair(group: Group) -> LoRA:
-    if "alpha" in group:
-        alpha = float(group["alpha"][1])
-    else:
-        alpha = None
+    alpha = float(group["alpha"][1]) if "alpha" in group else None
     return LoRA(group["up"][1], group["down"][1], alpha, group["mid"][1] if "mid" in group else None)
 
 

@@ -221,10 +221,7 @@ def parse_for_model(text: str, weights: Iterable[str]) -> dict[str, float]:
             for length, (name, block_names) in weight_lists().items()
             if set(block_names) <= model_blocks
         ]
-        if fits:
-            advice = f"; expected a list of {' or '.join(fits)} numbers"
-        else:
-            advice = ""
+        advice = f"; expected a list of {' or '.join(fits)} numbers" if fits else ""
         raise ValueError(
             f"blocks: this model has no {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}{advice}"
         )

@@ -318,9 +318,7 @@ class _Tally:
 
 
 def _share(left_out: float, whole: float) -> float:
-    if left_out <= _ROUNDING * whole:
-        return 0.0
-    return (left_out / whole) ** 0.5
+    return 0.0 if left_out <= _ROUNDING * whole else (left_out / whole) ** 0.5
 
 
 class _MergedLayers:
@@ -433,9 +431,7 @@ class _MergedLayers:
     def add_whole(self, base: str, change: Tensor, bias: bool = False) -> None:
         """Add a difference unchanged."""
         self.cut.add(base, energy(change), 0.0)
-        key = f"{base}.diff"
-        if bias:
-            key = f"{base}.diff_b"
+        key = f"{base}.diff_b" if bias else f"{base}.diff"
         self.state[key] = change.contiguous()
 
     def add_cut(self, base: str, change: Tensor, limit: int) -> None:

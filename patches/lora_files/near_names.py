@@ -82,6 +82,4 @@ def _share(one: frozenset[str], other: frozenset[str]) -> float:
 
 def _pair_share(one: frozenset[str], other: frozenset[str]) -> float:
     """Dice's coefficient; 0 for names so short that a pair says nothing."""
-    if len(one) < 2 or len(other) < 2:
-        return 0.0
-    return 2 * len(one & other) / (len(one) + len(other))
+    return 0.0 if len(one) < 2 or len(other) < 2 else 2 * len(one & other) / (len(one) + len(other))

@@ -476,9 +476,7 @@ def _tensor_errors(role: str, key: str, tensor: Tensor) -> Iterator[str]:
 
 def _rows(part: Slice | None) -> Slice | None:
     """The part of the bias for a part of its weight."""
-    if part is not None and part[0] == 0:
-        return part
-    return None
+    return part if part is not None and part[0] == 0 else None
 
 
 def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]]) -> str | None:

@@ -38,10 +38,7 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
     """A convolution with another weight instead of the module's (no bias), using its stride, dilation and padding."""
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
-        if module.padding_mode == "zeros":
-            mode = "constant"
-        else:
-            mode = module.padding_mode
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
     return _operation(x, compiled)(x, weight, module.stride, padding, module.dilation, groups)
 

@@ -156,9 +156,7 @@ def _merge_or_bypass(plan: WeightPlan, name: str, mode: str, no_bypass: str | No
 
 def why_not_bypass(module: nn.Module, attribute: str) -> str | None:
     """Why a weight cannot be patched at the activations, or None."""
-    if has_bypass(module, attribute):
-        return None
-    return f"{type(module).__name__} has no bypass"
+    return None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
 
 
 def has_bypass(module: nn.Module, attribute: str) -> bool:
