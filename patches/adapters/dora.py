@@ -13,13 +13,13 @@ from .channel_maps import Scale
 from .factor_products import shape_text
 from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, AdditiveLayer, ReadWeight
+from .layer import ActivationForm, AdditiveLayer, ReadWeight, StoredLayer
 from .lora import TrainableLoRA, pair_hook
 from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainedTensor, column_norms
 
 
 @dataclass(frozen=True, eq=False)
-class DoRA:
+class DoRA(StoredLayer):
     """apply(W) = magnitude * (W + delta) / ||W + delta||.
 
     Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number per row of W, (1, in, …)
@@ -76,10 +76,6 @@ class DoRA:
         if self.magnitude.shape[0] != self.magnitude.numel() or not hasattr(inner, "slice_rows"):
             return None
         return DoRA(inner.slice_rows(start, length), self.magnitude[start : start + length])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (*self.inner.tensors(), self.magnitude)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from .channel_maps import LowRankMix
-from .factor_products import drop_none, shape_text, sides_text
+from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .lora import LoRA
 
 
 @dataclass(frozen=True, eq=False)
-class GLoRA:
+class GLoRA(StoredLayer):
     """apply(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`. Older lycoris files store each pair in
     reverse order.
     """
@@ -74,10 +74,6 @@ class GLoRA:
         if ranks_fit and sides == (shape[1], shape[1], shape[0], columns):
             return None
         return f"expected a weight {sides_text(shape)}, got a1, a2, b1, b2 {shapes}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.a1, self.a2, self.b1, self.b2, self.bm)
 
 
 def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:

@@ -12,11 +12,11 @@ from .channel_maps import Scale
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 
 
 @dataclass(frozen=True, eq=False)
-class IA3:
+class IA3(StoredLayer):
     """apply(W) = W * (1 + factor) for lycoris, W * factor for PEFT (`whole`); the factor belongs to columns (`columns`)
     or rows.
     """
@@ -53,10 +53,6 @@ class IA3:
         if self.factor.numel() == side:
             return None
         return f"expected {side} factors for a weight {sides_text(shape)}, got {shape_text(self.factor)}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.factor,)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

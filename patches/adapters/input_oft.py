@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from .channel_maps import Rotation, RotationStage, Scale, rotate_blocks, rotate_butterfly
-from .factor_products import drop_none, sides_text
+from .factor_products import sides_text
 from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .oft import REFUSED_AS
 
 _TERMS = 5  # of PEFT's Neumann series, where its settings do not say it
 
 
 @dataclass(frozen=True, eq=False)
-class InputOFT:
+class InputOFT(StoredLayer):
     """apply(W) = W R', times `rescale` (out).
 
     `rotations` (stages, blocks, b, b) are already orthogonal; they act on the flattened columns of W, one stage after
@@ -80,10 +80,6 @@ class InputOFT:
         if self.rescale is None or self.rescale.numel() == shape[0]:
             return None
         return f"expected {shape[0]} numbers to rescale by, got {self.rescale.numel()}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.rotations, self.rescale)
 
 
 def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:

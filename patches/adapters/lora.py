@@ -16,12 +16,12 @@ from .diff import Diff
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, Shapes, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
+from .layer import MAX_FACTOR_RANK, RankedLayer
 from .trainable import AdapterHooks, Dropout, Hook, TargetSize, Tensors, TrainableAdapter, TrainedTensor, uniform_fan_in
 
 
 @dataclass(frozen=True, eq=False)
-class LoRA:
+class LoRA(RankedLayer):
     """delta = scale * up @ down, reshaped to the weight. A convolution's factors (LoCon) flatten; `mid` is its Tucker
     core.
 
@@ -44,15 +44,6 @@ class LoRA:
     def rank(self) -> int:
         """Rows of `down`; what alpha is divided by."""
         return self.down.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
-
-    def with_scale(self, scale: float | None) -> LoRA:
-        """This layer with another scale; None keeps it."""
-        return self if scale is None or scale == 1.0 else replace(self, alpha=scale * self.rank)
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor]:
         """(up (out, rank), down (rank, columns)), not scaled, so that delta = scale * up @ down; float32 with a Tucker
@@ -105,10 +96,6 @@ class LoRA:
     def slice_rows(self, start: int, length: int) -> LoRA:
         """This for `length` rows of the weight from row `start` on."""
         return replace(self, up=self.up[start : start + length])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.up, self.down) if self.mid is None else (self.up, self.down, self.mid)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from .channel_maps import Rotation, RotationStage, rotate_butterfly
-from .factor_products import drop_none, factorize_side, shape_text, sides_text
+from .factor_products import factorize_side, shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .trainable import AdapterHooks, Dropout, Hook, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
-class OFT:
+class OFT(StoredLayer):
     """apply(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) if given.
 
     `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
@@ -107,10 +107,6 @@ class OFT:
         if self.rescale is None or self.rescale.numel() == rows:
             return None
         return f"expected {rows} of rescale, got {shape_text(self.rescale)}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.blocks, self.rescale)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

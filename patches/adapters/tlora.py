@@ -20,13 +20,13 @@ from ..models.convolution import convolve, convolve_pointwise
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
+from .layer import MAX_FACTOR_RANK, RankedLayer
 from .rank_mask import RankMask, current_timesteps, timesteps_of_rows
 from .trainable import AdapterHooks, Dropout, InitRule, InitSource, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
-class TLoRA:
+class TLoRA(RankedLayer):
     """delta at full rank; `min_rank` and `exponent` say which ranks work at a noise level, `min_rank` 0: all always.
 
     `q` is (rank, in, *kernel), `p` (out, rank) or (out, rank, 1, 1), `lambdas` (1, rank); `base_q`, `base_p` and
@@ -49,11 +49,6 @@ class TLoRA:
     def rank(self) -> int:
         """Rows of `q`; what alpha is divided by."""
         return self.q.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank
 
     @property
     def rank_mask(self) -> RankMask | None:
@@ -110,10 +105,6 @@ class TLoRA:
         """The difference (shape) at strength 1 in float32, with all ranks."""
         up, down = (factor.to(device) for factor in self.factors())
         return (self.scale * (up @ down)).reshape(tuple(shape))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.q, self.p, self.lambdas, self.base_q, self.base_p, self.base_lambdas)
 
 
 def _factors(

@@ -210,7 +210,9 @@ def _compare_bases(
 
 
 def _overlap_share(basis: Tensor, other: Tensor) -> float:
-    """The squared cosines of the principal angles are the squared singular values of basis.T @ other."""
+    """The mean squared cosine of the principal angles of two orthonormal bases (n, r) and (n, s): their cosines are the
+    singular values of basis.T @ other, so |basis.T @ other|^2 / min(r, s).
+    """
     return min(1.0, float((basis.T @ other).square().sum()) / min(basis.shape[1], other.shape[1]))
 
 

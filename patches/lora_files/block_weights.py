@@ -274,6 +274,11 @@ def _fits(name: str, block: str) -> bool:
     return not name or (kind, number) == _split(block) or (number is None and kind == _split(block)[0])
 
 
+def kind_of(block: str) -> str:
+    """The kind of a block, its name without the number: OUT of OUT04."""
+    return block.rstrip("0123456789")
+
+
 def _split(name: str) -> tuple[str, int | None]:
-    kind = name.rstrip("0123456789")
+    kind = kind_of(name)
     return kind, int(name[len(kind) :]) if len(kind) < len(name) else None

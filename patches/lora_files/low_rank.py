@@ -32,7 +32,7 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Reduce a matrix to a rank: (up, down, squared norm of what is lost).
+    """Reduce a matrix (out, columns) to a rank: (up (out, rank), down (rank, columns), squared norm of what is lost).
 
     The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
     randomized SVD, with a fixed seed of its own. What is lost is measured by itself, never as the difference of two
@@ -55,7 +55,7 @@ def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 class SVD(NamedTuple):
-    """An SVD: left @ diag(values) @ right, the largest value first."""
+    """An SVD: left (out, r) @ diag(values (r,)) @ right (r, columns), the largest value first."""
 
     left: Tensor
     values: Tensor
@@ -77,7 +77,9 @@ class SVD(NamedTuple):
 
 
 def svd(matrix: Tensor) -> SVD:
-    """The exact SVD of a matrix, in float64 up to a few hundred rows or columns, else in float32."""
+    """The exact SVD of a matrix (out, columns) with r = min(out, columns): computed in float64 up to a few hundred rows
+    or columns, else in float32; the result is float64.
+    """
     if min(matrix.shape) <= _SMALL:
         matrix = matrix.double()
     return SVD(*(part.double() for part in torch.linalg.svd(matrix, full_matrices=False)))

@@ -44,7 +44,7 @@ class FileChange:
     @property
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """(up, down), or None."""
-        return None if self.up is None or self.down is None else self.up, self.down
+        return None if self.up is None or self.down is None else (self.up, self.down)
 
     def whole(self) -> Tensor:
         """The difference (shape) in float32."""

@@ -195,7 +195,7 @@ def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> 
         config = config_for(configs, base)
         if config is None or "alpha" in group:
             continue
-        ranks = [len(group[role.name][1]) for role in _roles(group) if role.divides_alpha]
+        ranks = dividing_ranks(group)
         scale = config.scale(base, ranks[0] if ranks else None)
         if scale is None:
             continue
@@ -207,6 +207,11 @@ def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> 
                 key, tensor = group[role.name]
                 scaled[key] = tensor.float() * scale
     return scaled
+
+
+def dividing_ranks(group: Group) -> list[int]:
+    """The sides of a layer's tensors that alpha is divided by; where there are several the first one counts."""
+    return [len(group[role.name][1]) for role in _roles(group) if role.divides_alpha]
 
 
 def _roles(group: Group) -> list[TensorRole]:

@@ -35,7 +35,9 @@ def _operation(x: Tensor, compiled: bool) -> Callable[..., Tensor]:
 
 
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution with another weight instead of the module's (no bias), using its stride, dilation and padding."""
+    """A convolution of x (B, in, *size) with another weight (out, in / groups, *kernel) instead of the module's, using
+    its stride, dilation and padding, without bias. `compiled`: torch.compile does not look into it.
+    """
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -44,6 +46,6 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
-    """A convolution with kernel size 1."""
+    """A convolution of x (B, in, *size) with a weight (out, in, 1 …), without bias."""
     ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
     return _operation(x, compiled)(x, weight, ones, zeros, ones, 1)

@@ -32,7 +32,10 @@ def supports_bypass(module: nn.Module) -> bool:
 
 
 def put_bypass(module: nn.Module, adapter: Bypass) -> Handle:
-    """Put an adapter around a module's forward, until the handle leaves."""
+    """Put an adapter around a module's forward, until the handle leaves.
+
+    Raises ValueError where the module runs compiled: its own forward would be left out.
+    """
     key = str(id(module))
     if adapter.compiled:
         _COMPILED[key] = adapter.parts
@@ -135,7 +138,10 @@ class Bypass:
                 torch._dynamo.mark_dynamic(self.parts.places, 0)
 
     def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
-        """`__call__` with the given parts."""
+        """`__call__` with parts that are in the type and on the device of x:
+
+        y = outputs(f(inputs(x))) + sum of multiplier * (diff or kron) @ x + up @ (multipliers * (down @ x)) + biases
+        """
         if not parts.own:
             return self._added(module, x, None, parts)
         channels = -1 if is_linear(module) else 1

@@ -280,7 +280,7 @@ class _Route:
 
 def _stream(place: Place, length: int, called: RoutedBlocks) -> tuple[int, int]:
     """The part of a whole sequence that a block is given as its image's tokens."""
-    return 0, length if called.joint else place.stream or (place.start, length)
+    return (0, length) if called.joint else place.stream or (place.start, length)
 
 
 class _Arguments:
