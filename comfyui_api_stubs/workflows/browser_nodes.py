@@ -35,6 +35,7 @@ _PASSIVE = frozenset(
         *(f"{name} (rgthree)" for name in _RGTHREE),
         *SETS_OF_GETS,
         *(name for name, _ in SETS_OF_GETS.values()),
+        "easy bookmark",
         "Note+ (mtb)",
         "Note Plus (mtb)",
     )

@@ -110,6 +110,9 @@ LOOSE = [
     {"id": 83, "type": "Fast Bypasser (rgthree)", "inputs": [{"name": "", "type": "*", "link": 95}]},
     {"id": 84, "type": "Fast Muter (rgthree)", "inputs": [{"name": "", "type": "*", "link": 96}]},
     {"id": 85, "type": "Note+ (mtb)", "widgets_values": ["<p>", "css"]},
+    {"id": 87, "type": "easy bookmark", "properties": {"cnr_id": "comfyui-easy-use"}, "widgets_values": ["1", 1]},
+    {"id": 88, "type": "Mute / Bypass Repeater (rgthree)", "inputs": [], "outputs": [{"name": "OPT", "type": "*"}]},
+    {"id": 89, "type": "Fast Actions Button (rgthree)", "inputs": [{"name": "", "type": "*", "link": None}]},
     {"id": 86, "type": "A note of another pack", "inputs": [], "outputs": [], "properties": {"text": "<b>"}},
 ]
 

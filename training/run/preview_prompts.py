@@ -14,7 +14,8 @@ from ..data.tags import has_trigger, replace_trigger
 MOST = 16  # each is sampled at every preview, with the weights and again with their average
 LONGEST = 4000  # characters; previews carry their prompt in their files
 MOST_STEPS = 1000  # kohya's, too
-_FLAG = re.compile(r"(?:^|\s)--([A-Za-z]{1,3})(?=\s|$)")
+# As kohya: whatever begins so is a flag, also one that nobody knows, and no part of the prompt.
+_FLAG = re.compile(r"(?:^|\s)--([A-Za-z]\S*)")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _read_line(line: str) -> PromptLine:
             values[name] = read(value)
         except ValueError as error:
             raise ValueError(f"--{flag} is {value[:40]!r}, expected {error}") from None
-    return PromptLine(line[: found[0].start()].strip(), unused=tuple(unused), **values)
+    return PromptLine(line[: found[0].start()].strip(), unused=tuple(dict.fromkeys(unused)), **values)
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
@@ -112,25 +113,41 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {  # kohya's flag: (f
 
 
 def with_trigger(prompts: Sequence[PromptLine], trigger: str) -> list[PromptLine]:
-    """The prompts with the dataset's trigger word in place of `[trigger]`; as they are without a word."""
+    """The prompts, and their negative ones, with the dataset's trigger word in place of `[trigger]`; as they are
+    without a word.
+    """
     if not trigger:
         return list(prompts)
-    return [replace(prompt, text=replace_trigger(prompt.text, trigger)) for prompt in prompts]
+    replaced: list[PromptLine] = []
+    for prompt in prompts:
+        negative = prompt.negative and replace_trigger(prompt.negative, trigger)
+        replaced.append(replace(prompt, text=replace_trigger(prompt.text, trigger), negative=negative))
+    return replaced
 
 
 def notes(prompts: Sequence[PromptLine], trigger: str) -> list[str]:
-    """What of the prompts is not followed, for the report."""
-    lines: list[str] = []
+    """What of the prompts is not followed, for the report: the same flags of several prompts once."""
+    numbers_by_flags: dict[tuple[str, ...], list[int]] = {}
     for number, prompt in enumerate(prompts, start=1):
-        if prompt.unused:
-            lines.append(
-                f"preview prompt {number}: {', '.join(prompt.unused)} is not used; latent gives the size and the"
-                " frames, and previews are sampled with Euler"
-            )
-    named = [str(number) for number, prompt in enumerate(prompts, start=1) if has_trigger(prompt.text)]
-    if named and not trigger:
+        numbers_by_flags.setdefault(prompt.unused, []).append(number)
+    numbers_by_flags.pop((), None)
+    lines = [
+        f"{_named(numbers)}: {', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not used; latent gives the size"
+        " and the frames, and previews are sampled with Euler"
+        for flags, numbers in numbers_by_flags.items()
+    ]
+    with_word = [
+        number
+        for number, prompt in enumerate(prompts, start=1)
+        if has_trigger(prompt.text) or has_trigger(prompt.negative or "")
+    ]
+    if with_word and not trigger:
         lines.append(
-            f"preview prompt {', '.join(named)}: [trigger] is no word, as no Dataset has a trigger in its filters;"
-            " write the word itself"
+            f"{_named(with_word)}: [trigger] is no word, as no Dataset has a trigger in its filters; write the word"
+            " itself"
         )
     return lines
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return f"preview prompt{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

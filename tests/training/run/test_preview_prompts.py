@@ -31,12 +31,42 @@ def test_too_many_and_too_long_prompts_are_refused_with_what_to_do():
             "a cat --ss euler_a --fs 3 --cn a b.png",
             PromptLine("a cat", unused=("--ss euler_a", "--fs 3", "--cn a b.png")),
         ),
-        ("a well-made --- cat -- by night, --quality", PromptLine("a well-made --- cat -- by night, --quality")),
+        ("a well-made --- cat -- by night", PromptLine("a well-made --- cat -- by night")),
         ("--n bad", PromptLine("", "bad")),
     ],
 )
 def test_flags_of_kohyas_sample_prompts(line, expected):
     assert preview_prompts(line) == [expected]
+
+
+# Of sd-scripts' `line_to_prompt_dict`, of musubi-tuner's, and of other programs. Both trainers encode nothing from the
+# first of them on, whether they know it or not.
+OTHERS = (
+    *("--w 512", "--h 768", "--ss euler_a", "--cn a b.png", "--ctr 0.25", "--rcfg 1.0", "--fs 3"),
+    *("--f 25", "--i first.png", "--ei last.png", "--ci a control.png", "--of no_post", "--cf 8"),
+    *("--ar 16:9", "--quality", "--no-upscale", "--W=512", "--w=512 x", "--x2 3"),
+)
+
+
+@pytest.mark.parametrize("flag", OTHERS)
+def test_a_flag_that_previews_do_not_follow_is_named_once_and_is_no_part_of_any_prompt(flag):
+    (line,) = lines = preview_prompts(f"a cat {flag} --n bad {flag}\t--s 5 {flag}")
+    assert line == PromptLine("a cat", "bad", steps=5, unused=(flag,))
+    (note,) = notes(lines, "")
+    assert note.count(flag) == 1 and "is not used" in note
+
+
+def test_the_same_flags_of_several_prompts_are_named_once():
+    lines = preview_prompts("a cat --w 512 --h 768\na dog\na hen --w 512 --h 768 --d 7\na fox --w 64")
+    same, other = notes(lines, "")
+    assert same.startswith("preview prompts 1, 3: --w 512, --h 768 are not used; ")
+    assert other.startswith("preview prompt 4: --w 64 is not used; ")
+
+
+def test_the_trigger_of_a_negative_prompt():
+    lines = preview_prompts("a cat --n [trigger], bad")
+    assert with_trigger(lines, "zorp") == [PromptLine("a cat", "zorp, bad")]
+    assert "prompt 1: [trigger] is no word" in notes(lines, "")[0] and notes(lines, "zorp") == []
 
 
 def test_guidance_alone_works_against_the_empty_prompt():
@@ -60,5 +90,5 @@ def test_what_is_not_followed_is_said():
     assert [line.text for line in with_trigger(lines, "zorp")] == ["a zorp", "a cat", "a zorp and zorp"]
     assert with_trigger(lines, "") == lines
     size, word = notes(lines, "")
-    assert "prompt 2: --w 512 is not used" in size and "prompt 1, 3: [trigger] is no word" in word
+    assert "prompt 2: --w 512 is not used" in size and "prompts 1, 3: [trigger] is no word" in word
     assert notes(lines, "zorp") == [size] and notes(lines[:1], "zorp") == []

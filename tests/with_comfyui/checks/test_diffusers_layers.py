@@ -98,6 +98,32 @@ LINEAR_UNET = {
     "use_linear_projection": True,
 }
 # name: (ComfyUI's model, by its name in EVERY or as (class, settings); diffusers' class and sizes; prefix in files)
+# diffusers has no class of OmniGen2: these are the layers of its authors' own (VectorSpaceLab/OmniGen2,
+# omnigen2/models/transformers/transformer_omnigen2.py), which PEFT trains and whose pipeline loads LoRAs.
+OMNIGEN2_BLOCK = {
+    "attn.to_q": (32, 32),
+    "attn.to_k": (16, 32),
+    "attn.to_v": (16, 32),
+    "attn.to_out.0": (32, 32),
+    "feed_forward.linear_1": (128, 32),
+    "feed_forward.linear_2": (32, 128),
+    "feed_forward.linear_3": (128, 32),
+}
+OMNIGEN2 = {
+    "x_embedder": (32, 64),
+    "ref_image_patch_embedder": (32, 64),
+    "time_caption_embed.timestep_embedder.linear_1": (32, 256),
+    "time_caption_embed.timestep_embedder.linear_2": (32, 32),
+    "time_caption_embed.caption_embedder.1": (32, 12),
+    "norm_out.linear_1": (32, 32),
+    "norm_out.linear_2": (64, 32),
+    **{f"context_refiner.0.{layer}": shape for layer, shape in OMNIGEN2_BLOCK.items()},
+    **{
+        f"{block}.{layer}": shape
+        for block in ("noise_refiner.0", "ref_image_refiner.0", "layers.0", "layers.1")
+        for layer, shape in {**OMNIGEN2_BLOCK, "norm1.linear": (128, 32)}.items()
+    },
+}
 MODELS = {
     "flux": (
         ("flux", {"mlp_ratio": 4.0}),
@@ -478,6 +504,7 @@ MODELS = {
         },
         "transformer.",
     ),
+    "omnigen2": (("omnigen2", {}), None, OMNIGEN2, "transformer."),
     "joyimage": (
         ("JoyImage", {"image_model": "joyimage", "in_channels": 16, **JOYIMAGE}),
         diffusers.JoyImageEditTransformer3DModel,
@@ -537,8 +564,10 @@ def models():
 
 
 def layers_of_diffusers(name):
-    """{layer: shape of its weight} of diffusers' class."""
+    """{layer: shape of its weight} of diffusers' class; as they are listed, where it has none."""
     _, kind, sizes, _ = MODELS[name]
+    if kind is None:
+        return sizes
     with torch.device("meta"):
         model = kind(**sizes)
     found = {}
