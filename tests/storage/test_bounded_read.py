@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.workflows import workflow
 from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import workflow_file
 from graft_nodes.patches.lora_files import open_file
@@ -49,7 +48,7 @@ def test_a_json_file_is_read_or_refused_with_the_reason(tmp_path):
 
 def test_a_huge_workflow_is_not_read(tmp_path):
     path = tmp_path / "w.json"
-    _sparse(path, workflow.MOST_BYTES + 1)
+    _sparse(path, workflow_file.MOST_BYTES + 1)
     with pytest.raises(WorkflowError, match=r"w\.json: JSON that cannot be read .it is larger than 100 MB"):
         workflow_file.read(str(path))
     path.write_text("\ufeff" + json.dumps({"1": {"class_type": "A", "inputs": {}}}), encoding="utf-8")
