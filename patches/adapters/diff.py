@@ -99,10 +99,6 @@ def _block_parameter(key: str, state: Container[str]) -> tuple[str, str] | None:
     return (key.removesuffix(".diff_m") + ".modulation", "diff") if key.endswith(".diff_m") else None
 
 
-def _build_set(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(Set(tensors["set_weight"]))
-
-
 _DIFF = FileFormat(
     name="diff",
     roles=(
@@ -119,7 +115,7 @@ _DIFF = FileFormat(
 _SET = FileFormat(
     name="set_weight",
     roles=(TensorRole("set_weight", refused_as="set_weight"),),
-    build=_build_set,
+    build=lambda tensors: [PlacedLayer(Set(tensors["set_weight"]))],
     place="beside",
 )
 

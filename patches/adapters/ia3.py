@@ -58,10 +58,6 @@ class IA3(StoredLayer):
 # --- in files ---------------------------------------------------------------------------------------------------------
 
 
-def _build_lycoris(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(IA3(tensors["factor"], bool(tensors["on_input"])))
-
-
 def _build_peft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     """PEFT scales the output including bias; in feed-forward layers it scales the input."""
     factor, columns = tensors["ia3_l"], None
@@ -103,7 +99,7 @@ _LYCORIS = FileFormat(
         TensorRole("factor", (), needed=True, refused_as="IA3", written=".weight"),
         TensorRole("on_input", needed=True, refused_as="IA3", check=_one_number_error),
     ),
-    build=_build_lycoris,
+    build=lambda tensors: [PlacedLayer(IA3(tensors["factor"], bool(tensors["on_input"])))],
     special_key=_weight_beside_on_input,
 )
 _PEFT = FileFormat(

@@ -116,14 +116,6 @@ REFUSED_AS = "OFT or BOFT"
 _PARTS = 4  # of a fused weight that kohya's OFT for Flux rotates one by one
 
 
-def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(OFT(tensors[BLOCKS], tensors.get("rescale"), tensors.alpha))
-
-
-def _build_rotated(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(OFT(tensors["oft_diag"], rotated=True))
-
-
 def _build_parts(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     """One set of blocks for each of Q, K, V (and the feed-forward part), one after the other down the rows."""
     sets = [tensors[f"{BLOCKS}.{part}"] for part in range(_PARTS) if f"{BLOCKS}.{part}" in tensors.tensors]
@@ -149,12 +141,12 @@ _LYCORIS = FileFormat(
         TensorRole(BLOCKS, needed=True, refused_as=REFUSED_AS),
         TensorRole("rescale", refused_as=REFUSED_AS),
     ),
-    build=_build,
+    build=lambda tensors: [PlacedLayer(OFT(tensors[BLOCKS], tensors.get("rescale"), tensors.alpha))],
 )
 _LYCORIS_2 = FileFormat(
     name="OFT of lycoris 2.0",
     roles=(TensorRole("oft_diag", needed=True, refused_as=REFUSED_AS),),
-    build=_build_rotated,
+    build=lambda tensors: [PlacedLayer(OFT(tensors["oft_diag"], rotated=True))],
 )
 _KOHYA_PARTS = FileFormat(
     name="OFT in parts",

@@ -269,8 +269,9 @@ def report(conflicts: Conflicts, found: Sequence[Fight], threshold: float) -> st
     lines.append(f"Blocks with a cosine of {threshold:g} or more, the strongest first:")
     for fight in found[:_SHOWN]:
         first, second = fight.pair
+        verb = "cancel" if fight.overlap.cosine < 0 else "repeat each other"
         lines.append(
-            f"   {fight.block:<5} rows {first + 1} and {second + 1} {_verb(fight.overlap)}: {_words(fight.overlap)};"
+            f"   {fight.block:<5} rows {first + 1} and {second + 1} {verb}: {_words(fight.overlap)};"
             f" row {fight.weaker + 1} times {fight.factor:g}"
         )
     if len(found) > _SHOWN:
@@ -295,10 +296,6 @@ def _layer_lines(conflicts: Conflicts, threshold: float) -> list[str]:
     if len(layers) > _SHOWN:
         lines.append(f"   and {len(layers) - _SHOWN} more layers")
     return lines
-
-
-def _verb(overlap: Overlap) -> str:
-    return "cancel" if overlap.cosine < 0 else "repeat each other"
 
 
 def _words(overlap: Overlap) -> str:

@@ -120,26 +120,6 @@ class RankRule:
         return f"{target:g}, expected above 0 and at most 1 with {self.name}, such as 0.9"
 
 
-def _all(values: Tensor, target: float) -> int:
-    return len(values)
-
-
-def _energy(values: Tensor, target: float) -> int:
-    return _first_reaching(values.square(), target)
-
-
-def _frobenius(values: Tensor, target: float) -> int:
-    return _first_reaching(values.square(), target**2)
-
-
-def _cumulative(values: Tensor, target: float) -> int:
-    return _first_reaching(values, target)
-
-
-def _ratio(values: Tensor, target: float) -> int:
-    return max(1, int((values > values[0] / target).sum()))
-
-
 def _first_reaching(parts: Tensor, share: float) -> int:
     """How many of `parts` it takes until they add up to a share of all."""
     sums = parts.cumsum(0)
@@ -149,14 +129,22 @@ def _first_reaching(parts: Tensor, share: float) -> int:
 RANK_RULES: Registry[RankRule] = Registry(
     "resize",
     (
-        RankRule(name="none", help="maximum rank alone decides", rank=_all),
-        RankRule(name="energy", help="keeps this share of the squared singular values", rank=_energy),
-        RankRule(name="sv_fro", help="keeps this share of the Frobenius norm", rank=_frobenius),
-        RankRule(name="sv_cumulative", help="keeps this share of the sum of the singular values", rank=_cumulative),
+        RankRule(name="none", help="maximum rank alone decides", rank=lambda values, target: len(values)),
+        RankRule(
+            name="energy",
+            help="keeps this share of the squared singular values",
+            rank=lambda values, target: _first_reaching(values.square(), target),
+        ),
+        RankRule(
+            name="sv_fro",
+            help="keeps this share of the Frobenius norm",
+            rank=lambda values, target: _first_reaching(values.square(), target**2),
+        ),
+        RankRule(name="sv_cumulative", help="keeps this share of the sum of the singular values", rank=_first_reaching),
         RankRule(
             name="sv_ratio",
             help="keeps singular values above the largest divided by this",
-            rank=_ratio,
+            rank=lambda values, target: max(1, int((values > values[0] / target).sum())),
             target_is_ratio=True,
         ),
     ),

@@ -114,7 +114,8 @@ def read(
             problems.append("mark the row as partial to use the rest")
     embeddings = key_formats.embedding_names(state)
     if not problems and not (groups or strangers) and embeddings:
-        problems += _unread_embeddings(embeddings, embeddings_are_read)
+        if not embeddings_are_read:
+            problems.append(f"it holds embeddings only ({_list_some(embeddings)}): {_EMBEDDINGS_ONLY}")
     elif not problems:
         problems += _explain_unusable(state, groups, layers, unmatched, encoder_names, partial, hint, model_family)
     if problems:
@@ -158,13 +159,6 @@ def _purpose(hint: str, matches: bool, fits: bool, model_family: Callable[[], st
     if hint and matches:
         return f", made for {hint},"
     return ""
-
-
-def _unread_embeddings(embeddings: Collection[str], are_read: bool) -> list[str]:
-    """Why a file with embeddings alone cannot be used, if no CLIP gets them."""
-    if are_read:
-        return []
-    return [f"it holds embeddings only ({_list_some(embeddings)}): {_EMBEDDINGS_ONLY}"]
 
 
 def read_layers(

@@ -182,11 +182,12 @@ def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[st
 
 def scheduled_weights(stacks: Iterable[Stack]) -> set[str]:
     """The weights whose strength changes during sampling."""
-    return {weight for stack in stacks for weight in stack.patches if _has_schedule(stack.patches[weight])}
-
-
-def _has_schedule(patches: Iterable[Patch]) -> bool:
-    return any(patch.changes is not None for patch in patches)
+    return {
+        weight
+        for stack in stacks
+        for weight, on_weight in stack.patches.items()
+        if any(patch.changes is not None for patch in on_weight)
+    }
 
 
 def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:
