@@ -16,7 +16,6 @@ from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
 from ..training.averages.settings import AverageSettings
-from .input_checks import NOT_CONNECTED, connected, refusal
 from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, inputs_of, search_aliases
 
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
@@ -57,15 +56,10 @@ def _source_lines(source: str) -> list[str]:
     return lines
 
 
-def _check_source(source: str) -> None:
-    """Raises ValueError when a file is not there. A run may still be trained by the same workflow."""
-    lines = _source_lines(source)
-    if len(lines) > 1 or lines[0].lower().endswith(".safetensors"):
-        _find_paths(lines, host.folders.weights_path)
-
-
 class GraftSnapshots(GraftNode):
     """Lists what to average: a run's snapshots, or files."""
+
+    checked_together = (("source",),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -94,8 +88,11 @@ class GraftSnapshots(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, source=None) -> bool | str:
-        return refusal(cls, _check_source, source=source)
+    def check_settings(cls, source: str) -> None:
+        """Raises ValueError when a file is not there. A run may still be trained by the same workflow."""
+        lines = _source_lines(source)
+        if len(lines) > 1 or lines[0].lower().endswith(".safetensors"):
+            _find_paths(lines, host.folders.weights_path)
 
     @classmethod
     def fingerprint_inputs(cls, source="run") -> str:
@@ -134,6 +131,8 @@ class EMAMerge(GraftNode):
     """Puts an average of weights into a model."""
 
     settings_class = AverageSettings
+    checked_together = (("profile", "weights", "algebra", "rank"),)
+    checked_sockets = ("state", "snapshots", "lora_stack")
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -186,22 +185,9 @@ class EMAMerge(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(
-        cls,
-        state=NOT_CONNECTED,
-        snapshots=NOT_CONNECTED,
-        lora_stack=NOT_CONNECTED,
-        profile="latest",
-        weights="",
-        algebra="auto",
-        rank=0,
-    ) -> bool | str:
-        sockets = connected(state=state, snapshots=snapshots, lora_stack=lora_stack)
-
-        def check(**values: Any) -> None:
-            _check_settings(sockets, AverageSettings(**values))
-
-        return refusal(cls, check, profile=profile, weights=weights, algebra=algebra, rank=rank)
+    def check_settings(cls, connected: Sequence[str], **values: Any) -> None:
+        """Raises ValueError for settings that do not go together, or not with what is connected."""
+        _check_settings(connected, AverageSettings(**values))
 
     @classmethod
     def execute(cls, model, chosen, clip=None, state=None, snapshots=None, lora_stack=None) -> io.NodeOutput:

@@ -6,8 +6,7 @@ against each other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +19,6 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, parse_schedu
 from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
-from .input_checks import NOT_CONNECTED, connected, refusal
 from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 
 if TYPE_CHECKING:
@@ -113,15 +111,6 @@ def _rows_input() -> Any:
     )
 
 
-def _rows_problem(rows: str) -> bool | str:
-    """What is wrong with the rows before anything runs, or True if nothing is."""
-    try:
-        find_files(parse(rows))
-    except ValueError as error:
-        return str(error)
-    return True
-
-
 def _rows_fingerprint(rows: str) -> str:
     """Changes when the rows or a listed file change."""
     from ..patches.lora_files.open_file import file_version
@@ -137,7 +126,18 @@ def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
 
-class GraftLoRAStack(GraftNode):
+class _RowsNode(GraftNode):
+    """A node with a list of LoRA rows."""
+
+    checked_together = (("rows",),)
+
+    @classmethod
+    def check_settings(cls, rows: str) -> None:
+        """Raises ValueError for rows that cannot be read, and for files that are not there."""
+        find_files(parse(rows))
+
+
+class GraftLoRAStack(_RowsNode):
     """A list of LoRA files with strengths."""
 
     @classmethod
@@ -161,10 +161,6 @@ class GraftLoRAStack(GraftNode):
             ],
             outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
         )
-
-    @classmethod
-    def validate_inputs(cls, rows=EMPTY) -> bool | str:
-        return _rows_problem(rows)
 
     @classmethod
     def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
@@ -267,7 +263,7 @@ class LoRAStackPatch(GraftNode):
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
 
-class GraftLoadLoRAs(GraftNode):
+class GraftLoadLoRAs(_RowsNode):
     """LoRA Stack and Patch Model with LoRA Stack in one node."""
 
     @classmethod
@@ -298,10 +294,6 @@ class GraftLoadLoRAs(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, rows=EMPTY) -> bool | str:
-        return _rows_problem(rows)
-
-    @classmethod
     def fingerprint_inputs(cls, model=None, rows=EMPTY, clip=None) -> str:
         """Changes when a listed file changes."""
         return _rows_fingerprint(rows)
@@ -314,6 +306,9 @@ class GraftLoadLoRAs(GraftNode):
 
 class GraftSaveLoRA(GraftNode):
     """Writes a LoRA file that ComfyUI and other tools load."""
+
+    checked_together = (("prefix",),)
+    checked_sockets = ("lora_model", "state")
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -376,14 +371,17 @@ class GraftSaveLoRA(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, lora_model=NOT_CONNECTED, state=NOT_CONNECTED, prefix=None) -> bool | str:
-        check = partial(_check_saved, connected(lora_model=lora_model, state=state))
-        return refusal(cls, check, prefix=prefix)
+    def check_settings(cls, connected: Sequence[str], prefix: str) -> None:
+        """Raises ValueError for a prefix that leaves the output folder, and unless one socket is connected."""
+        host.folders.check_prefix(prefix)
+        if len(connected) != 1:
+            found = "both are" if connected else "none is"
+            raise ValueError(f"connect exactly one of trained LoRA and training state, {found} connected")
 
     @classmethod
     def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
-        _check_saved([name for name, value in inputs.items() if value is not None], prefix)
+        cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
         saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
         shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
         notes = [note for _, _, note in saved if note]
@@ -477,17 +475,6 @@ class GraftSaveWords(GraftNode):
         said = [f"embedding:{name} saved in {path}" for name, path in paths.items()]
         said += word_files.describe_readers(words)
         return io.NodeOutput("\n".join(paths.values()), ui={"text": ["\n".join(said)]})
-
-
-def _check_saved(sockets: list[str], prefix: str) -> None:
-    """Raises ValueError for a prefix that leaves the output folder, and unless one of Save LoRA's sockets is used."""
-    host.folders.check_prefix(prefix)
-    if len(sockets) == 1:
-        return
-    inputs_are = "none is"
-    if sockets:
-        inputs_are = "both are"
-    raise ValueError(f"connect exactly one of trained LoRA and training state, {inputs_are} connected")
 
 
 def _loading_note(left_out: list[str]) -> str:

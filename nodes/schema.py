@@ -7,13 +7,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
 from ..settings.declaration import Setting, settings_of
-from .input_checks import WIDGETS, input_errors, refusal
+from .input_checks import WIDGETS, input_errors
 
 # Graft's own sockets, and those shared with other packs.
 Dataset = io.Custom("GRAFT_DATASET")
@@ -25,6 +25,7 @@ Snapshots = io.Custom("GRAFT_SNAPSHOTS")
 TrainState = io.Custom("TRAIN_STATE")
 
 _HAS_ALIASES = any(field.name == "search_aliases" for field in dataclasses.fields(io.Schema))  # newer than 0.3.64
+_HOST_CHECKS_CHOICES = _HAS_ALIASES  # before a workflow runs: ComfyUI 0.3.64 takes any text for a choice
 
 
 class GraftNode(io.ComfyNode):
@@ -34,79 +35,122 @@ class GraftNode(io.ComfyNode):
     `validate_inputs` takes. Here `execute` gets what its schema allows: a number out of its bounds, NaN, a choice that
     is none or a text in a number's place ends the node before anything runs, by the label of the input.
 
-    A subclass may have `settings_class`, a dataclass of declared settings (`settings.declaration`): `inputs_of` makes
-    its inputs, and `execute` takes one of it as `chosen` in their place. `checked_together` are the names of settings
-    that are looked at together before a workflow runs: each group where all its values are known.
+    A subclass may have:
+    - `settings_class`, a dataclass of declared settings (`settings.declaration`): `inputs_of` makes its inputs, and
+      `execute` takes one of it as `chosen` in their place.
+    - `checked_together`, groups of names: before a workflow runs, `check_settings` gets each group whose values are all
+      known, or all of them at once. A value that comes through a link is known only when the node runs.
+    - `checked_sockets`, whose state counts there: `check_settings` gets the names of the connected ones as `connected`.
+    - `growing_choices`, inputs whose choices an earlier node may add to: they are checked when the node runs.
     """
 
     settings_class: ClassVar[type | None] = None
     checked_together: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    checked_sockets: ClassVar[tuple[str, ...]] = ()
+    growing_choices: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         own = cls.__dict__.get("execute")
-        if own is not None and not hasattr(own.__func__, "__wrapped__"):  # not a clone that ComfyUI makes
-            cls.execute = classmethod(_check_inputs(own.__func__, cls.settings_class))
+        if own is not None and not hasattr(own.__func__, "__wrapped__"):
+            execute = own.__func__
         elif own is None and "settings_class" in cls.__dict__:
-            cls.execute = classmethod(_check_inputs(cls.execute.__func__.__wrapped__, cls.settings_class))
-        if "checked_together" in cls.__dict__ and "validate_inputs" not in cls.__dict__:
-            cls.validate_inputs = classmethod(_make_validator(cls.checked_together))
+            execute = cls.execute.__func__.__wrapped__
+        else:
+            return  # it has no execute yet, or is a clone that ComfyUI makes
+        # Choices that grow are listed anew; the others stay as they are.
+        schema = cls.define_schema if cls.growing_choices else functools.cache(cls.define_schema)
+        cls.execute = classmethod(_check_inputs(execute, cls.settings_class, schema))
+        if "define_schema" in cls.__dict__:
+            validate = _make_validator(cls, inspect.signature(cls.execute).parameters, schema)
+            if validate is not None:
+                cls.validate_inputs = classmethod(validate)
 
     @classmethod
-    def check_settings(cls, **values: Any) -> None:
+    def check_settings(cls, *_: Any, **values: Any) -> None:
         """Raises ValueError or FileNotFoundError for settings that are wrong; those that are not given are right."""
         assert cls.settings_class is not None
         cls.settings_class(**values)
 
 
-def _check_inputs(execute: Callable[..., Any], settings_class: type | None) -> Callable[..., Any]:
+def _check_inputs(
+    execute: Callable[..., Any], settings_class: type | None, schema_of: Callable[[], io.Schema]
+) -> Callable[..., Any]:
     """`execute` of a node with every value checked by the schema, and its settings in one dataclass. Where inputs are
     lists, a setting is the first of its list.
     """
+    own = {} if settings_class is None else settings_of(settings_class)
 
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
-        schema, own = cls.define_schema(), {} if cls.settings_class is None else settings_of(cls.settings_class)
+        schema = schema_of()
         # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
         checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
         errors = input_errors(schema, checked)
         if errors:
             raise ValueError(errors)
-        if cls.settings_class is not None:
+        if settings_class is not None:
             given = {name: values.pop(name) for name in own if name in values}
             if schema.is_input_list:
                 given = {name: value[0] for name, value in given.items()}
-            values["chosen"] = cls.settings_class(**given)
+            values["chosen"] = settings_class(**given)
         return execute(cls, **values)
 
     if settings_class is not None:
-        run.__signature__ = _with_settings(inspect.signature(execute), settings_class)  # type: ignore[attr-defined]
+        run.__signature__ = _with_settings(inspect.signature(execute), own)  # type: ignore[attr-defined]
     return run
 
 
-def _with_settings(signature: inspect.Signature, settings_class: type) -> inspect.Signature:
-    """A signature with the settings of a dataclass, by their names, in the place of `chosen`: what a node is called
-    with.
-    """
+def _with_settings(signature: inspect.Signature, settings: Mapping[str, Setting]) -> inspect.Signature:
+    """A signature with settings, by their names, in the place of `chosen`: what a node is called with."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    own = [one for name, one in signature.parameters.items() if name != "chosen"]
-    settings = [inspect.Parameter(name, kind, default=one.default) for name, one in settings_of(settings_class).items()]
-    return inspect.Signature([*own, *settings])
+    others = [one for name, one in signature.parameters.items() if name != "chosen"]
+    return inspect.Signature(
+        [*others, *(inspect.Parameter(name, kind, default=one.default) for name, one in settings.items())]
+    )
 
 
-def _make_validator(groups: tuple[tuple[str, ...], ...]) -> Callable[..., Any]:
-    """`validate_inputs` of a node that takes the settings of these groups.
+def _make_validator(
+    node: type[GraftNode], parameters: Mapping[str, inspect.Parameter], schema_of: Callable[[], io.Schema]
+) -> Callable[..., bool | str] | None:
+    """`validate_inputs` of a node; None for one that leaves all to ComfyUI.
 
-    ComfyUI names an error of it at every input that it takes, and asks its signature which these are.
+    ComfyUI names an error of it at every input that it takes, and asks its signature which these are. The bounds and
+    choices of those it leaves to the node.
     """
-    names = tuple(dict.fromkeys(name for group in groups for name in group))
+    names = dict.fromkeys(name for group in node.checked_together for name in group)
+    if not _HOST_CHECKS_CHOICES:
+        names |= dict.fromkeys(one.id for one in schema_of().inputs if isinstance(one, io.Combo.Input))
+    if not names:
+        return None
+    defaults = {
+        name: parameters[name].default for name in names if parameters[name].default is not inspect.Parameter.empty
+    }
 
     def validate_inputs(cls: type[GraftNode], **values: Any) -> bool | str:
-        return refusal(cls, cls.check_settings, *groups, **values)
+        sockets = [name for name in node.checked_sockets if name in values]
+        known = {name: value for name, value in {**defaults, **values}.items() if name in names and value is not None}
+        errors = input_errors(
+            schema_of(), {name: value for name, value in known.items() if name not in node.growing_choices}
+        )
+        if errors:
+            return errors
+        groups = [group for group in node.checked_together if known.keys() >= set(group)]
+        if groups == list(node.checked_together):
+            groups = [tuple(dict.fromkeys(name for group in groups for name in group))] if groups else []
+        for group in groups:
+            chosen = {name: known[name] for name in group}
+            try:
+                cls.check_settings(**({"connected": sockets} if node.checked_sockets else {}), **chosen)
+            except (ValueError, FileNotFoundError) as error:
+                return str(error)
+        return True
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    parameters = [inspect.Parameter("cls", kind), *(inspect.Parameter(name, kind, default=None) for name in names)]
-    validate_inputs.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    taken = [inspect.Parameter(name, kind, default=None) for name in (*node.checked_sockets, *names)]
+    validate_inputs.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter("cls", kind), *taken]
+    )
     return validate_inputs
 
 

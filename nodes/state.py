@@ -9,7 +9,6 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
-from .input_checks import refusal
 from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 from .training import training_only_lora
 
@@ -26,6 +25,8 @@ def _folder_of(name: str) -> Path:
 
 class GraftSaveState(GraftNode):
     """Saves a state under a name."""
+
+    checked_together = (("name",),)
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -66,8 +67,9 @@ class GraftSaveState(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name=None) -> bool | str:
-        return refusal(cls, _folder_of, name=name)
+    def check_settings(cls, name: str) -> None:
+        """Raises ValueError for a name that cannot be a folder's."""
+        _folder_of(name)
 
     @classmethod
     def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
@@ -100,6 +102,9 @@ def _save(state: Any, name: str, max_shard_gb: float) -> tuple[str, str]:
 
 class GraftLoadState(GraftNode):
     """Loads a saved state."""
+
+    checked_together = (("name",),)
+    growing_choices = ("name",)  # a state may be saved after the list was made
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -172,13 +177,9 @@ class GraftLoadState(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, name="") -> bool | str:
-        """Names are looked up when the node runs: a state may be saved after the list was made."""
-        try:
-            _folder_of(name)
-        except ValueError as error:
-            return str(error)
-        return True
+    def check_settings(cls, name: str) -> None:
+        """Raises ValueError for a name that cannot be a folder's."""
+        _folder_of(name)
 
     @classmethod
     def fingerprint_inputs(cls, name="", **_) -> str:

@@ -16,7 +16,6 @@ from ..training.settings import NODES as PARTS
 from ..training.settings import StepSettings, TrainingSettings
 from ..training.store.names import check_run_name
 from ..training.trainable.settings import AdapterSettings
-from .input_checks import refusal
 from .lora import used_entries
 from .schema import (
     Dataset,
@@ -43,7 +42,18 @@ def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) 
     return training_only.read_lora(model, entries, full_weights)
 
 
-class GraftTrainStart(GraftNode):
+class _RunStart(GraftNode):
+    """A node that begins a run."""
+
+    checked_together = (("run",),)
+
+    @classmethod
+    def check_settings(cls, run: str) -> None:
+        """Raises ValueError for a run name that cannot be one."""
+        check_run_name(run)
+
+
+class GraftTrainStart(_RunStart):
     """Joins model, dataset and settings into a state at step 0."""
 
     @classmethod
@@ -80,10 +90,6 @@ class GraftTrainStart(GraftNode):
         )
 
     @classmethod
-    def validate_inputs(cls, run=None) -> bool | str:
-        return refusal(cls, check_run_name, run=run)
-
-    @classmethod
     def execute(cls, model, dataset, settings=None, clip=None, vae=None, seed=0, run="run") -> io.NodeOutput:
         from ..training.objective import experts
 
@@ -95,7 +101,7 @@ class GraftTrainStart(GraftNode):
         return io.NodeOutput(*_begin(*subject, replace(settings, objective=objective), seed, run))
 
 
-class GraftTrainPairStart(GraftNode):
+class GraftTrainPairStart(_RunStart):
     """Joins both experts of a pair, a dataset and settings into a state at step 0."""
 
     @classmethod
@@ -129,10 +135,6 @@ class GraftTrainPairStart(GraftNode):
             ],
             outputs=[TrainState.Output(display_name="TRAIN_STATE"), io.String.Output(display_name="report")],
         )
-
-    @classmethod
-    def validate_inputs(cls, run=None) -> bool | str:
-        return refusal(cls, check_run_name, run=run)
 
     @classmethod
     def execute(

@@ -23,6 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ GROWTH: dict[str, Callable[[float], float]] = {  # by how much the last third ma
     "memory": lambda before: 0.05 * before + 20e6,
     "disk": lambda before: 0.02 * before + 5e6,
     "files": lambda _: 2,
-    "threads": lambda _: 4,  # two of them draw pictures, and start with the first one
+    "threads": lambda _: 2,
 }
 
 
@@ -100,6 +101,13 @@ class Editor(Server):
             self.known[kind] = {name: more["default"] for name, (_, more) in told.items() if "default" in more}
             self.known[kind] |= {name: of[0] for name, of in lists.items() if of and name not in self.known[kind]}
         return self.known[kind]
+
+    def draw_pictures(self) -> None:
+        """Several at once, so that every thread that draws pictures has started before threads are counted."""
+        assert self.upload("seen.png", picture(), overwrite="true").status == 200
+        view = "/view?filename=seen.png&type=input&preview=webp;50"
+        with ThreadPoolExecutor(8) as pool:
+            assert {reply.status for reply in pool.map(self.ask, [view] * 32)} == {200}
 
     def measured(self, begun: float) -> Measured:
         """What the process holds now, when nothing runs."""
@@ -362,6 +370,7 @@ def soak(minutes: float, seed: int) -> int:
         editor = Editor(Path(folder))
         user, rows, begun, told, rounds = User(editor, seed), list[Measured](), time.monotonic(), 0.0, 0
         try:
+            editor.draw_pictures()
             while user.untried() or time.monotonic() - begun < 60 * minutes:
                 user.round()
                 rounds += 1

@@ -1,5 +1,6 @@
 """Every input of every node, out of its range: typed in, in a workflow's JSON, and through a link."""
 
+import dataclasses
 import math
 
 import pytest
@@ -98,3 +99,25 @@ def test_declared_settings_are_the_inputs_of_their_nodes():
             assert made.optional
             seen += 1
     assert seen > 80
+
+
+def test_every_check_before_a_run_comes_from_the_declaration():
+    """No node writes its own: what `validate_inputs` does with a value is the same for every way in."""
+    checked = [node for node in NODES if node.checked_together]
+    assert len(checked) > 15
+    for node in NODES:
+        assert "validate_inputs" not in vars(node) or "_make_validator" in node.validate_inputs.__qualname__
+        assert bool(vars(node).get("validate_inputs")) == bool(node.checked_together) or not host_checks_choices()
+
+
+def host_checks_choices():
+    return any(field.name == "search_aliases" for field in dataclasses.fields(io.Schema))
+
+
+def test_a_schema_is_not_made_again_for_every_execution(host, monkeypatch):
+    node, calls = host.node("GraftEMA"), []
+    node.execute()
+    made = node.define_schema
+    monkeypatch.setattr(node, "define_schema", lambda: calls.append(1) or made())
+    node.execute(interval=2)
+    assert calls == []

@@ -207,6 +207,29 @@ def test_both_are_saved_loaded_and_trained_on(host, parts, run):
         host.call("GraftSplitExperts", state=whole.high)
 
 
+def test_load_state_gives_each_expert_what_is_connected(host, parts, run):
+    """Its own model, and the dataset, CLIP and VAE of both; a state that is saved again, also the other's, is loaded
+    again; two states of one expert are no pair.
+    """
+    high, low, clip, vae, dataset = parts
+    pair, _ = begun(host, parts, run)
+    host.call("GraftSaveState", state=pair, name=run)
+    given = {"name": f"{run}_high_noise", "model": high, "dataset": dataset, "clip": clip, "vae": vae}
+    loaded = host.call("GraftLoadState", **given, low_noise_model=low)[0]
+    for state, model, expert in ((loaded.high, high, "high noise"), (loaded.low, low, "low noise")):
+        subject = state.subject
+        assert (subject.model, subject.clip, subject.vae, subject.dataset) == (model, clip, vae, dataset)
+        assert state.settings.objective.expert == expert
+    fingerprint = host.node("GraftLoadState").fingerprint_inputs
+    before = fingerprint(**given)
+    record = Path(host.output, "graft_states", f"{run}_low_noise", "state.json")
+    os.utime(record, (1000, 1000))
+    assert fingerprint(**given) != before
+    host.call("GraftSaveState", state=pair.high, name=f"{run}_low_noise")
+    with pytest.raises(ValueError, match="are not the states of a high noise and a low noise expert"):
+        host.call("GraftLoadState", **given, low_noise_model=high)
+
+
 def test_what_does_not_fit_a_pair_is_said(host, parts, run):
     with pytest.raises(ValueError, match="expert is high noise, and Start Training Expert Pair trains both"):
         begun(host, parts, run, "high noise")

@@ -78,6 +78,6 @@ def test_names_are_listed_and_kept_inside(host, parts):
     for name in ("../listed", "a/b", ".."):
         with pytest.raises(ValueError, match="plain folder name"):
             host.call("GraftSaveState", state=state, name=name)
-        assert "plain folder name" in host.node("GraftLoadState").validate_inputs(name)
+        assert "plain folder name" in host.node("GraftLoadState").validate_inputs(name=name)
     record = json.loads(Path(host.output, "graft_states", "listed", "state.json").read_text(encoding="utf-8"))
     assert record["run"] == "listed" and record["step"] == 2 and record["begun_from"]["model"] == state.start.model

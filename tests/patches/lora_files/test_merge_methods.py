@@ -60,6 +60,14 @@ def test_ties_is_pefts(shape, density):
     same(merged(states, method="ties", density=density), peft.ties(deltas(states, shape), torch.ones(3), density))
 
 
+@pytest.mark.parametrize(("density", "kept"), [(0.01, 1), (0.3, 1), (0.34, 2), (0.99, 5), (1.0, 6)])
+def test_ties_keeps_that_share_of_the_elements_rounded_down_and_one_at_least(density, kept):
+    values = torch.tensor([[1.0, -4.0, 2.0], [3.0, 0.5, -0.25]])
+    made = merged([{"a.diff": values}], strengths=(1.0,), method="ties", density=density).state["a.diff"]
+    threshold = values.abs().flatten().sort(descending=True).values[kept - 1]
+    assert torch.equal(made, values * (values.abs() >= threshold))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("method", "reference"), [("dare_linear", peft.dare_linear), ("dare_ties", peft.dare_ties)])
 def test_dare_is_pefts_with_the_same_masks(monkeypatch, shape, method, reference):
@@ -533,6 +541,7 @@ def test_files_stay_on_the_disk(tmp_path, method):
     ("settings", "said"),
     [
         ({"method": "ties", "density": 0.0}, "density is 0, expected above 0 and at most 1"),
+        ({"method": "dare_linear", "density": 0.0}, "density is 0, expected above 0 and at most 1"),
         ({"method": "dare_linear", "density": 1.5}, "density is 1.5, expected from 0.0 to 1.0"),
         ({"method": "dare_ties", "density": float("nan")}, "density is nan"),
         (

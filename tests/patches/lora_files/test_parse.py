@@ -457,6 +457,10 @@ def test_incomplete_and_mixed_layers():
     assert "expected (stages, blocks, b, b), got boft_R (6,)" in problems(
         {f"lora_unet_a.boft_{n}": torch.ones(6) for n in "Rs"}
     )
+    for shape in ((1, 2, 4, 3), (1, 2, 3, 4), (2, 4, 4), (1, 1, 2, 4, 4)):
+        assert f"expected (stages, blocks, b, b), got boft_R {shape}" in problems(
+            {"lora_unet_a.boft_R": torch.zeros(shape), "lora_unet_a.boft_s": torch.ones(6, 1)}
+        )
     assert "expected upper triangles" in problems({"lora_unet_a.oft_R.weight": torch.ones(2, 7)})
     assert "expected a weight 6x8, got 1x3 rotations of 4 columns" in problems(
         {"lora_unet_a.oft_R.weight": torch.ones(3, 6)}

@@ -98,6 +98,16 @@ def test_memory_is_bounded_where_the_disk_has_it(tmp_path, monkeypatch, cached):
     )
 
 
+def test_the_least_recently_used_conditioning_leaves_memory_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(conditionings, "RECENT_BYTES", 3 * 4 * (15 + 3))
+    texts = Conditionings(Encoder(), [], "e", Cache(tmp_path))
+    held = [texts[text] for text in "abc"]
+    assert texts["a"] is held[0]
+    assert texts["d"] is texts["d"]
+    assert [text for text in "acd" if texts[text] is not texts[text]] == []
+    assert texts["a"] is held[0] and texts["c"] is held[2] and texts["b"] is not held[1]
+
+
 def test_more_than_the_cache_may_hold_is_refused(tmp_path):
     texts = Conditionings(Encoder(), [""], "e", Cache(tmp_path, 10 * 72 / 2**30))
     with pytest.raises(ValueError, match=r"11 wordings of captions are drawn.*raise cache_gb"):

@@ -4,8 +4,10 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from graft_nodes.training.store.store import (
     group_tensors,
     load,
     read_record,
+    remove,
     restored,
 )
 
@@ -416,6 +419,30 @@ def test_a_step_never_removes_the_best_of_the_step_before(bench, monkeypatch):
     first = bench.run(4, keep="best")
     bench.run(4, first.state, keep="best")
     assert _kinds(bench) == [(2, "best"), (4, "result"), (6, "best"), (8, "result")]
+
+
+def test_a_removal_that_breaks_off_leaves_no_record_of_what_is_gone(bench, monkeypatch):
+    """At every file in turn: tensors without a record are swept up, a record without its tensors would be damage."""
+    whole = bench.run(3).folder
+    count, unlink = len(list(whole.iterdir())), Path.unlink
+    assert count > 1
+    for left in range(count + 1):
+        folder = bench.folder / f"copy {left}"
+        shutil.copytree(whole, folder)
+        gone = []
+
+        def dying(path, left=left, gone=gone, **options):
+            if path.exists() and len(gone) == left:
+                raise KeyboardInterrupt
+            if path.exists():
+                gone.append(path.name)
+            unlink(path, **options)
+
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(Path, "unlink", dying)
+            remove(folder)
+        assert len(gone) == left and gone[:1] in ([], ["state.json"])
+        assert folder.exists() == (left < count)
 
 
 def test_every_snapshot_can_be_kept(bench):
