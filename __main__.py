@@ -22,18 +22,24 @@ def _not_a_module() -> str:
     parent, name = os.path.split(folder)
     message = (
         f"graft_nodes: {__file__} is a part of a package and does not run by itself. Install the package once,\n"
-        f'  {sys.executable} -m pip install -e "{folder}[standalone]"\n'
+        f'  {_quoted(sys.executable)} -m pip install -e "{folder}[standalone]"\n'
         "and run `graft`, or run the folder as a module:\n"
     )
     if "." in name:
         renamed = name.replace(".", "_")
-        message += f"  rename it to {renamed}, as a module has no dot in its name, then "
+        message += f'  rename it to "{renamed}", as a module has no dot in its name, then '
         return message + _as_module(parent, renamed)
     return f"{message}  {_as_module(parent, name)}"
 
 
 def _as_module(parent: str, name: str) -> str:
-    return f'cd "{parent}" && {sys.executable} -m {name} {" ".join(sys.argv[1:]) or "doctor"}\n'
+    words = (sys.executable, "-m", name, *(sys.argv[1:] or ["doctor"]))
+    return f'cd "{parent}" && {" ".join(map(_quoted, words))}\n'
+
+
+def _quoted(word: str) -> str:
+    """A word as every shell takes it for one."""
+    return f'"{word}"' if " " in word else word
 
 
 def _leave_current_folder() -> None:

@@ -81,6 +81,7 @@ UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 TYPED_PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # a test process computes on one core
+EMBEDDED_HOST_TESTS = "comfyui_api_stubs/tests"  # with settings of their own, in its pyproject.toml
 TIERS = ("test", "host", "browser")  # what runs on a newer torch too
 LONG_RUNS = {
     "fuzz": "graft_nodes.tests.fuzz",
@@ -152,8 +153,11 @@ def browser(arguments: list[str]) -> None:
 
 
 def pytest(marks: str, processes: int) -> None:
-    """Run the tests with these marks in several processes of one thread each."""
+    """Run the tests with these marks in several processes of one thread each: Graft's, and the embedded host's own."""
     run("-m", "pytest", *parallel(processes), "--ignore=tests/with_comfyui", "-m", marks, environment=ONE_THREAD)
+    if "not browser" in marks or "not slow" in marks:
+        own = "not slow" if "not slow" in marks else ""
+        run("-m", "pytest", *parallel(processes), "-m", own, EMBEDDED_HOST_TESTS, environment=ONE_THREAD)
 
 
 def parallel(processes: int) -> tuple[str, ...]:

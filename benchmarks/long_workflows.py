@@ -27,7 +27,7 @@ CHILD = """
 import resource, sys, time
 from comfy_api.latest import io
 from graft_nodes.headless import command, hosts, workflow_file
-from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
+from graft_nodes.headless.embedded import catalogue, workflow
 import nodes
 
 count = int(sys.argv[3])
@@ -54,7 +54,7 @@ class Show:
 
 nodes.NODE_CLASS_MAPPINGS.update(Pass=Pass, Show=Show)
 hosts.open_host(hosts.Choice(None, "benchmark"), True, None, None)
-look_up = schema.catalogue(nodes.NODE_CLASS_MAPPINGS, {})
+look_up = catalogue(nodes.NODE_CLASS_MAPPINGS, {})
 start = time.process_time()
 if sys.argv[2] == "read":
     document = workflow_file.read(sys.argv[1])

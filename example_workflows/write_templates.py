@@ -205,7 +205,7 @@ class Graph:
     """An editor workflow that is being written: nodes by their host's schemas, and the links between them."""
 
     def __init__(self, classes: Mapping[str, Any], title: str, first_id: int = 1) -> None:
-        from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
+        from graft_nodes.headless.embedded import catalogue
 
         self.classes, self.look_up, self.title = classes, catalogue(classes, {}), title
         self.first_id = first_id
@@ -222,7 +222,7 @@ class Graph:
         self, kind: str, place: tuple[int, int], size: tuple[int, int], title: str = "", **values: Any
     ) -> dict[str, Any]:
         """A node with its widgets' defaults, but for `values`."""
-        from graft_nodes.comfyui_api_stubs.workflows.widgets import EditorNode
+        from graft_nodes.headless.embedded import EditorNode
 
         schema = self.look_up(kind)
         shown = EditorNode(schema)

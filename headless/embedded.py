@@ -5,10 +5,10 @@ from ..comfyui_api_stubs.caching import Caching, new_executor
 from ..comfyui_api_stubs.editor import serve as editor
 from ..comfyui_api_stubs.host import Host
 from ..comfyui_api_stubs.host_error import HostError
-from ..comfyui_api_stubs.workflows import node_replacements, workflow
+from ..comfyui_api_stubs.workflows import node_replacements, prompt_text, workflow
 from ..comfyui_api_stubs.workflows.problem import Problem, WorkflowError
-from ..comfyui_api_stubs.workflows.schema import COMBO, Input, Schema, catalogue
-from ..comfyui_api_stubs.workflows.widgets import UPLOADS
+from ..comfyui_api_stubs.workflows.schema import COMBO, Input, Schema, catalogue, describe
+from ..comfyui_api_stubs.workflows.widgets import UPLOADS, EditorNode
 from ..comfyui_api_stubs.workflows.workflow import Catalogue, Document, Graph
 from ..comfyui_api_stubs.workflows.workflow_inside import workflow_inside
 
@@ -19,6 +19,7 @@ __all__ = [
     "Caching",
     "Catalogue",
     "Document",
+    "EditorNode",
     "Graph",
     "Host",
     "HostError",
@@ -28,10 +29,12 @@ __all__ = [
     "WorkflowError",
     "caching",
     "catalogue",
+    "describe",
     "editor",
     "install",
     "new_executor",
     "node_replacements",
+    "prompt_text",
     "workflow",
     "workflow_inside",
 ]

@@ -1,5 +1,5 @@
-"""Writes locales/en/nodeDefs.json from the nodes' own declarations: `python locales/write_english.py`, after a change
-of a node's texts.
+"""Writes locales/en/nodeDefs.json and node_list.json from the nodes' own declarations, after a change of a node's
+texts: `python locales/write_english.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+# Where ComfyUI-Manager reads which nodes a pack has: its scan of the code sees no bases of classes.
+NODE_LIST = HERE.parent / "node_list.json"
 
 # Display names of the inputs that are sockets only. They are not in the declarations: the editor would make a
 # display_name there the socket's label, store it in workflows, and show it in place of its translation.
@@ -80,14 +82,16 @@ def node_texts(nodes: Iterable[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     from graft_nodes.headless import embedded
 
     embedded.install()
     from graft_nodes.nodes import NODES
 
-    text = json.dumps(node_texts(NODES), indent=2, ensure_ascii=False) + "\n"
-    (HERE / "en" / "nodeDefs.json").write_text(text, encoding="utf-8")
+    texts = node_texts(NODES)
+    titles = {node_id: text["display_name"] for node_id, text in texts.items()}
+    for path, content in ((HERE / "en" / "nodeDefs.json", texts), (NODE_LIST, titles)):
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,6 @@ else:
 # Files and folders of which every test is slow: they open browsers and servers, start processes, or run workflows.
 # A single slow test of another file is marked where it stands: @pytest.mark.slow.
 SLOW = (
-    "tests/comfyui_api_stubs/test_compare.py",
-    "tests/comfyui_api_stubs/test_distribution.py",
-    "tests/comfyui_api_stubs/test_loading.py",
     "tests/demo/test_rule.py",
     "tests/demo/test_train_base.py",
     "tests/editor",

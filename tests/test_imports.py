@@ -86,6 +86,46 @@ def test_rooms_import_only_what_they_may(room, path):
                 assert room_met in MAY_IMPORT[room] or path == EMBEDDED, f"{path} imports {room_met}"
 
 
+EMBEDDED_HOST = "comfyui_api_stubs"
+# Which of Graft's files use the embedded host by themselves. Tests take helpers of its tests.
+USES_IT = {
+    "headless/embedded.py": "",
+    "tests/": "tests.",
+    "tests/fuzz/": "",  # fuzzing makes up what the server and its readers are given
+}
+
+
+def all_files():
+    """Every Python file of Graft's, tests, benchmarks and scripts too."""
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith((".", "build/", "node_modules/", "comfyui_api_stubs/")):
+            yield name, path
+
+
+def test_graft_imports_the_embedded_host_in_one_place():
+    found = []
+    for name, path in all_files():
+        for _, module in imports(path):
+            *_, inside = f".{module}.".partition(f".{EMBEDDED_HOST}.")
+            if f".{EMBEDDED_HOST}." in f".{module}.":
+                allowed = [start for place, start in USES_IT.items() if name.startswith(place)]
+                if not any(inside.startswith(start) for start in allowed):
+                    found.append(f"{name} imports {module}: take it from headless/embedded.py")
+    assert not found
+
+
+def test_the_embedded_host_imports_nothing_of_graft():
+    found = []
+    folder = ROOT / EMBEDDED_HOST
+    for path in sorted(folder.rglob("*.py")):
+        for level, module in imports(path):
+            depth = len(path.relative_to(folder).parts)
+            if level > depth or module.split(".")[0] == "graft_nodes":
+                found.append(f"{path.relative_to(ROOT)} imports {'.' * level}{module}")
+    assert not found
+
+
 ONLY_STORAGE = {
     "hashlib": "hash with storage.digest",
     "safetensors": "read and write with storage.safetensors",

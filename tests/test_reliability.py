@@ -8,7 +8,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_test_that_the_document_names_is_there():
     text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    known = {path.name: path for path in sorted((ROOT / "tests").rglob("*.py"))}
+    folders = (ROOT / "comfyui_api_stubs" / "tests", ROOT / "tests")
+    known = {path.name: path for folder in folders for path in sorted(folder.rglob("*.py"))}
     named, last = [], None
     for file, test in re.findall(r"`([\w/]*\w+\.py)?(?:::(test_\w+…?))?`", text):
         if not file and not test:

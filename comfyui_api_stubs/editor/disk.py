@@ -43,16 +43,15 @@ def draft(path: str, chunks: Iterable[bytes]) -> Iterator[str]:
     """
     name = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.partial")
     try:
-        try:
-            with open(name, "xb") as file:
-                file.writelines(chunks)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
+        with open(name, "xb") as file:
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
         with contextlib.suppress(OSError):  # there is no file whose rights it could take over
             shutil.copymode(path, name)
         yield name
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(name)

@@ -28,6 +28,7 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 NEXT_STEPS = {
     errno.ENOSPC: "free some space there, then do the same again",
     errno.EDQUOT: "your quota is used up: free some space there, then do the same again",
+    errno.EIO: "the drive fails: start the server with a folder on another one",
     errno.EROFS: "make the drive writable, or start the server with another folder",
     errno.EACCES: "this user may not write there: grant the right to, or start the server with another folder",
 }

@@ -791,7 +791,7 @@ class RebatchImages(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id="RebatchImages",
+            "RebatchImages",
             display_name="Rebatch Images",
             category="image/batch",
             is_input_list=True,
@@ -977,8 +977,8 @@ async def load_custom_node(module_path: str, ignore: set[str] = set(), module_pa
 
 async def init_builtin_extra_nodes() -> list[str]:
     """Enter the core nodes that ComfyUI keeps apart; returns what could not be imported, which is nothing here."""
-    NODE_CLASS_MAPPINGS["PreviewAny"] = PreviewAny
-    NODE_DISPLAY_NAME_MAPPINGS["PreviewAny"] = "Preview Any"
+    NODE_CLASS_MAPPINGS.update(PreviewAny=PreviewAny)
+    NODE_DISPLAY_NAME_MAPPINGS.update(PreviewAny="Preview Any")
     for primitive in (PrimitiveString, PrimitiveStringMultiline, PrimitiveInt, PrimitiveFloat, PrimitiveBoolean):
         schema = primitive.GET_SCHEMA()
         _register(schema.node_id, primitive, schema.display_name, set(), "comfy_extras.nodes_primitive")

@@ -161,6 +161,7 @@ class Editor:
         self.page.keyboard.press("Escape")
         self.page.evaluate("on => app.extensionManager.setting.set('Comfy.VueNodes.Enabled', on)", self.modern)
         self.page.evaluate("() => app.extensionManager.setting.set('Comfy.TutorialCompleted', true)")
+        self.page.evaluate("() => app.extensionManager.setting.set('Comfy.RightSidePanel.IsOpen', false)")
         self.settle()
 
     def settle(self, most: float = 2000) -> None:

@@ -1,11 +1,16 @@
 """Graft's own routes: LoRA files, stored runs, and the stop that keeps the state of a training step."""
 
+import contextlib
+import os
+import signal
+import socket
 import sys
+import threading
 import time
 
 import pytest
 from graft_nodes.tests.training.data.making_clips import write_clip, write_frames
-from serving import PATIENCE, few_pictures, lora, picture, trains
+from serving import PATIENCE, Server, few_pictures, front_end, lora, picture, trains
 
 
 @pytest.fixture(scope="module")
@@ -466,3 +471,34 @@ def test_a_dataset_config_is_read_before_a_run(server):
     assert refused.status == 400 and "resolutoin" in refused.json["error"]
     gone = server.ask("/graft/dataset/glance", "POST", {**inputs, "folder": "configured/gone.toml"})
     assert gone.status == 404 and str(server.place) not in gone.json["error"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no signals to send there")
+def test_ctrl_c_ends_while_files_arrive_slowly_and_leaves_nothing_of_them(tmp_path):
+    place = tmp_path
+    (place / "models" / "loras").mkdir(parents=True)
+    server = Server(place, "--front-end-root", str(front_end(place / "front")))
+    over = threading.Event()
+    head = (
+        f"POST /graft/lora_upload?name=slow%d.safetensors HTTP/1.1\r\nHost: {server.host}:{server.port}\r\n"
+        "Content-Type: application/octet-stream\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    connections = [socket.create_connection((server.host, server.port)) for _ in range(8)]
+
+    def drip():
+        while not over.wait(0.2):
+            for connection in connections:
+                with contextlib.suppress(OSError):  # the server has ended
+                    connection.sendall(b"x")
+
+    for number, connection in enumerate(connections):
+        connection.sendall((head % number).encode())
+    threading.Thread(target=drip, daemon=True).start()
+    while len(os.listdir(place / "models" / "loras")) < 8:
+        time.sleep(0.05)
+    assert server.stop(signal.SIGINT) == 0
+    over.set()
+    for connection in connections:
+        connection.close()
+    assert os.listdir(place / "models" / "loras") == []
+    assert "Traceback" not in "\n".join(server.lines)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.workflows import schema
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "example_workflows"
@@ -39,7 +39,7 @@ def script():
 
 def graph_of(host, title):
     """The API graph of a template."""
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     return workflow_file.read(str(FOLDER / f"{title}.json")).graph(look_up)
 
 

@@ -423,7 +423,7 @@ def serve(arguments: list[str]) -> int:
 
     def loaded(host: Any) -> None:
         load(host)
-        host.nodes.NODE_CLASS_MAPPINGS["HashOfBase"] = HashOfBase
+        host.nodes.NODE_CLASS_MAPPINGS.update(HashOfBase=HashOfBase)
 
     hosts.load_nodes = loaded
     return command.main(arguments)

@@ -94,7 +94,7 @@ def workflow(host, mode):
 def test_a_node_that_raises(host, parts, wall, monkeypatch, where, mode):
     model, clip, vae, _, lora = parts
     Giver.given["parts"] = (model, clip, vae, lora)
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestGiver"] = Giver
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestGiver=Giver)
     prompt, before = workflow(host, mode), whole(wall, model)
     host.fresh()
     expected = host.run(prompt, capture={"images": ["6", 0]})["captured"]["images"]

@@ -44,8 +44,8 @@ class Arguments(Target):
         super().__init__(place)
         os.chdir(place)
         (place / "folder").mkdir()
-        from graft_nodes.comfyui_api_stubs.host_error import HostError
         from graft_nodes.headless import command, hosts, run
+        from graft_nodes.headless.embedded import HostError
 
         host = hosts.open_host(hosts.Choice(None, "fuzzing"), True, str(place / "folder"), str(place / "output"))
 

@@ -2,18 +2,14 @@
 understand.
 """
 
-import asyncio
 import json
 import os
 import struct
-import types
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.host_error import HostError
-from graft_nodes.comfyui_api_stubs.workflows import workflow
-from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import hosts, workflow_file
+from graft_nodes.headless.embedded import HostError, WorkflowError, workflow
 from graft_nodes.patches.lora_files import metadata, stack_rows
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 from graft_nodes.storage import safetensors
@@ -261,15 +257,6 @@ def test_a_folder_that_nothing_can_be_called_is_said(name):
         hosts.open_host(hosts.Choice(None, "test"), True, name, None)
 
 
-@pytest.mark.parametrize("address", ["a\0b", "x" * 300, "\udcff"])
-def test_an_address_that_no_machine_has_is_said(address):
-    pytest.importorskip("aiohttp")
-    from graft_nodes.comfyui_api_stubs.editor.serve import listen
-
-    with pytest.raises(HostError, match="cannot listen on"):
-        listen(address, 0)
-
-
 # --- datasets ---------------------------------------------------------------------------------------------------------
 
 
@@ -368,36 +355,3 @@ def test_a_damaged_avif_is_no_picture(tmp_path):
 
 
 # --- the server's routes ----------------------------------------------------------------------------------------------
-
-
-def request(body, charset="utf-8"):
-    async def text():
-        return body.encode().decode(charset)
-
-    return types.SimpleNamespace(text=text)
-
-
-@pytest.mark.parametrize(
-    ("body", "charset"), [(DEEP, "utf-8"), (f'{{"a": {HUGE}}}', "utf-8"), ("{}", "none"), ("{", "utf-8")]
-)
-def test_a_body_that_no_reader_takes_is_refused(body, charset):
-    pytest.importorskip("aiohttp")
-    from graft_nodes.comfyui_api_stubs.editor import answers
-
-    with pytest.raises(answers.NotJson, match="the body is not JSON"):
-        asyncio.run(answers.asked(request(body, charset)))
-
-
-def test_pictures_that_are_too_large_or_damaged_are_refused_by_view_and_upload(tmp_path):
-    pytest.importorskip("aiohttp")
-    from graft_nodes.comfyui_api_stubs.editor.files import preview
-    from graft_nodes.storage.pictures import picture_errors
-    from PIL import Image
-
-    path = tmp_path / "a.png"
-    Image.new("1", (30_000, 30_000)).save(path)
-    with pytest.raises(picture_errors()):
-        preview(str(path), "webp", "")
-    path.write_bytes((CORPUS / "pictures" / "rgb.avif").read_bytes()[:-60])
-    with pytest.raises(picture_errors()):
-        preview(str(path), "webp", "")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from graft_nodes.comfyui_api_stubs.workflows import prompt_text
 from graft_nodes.ema import decay, weighted_sum
+from graft_nodes.headless.embedded import prompt_text
 from graft_nodes.patches.lora_files import block_weights, stack_rows
 from graft_nodes.training.data import tags
 from graft_nodes.training.data.filters import Filters

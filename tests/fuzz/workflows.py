@@ -8,19 +8,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graft_nodes.comfyui_api_stubs.workflows import workflow
-from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
+from graft_nodes.comfyui_api_stubs.tests.workflows.recorded import FOLDER, recorded_catalogue
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import WorkflowError, workflow
 from hypothesis import strategies as st
 
-from ..headless.test_editor_json import recorded_catalogue
 from .damage import damaged_bytes, damaged_json, text_of
 from .engine import Target
 
 ROOT = Path(__file__).resolve().parents[2]
-API = [*sorted((ROOT / "tests/headless").glob("*/*.api.json"))]
+API = [*sorted((ROOT / "tests/headless").glob("*/*.api.json")), *sorted(FOLDER.parent.glob("*/*.api.json"))]
 EDITOR = [
-    *sorted((ROOT / "tests/headless/workflows").glob("*.editor.json")),
+    *sorted(FOLDER.glob("*.editor.json")),
     *sorted((ROOT / "example_workflows").glob("*.json")),
 ]
 _LOOKS = (

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:1] = [str(HERE)]
+sys.path[:1] = [str(HERE.parents[1] / "comfyui_api_stubs" / "tests" / "workflows")]
 
 import odd_nodes  # noqa: E402
 from graft_nodes.headless import command, hosts  # noqa: E402

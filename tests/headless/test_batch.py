@@ -9,10 +9,9 @@ import time
 import weakref
 
 import pytest
-from graft_nodes.comfyui_api_stubs.host_error import HostError
-from graft_nodes.comfyui_api_stubs.workflows import workflow
 from graft_nodes.headless import batch, workflow_file
 from graft_nodes.headless.command_error import CommandError
+from graft_nodes.headless.embedded import HostError, workflow
 from graft_nodes.tests.headless.test_command import GOOD, SINK, SOURCE, command, last, run, told
 
 
@@ -120,7 +119,7 @@ def test_nothing_of_a_run_stays_in_a_process_that_runs_more(tmp_path):
 COUNTED = """
 import sys
 from graft_nodes.headless import command, workflow_file
-from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.headless.embedded import workflow
 times, forget = [], workflow.forget
 workflow.forget = lambda: times.append(forget())
 command.main(sys.argv[1:])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from graft_nodes import host as wall
-from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
+from graft_nodes.headless.embedded import catalogue, workflow
 
 ROOT = Path(__file__).resolve().parents[2]
 BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
@@ -46,7 +46,7 @@ def of(graph, kind):
 @pytest.fixture(scope="module")
 def graph_of(host):
     """What makes an API graph of a blueprint's workflow; nothing in it may be wrong."""
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
 
     def read(data):
         graph = workflow.parse(data).graph(look_up)

@@ -2,17 +2,19 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from graft_nodes.comfyui_api_stubs.host_error import HostError
-from graft_nodes.comfyui_api_stubs.workflows import workflow
+from graft_nodes.comfyui_api_stubs.tests.workflows.recorded import FOLDER, recorded_catalogue
 from graft_nodes.headless import checking, workflow_file
+from graft_nodes.headless.embedded import HostError, workflow
 
 from .test_command import SINK, SOURCE, any_host, command, last
-from .test_editor_json import FOLDER, LOOK_UP
+
+LOOK_UP = recorded_catalogue()
 
 
 def check(place, data, *options):
@@ -93,3 +95,16 @@ def test_a_circle_has_an_order_too():
         "sink": {"class_type": "OddSink", "inputs": {"latent": ["b", 0]}},
     }
     assert sorted(workflow.run_order(graph, LOOK_UP)) == ["a", "b", "sink"]
+
+
+def test_the_command_says_what_its_host_replaced(tmp_path):
+    """The embedded host has no Conditioning Average to put there."""
+    (tmp_path / "in").mkdir()
+    graph = {"1": SOURCE, "2": {"class_type": "ConditioningAverage ", "inputs": {}}, "3": SINK}
+    words, how = command(tmp_path, graph, "check", "w.json", "--input", "in", "--output", "out", "--export", "a.json")
+    done = subprocess.run(words, timeout=180, check=False, **how)
+    exported = json.loads((tmp_path / "a.json").read_text())["2"]["class_type"]
+    replaced = "GRAFT_TEST_COMFYUI" in os.environ
+    assert exported == ("ConditioningAverage" if replaced else "ConditioningAverage ")
+    assert ("replaced: 'ConditioningAverage ' is 'ConditioningAverage' in this ComfyUI" in done.stdout) == replaced
+    assert ("this host has no node 'ConditioningAverage '" in done.stderr) != replaced

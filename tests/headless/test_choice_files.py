@@ -3,9 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows import workflow
-from graft_nodes.comfyui_api_stubs.workflows.schema import catalogue
 from graft_nodes.headless import choice_files
+from graft_nodes.headless.embedded import catalogue, workflow
 
 from .test_command import run as run_command
 
@@ -40,7 +39,7 @@ def advice(inputs, value, folders, name="file"):
         (),
         {"INPUT_TYPES": lambda: {"required": inputs(folders)}, "RETURN_TYPES": ("MODEL",), "OUTPUT_NODE": True},
     )
-    host = SimpleNamespace(folders=folders, nodes=SimpleNamespace(NODE_CLASS_MAPPINGS={"Loader": cls}))
+    host = SimpleNamespace(folders=folders, nodes=SimpleNamespace(NODE_CLASS_MAPPINGS=dict(Loader=cls)))
     look_up = catalogue({"Loader": cls}, {})
     graph = workflow.parse({"4": {"class_type": "Loader", "inputs": {name: value}}}).graph(look_up)
     (problem,) = choice_files.with_advice(host, graph, look_up, workflow.check(graph, look_up))
@@ -83,7 +82,7 @@ def test_of_several_folders_those_that_the_list_is_of_are_named():
         def INPUT_TYPES(cls):
             return {"required": several(folders)}
 
-    host = SimpleNamespace(folders=folders, nodes=SimpleNamespace(NODE_CLASS_MAPPINGS={"Loader": Loader}))
+    host = SimpleNamespace(folders=folders, nodes=SimpleNamespace(NODE_CLASS_MAPPINGS=dict(Loader=Loader)))
     look_up = catalogue({"Loader": Loader}, {})
 
     def said(**changes):

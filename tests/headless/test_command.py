@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -248,7 +249,7 @@ class Deaf:
         time.sleep(60)
         return ()
 
-NODE_CLASS_MAPPINGS = {"Deaf": Deaf}
+NODE_CLASS_MAPPINGS = dict(Deaf=Deaf)
 """
 
 
@@ -496,16 +497,20 @@ def test_without_torch_a_command_says_what_to_install(place, words):
 
 
 @any_host
-@pytest.mark.parametrize("name", ["Graft", "ComfyUI-Graft-1.0"])
+@pytest.mark.parametrize("name", ["Graft", "ComfyUI-Graft-1.0", "my Graft 1.0"])
 @pytest.mark.parametrize("ending", ["", "/__main__.py"])
 def test_the_folder_run_as_a_file_says_how_to_run_it(place, name, ending):
     (place / name).symlink_to(hosts.PACKAGE)
+    renamed = name.replace(".", "_")
     words = [sys.executable, name + ending, "--version"]
     done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f'-m pip install -e "{place / name}[standalone]"' in done.stderr
-    assert f"-m {name.replace('.', '_')} --version" in done.stderr
-    assert ("rename it to ComfyUI-Graft-1_0" in done.stderr) == ("." in name)
+    assert (f'rename it to "{renamed}"' in done.stderr) == ("." in name)
+    advised = shlex.split(done.stderr.strip().splitlines()[-1].split(" && ")[1])
+    (place / name).rename(place / renamed)
+    done = subprocess.run(advised, cwd=place, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.startswith("Graft "), done.stderr
 
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -557,7 +562,7 @@ def test_another_pack_is_loaded_from_its_folder(place):
         "    INPUT_TYPES = classmethod(lambda cls: {'required': {'text': ('STRING', {})}})\n"
         "    def shout(self, text):\n"
         "        return (text.upper(),)\n"
-        "NODE_CLASS_MAPPINGS = {'Shout': Shout}\n"
+        "NODE_CLASS_MAPPINGS = dict(Shout=Shout)\n"
     )
     graph = {"1": {"class_type": "Shout", "inputs": {"text": "loud"}}, "2": SINK}
     status, _, err = run(place, graph, "--pack", "shout")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import catalogue, workflow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "example_workflows"
 EXPORTS = Path(__file__).parent / "examples"
@@ -24,7 +24,7 @@ def expected_files(data):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.json")), ids=lambda path: path.stem)
 def test_an_example_is_translated_as_the_front_end_does(host, path):
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     ours = workflow_file.read(str(path)).graph(look_up)
     theirs = json.loads((EXPORTS / f"{path.stem}.api.json").read_text(encoding="utf-8"))
     assert {node: (entry["class_type"], entry["inputs"]) for node, entry in ours.items()} == {

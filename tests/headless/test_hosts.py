@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.host_error import HostError
 from graft_nodes.headless import hosts
+from graft_nodes.headless.embedded import HostError
 from graft_nodes.tests.headless.test_command import python_path
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import catalogue, workflow
 
 SAVED = Path(__file__).parent / "older" / "train_and_sample-0.1.0.json"
 SINCE = {  # inputs that came after the first version, with the values that change nothing
@@ -19,7 +19,7 @@ SINCE = {  # inputs that came after the first version, with the values that chan
 
 @pytest.fixture(scope="module")
 def look_up(host):
-    return schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    return catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
 
 
 def test_an_older_workflow_opens_with_its_values_and_the_defaults_of_what_came_since(look_up):

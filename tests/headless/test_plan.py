@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import plan
 from graft_nodes.headless.command import main
+from graft_nodes.headless.embedded import WorkflowError
 from graft_nodes.host import memory_planning
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "example_workflows" / "Teach the demo model a new word.json"

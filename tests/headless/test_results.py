@@ -7,8 +7,8 @@ import os
 import types
 
 import pytest
-from graft_nodes.comfyui_api_stubs import caching
 from graft_nodes.headless import run
+from graft_nodes.headless.embedded import caching
 from graft_nodes.headless.progress import Events
 
 GRAPH = {

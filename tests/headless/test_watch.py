@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from graft_nodes.comfyui_api_stubs.host_error import HostError
+from graft_nodes.headless.embedded import HostError
 from graft_nodes.headless.watch import watch
 from graft_nodes.tests.headless.test_command import GOOD, command
 

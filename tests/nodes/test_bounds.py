@@ -80,7 +80,7 @@ def test_it_is_refused_at_its_input_before_a_workflow_runs(host, node, one, valu
     _, _, _, errors = host.validate(
         {
             "1": {"class_type": schema.node_id, "inputs": inputs},
-            "2": {"class_type": "GraftTestCapture", "inputs": {"value": ["1", 0], "name": "shown"}},
+            "2": {"class_type": "TestCapture", "inputs": {"value": ["1", 0], "name": "shown"}},
         }
     )
     assert one.id in {error["extra_info"]["input_name"] for error in errors["1"]["errors"]}

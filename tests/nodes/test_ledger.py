@@ -394,7 +394,7 @@ class Fails:
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_workflow_leaves_the_files_bytes(host, small, demo, mode, fails):
     """Through the executor, under inference mode, with weights that are inference tensors."""
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestFails"] = Fails
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestFails=Fails)
     save_file(small.lora(demo[0], scale=0.3), os.path.join(host.models, "loras", "demo.safetensors"))
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},

@@ -551,7 +551,7 @@ def workflow(host, small):
         def give(self):
             return (model,)
 
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Given
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestModel=Given)
     host.fresh()
 
     def run(name, mode="auto"):
@@ -684,7 +684,7 @@ class ForeignStack:
 
 def test_a_missing_file_in_another_packs_stack(host, files):
     """It is found when the stack is used: the node fails, with the row's place in the stack."""
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestStack"] = ForeignStack
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestStack=ForeignStack)
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "GraftTestStack", "inputs": {"names": "lora0.safetensors lora_1.safetensors"}},

@@ -15,9 +15,9 @@ import comfy.model_management
 import numpy as np
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.workflows import schema, workflow
 from graft_nodes.demo import compare, rule, score
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import catalogue, workflow
 from graft_nodes.host import demo_files
 from PIL import Image
 from safetensors.torch import load_file
@@ -29,7 +29,7 @@ STACK = "A stack of LoRAs, merged or bypassed"
 
 def graph_of(host, name):
     """(API graph of a saved example, {title: node id})."""
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     graph = workflow_file.read(str(ROOT / "example_workflows" / f"{name}.json")).graph(look_up)
     assert workflow.check(graph, look_up) == []
     return graph, {workflow.title(graph, node_id): node_id for node_id in graph}

@@ -68,7 +68,7 @@ def refused(host, node, output=0, **given):
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": node, "inputs": {**host.defaults(node), **given}},
-        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", output], "name": "shown"}},
+        "3": {"class_type": "TestCapture", "inputs": {"value": ["2", output], "name": "shown"}},
     }
     valid, _, _, errors = host.validate(prompt)
     found = errors.get("2", {"errors": []})["errors"]
@@ -108,7 +108,7 @@ def test_a_folder_name_that_is_computed_is_left_to_the_run(host):
             "class_type": "GraftDataset",
             "inputs": {**host.defaults("GraftDataset"), "folder": ["2", 1], "vae": ["1", 2], "clip": ["1", 1]},
         },
-        "4": {"class_type": "GraftTestCapture", "inputs": {"value": ["3", 2], "name": "shown"}},
+        "4": {"class_type": "TestCapture", "inputs": {"value": ["3", 2], "name": "shown"}},
     }
     assert host.validate(prompt)[0]
 
@@ -127,7 +127,7 @@ def test_beside_filters_that_are_computed_folders_are_still_looked_for(host, pic
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "GraftLoRAStack", "inputs": host.defaults("GraftLoRAStack")},
         "3": {"class_type": "GraftDataset", "inputs": {**host.defaults("GraftDataset"), **inputs}},
-        "4": {"class_type": "GraftTestCapture", "inputs": {"value": ["3", 2], "name": "shown"}},
+        "4": {"class_type": "TestCapture", "inputs": {"value": ["3", 2], "name": "shown"}},
     }
     valid, _, _, errors = host.validate(prompt)
     said = [one["details"] for one in errors.get("3", {"errors": []})["errors"]]
@@ -285,7 +285,7 @@ def test_what_is_wrong_without_a_look_at_what_is_connected_is_refused_too(host, 
     prompt = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": kind, "inputs": {**host.defaults(kind), **settings}},
-        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
+        "3": {"class_type": "TestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
         "4": {
             "class_type": "GraftDataset",
             "inputs": {
@@ -367,7 +367,7 @@ def test_what_is_known_is_judged_beside_what_a_link_brings(host):
     given = {"options": "beta = 0.9", "clip_norm": ["5", 0]}
     prompt = {
         "2": {"class_type": "GraftOptimizer", "inputs": {**host.defaults("GraftOptimizer"), **given}},
-        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
+        "3": {"class_type": "TestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
         "5": {"class_type": "PrimitiveFloat", "inputs": {"value": 0.0}},
     }
     valid, _, _, errors = host.validate(prompt)
@@ -394,7 +394,7 @@ def test_a_setting_that_comes_through_a_link_is_left_to_the_run(host):
     given = {"fused_backward": True, "clip_norm": ["5", 0]}
     prompt = {
         "2": {"class_type": "GraftOptimizer", "inputs": {**host.defaults("GraftOptimizer"), **given}},
-        "3": {"class_type": "GraftTestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
+        "3": {"class_type": "TestCapture", "inputs": {"value": ["2", 0], "name": "shown"}},
         "5": {"class_type": "PrimitiveFloat", "inputs": {"value": 0.0}},
     }
     assert host.validate(prompt)[0]
@@ -444,7 +444,7 @@ def test_rows_that_any_node_reads_are_refused_at_the_stack(host, reader):
         prompt = {
             "2": {"class_type": "GraftLoRAStack", "inputs": {"rows": rows}},
             "3": {"class_type": reader, "inputs": {**host.defaults(reader), socket: ["2", 0]}},
-            "4": {"class_type": "GraftTestCapture", "inputs": {"value": ["3", 0], "name": "shown"}},
+            "4": {"class_type": "TestCapture", "inputs": {"value": ["3", 0], "name": "shown"}},
         }
         errors = host.validate(prompt)[3].get("2", {"errors": []})["errors"]
         said = {one["extra_info"]["input_name"]: one["details"] for one in errors}

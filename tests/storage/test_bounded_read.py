@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import WorkflowError
 from graft_nodes.patches.lora_files import open_file
 from graft_nodes.storage import shards
 from graft_nodes.storage.bounded_read import MB, read_bounded, read_json

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from graft_nodes.comfyui_api_stubs.tests import ghostscript as starting
 from graft_nodes.storage import pictures
 from graft_nodes.storage.pictures import FORMATS, open_picture, turn_upright, upright_size
-from graft_nodes.tests.storage import starting
 from PIL import Image, PngImagePlugin, UnidentifiedImageError, features
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,7 @@
 """Long lists of problems in errors: the first ones, and the number of the others."""
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows.problem import Problem, WorkflowError
+from graft_nodes.headless.embedded import Problem, WorkflowError
 from graft_nodes.storage import shards
 from graft_nodes.storage.problem_list import SHOWN, problem_lines
 

@@ -7,8 +7,8 @@ import socket
 import threading
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows.problem import WorkflowError
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import WorkflowError
 from graft_nodes.patches.lora_files import open_file
 from graft_nodes.storage import regular_file
 from graft_nodes.storage.bounded_read import read_bounded, read_json

@@ -28,7 +28,7 @@ LEFT_OUT = {
     "test_jobs.py": "unit tests of comfy_execution.jobs, a module that the embedded host has no counterpart of: its job"
     " list is comfyui_api_stubs/editor/jobs.py, and test_execution.py asks for it over HTTP",
     "test_preview_method.py": "samples with SDXL's weights on a server that runs already; the same is tested with small"
-    " models in tests/editor/test_server_events.py",
+    " models in comfyui_api_stubs/tests/editor/test_events.py",
     "test_cache_provider.py": "unit tests of caches that other packs plug in (comfy_execution.cache_provider); the"
     " embedded host keeps results in the four ways that its options name, and in no other",
     "test_enrich_output.py": "unit tests of comfy_execution.asset_enrichment, which adds the ids of ComfyUI's asset"

@@ -45,16 +45,12 @@ def checkout() -> str | None:
     return None
 
 
-def test_real_comfyui() -> None:
-    path = checkout()
-    if path is None:
-        pytest.skip(f"no ComfyUI found; {HOW}")
-    shared = [f"tests/comfyui_api_stubs/test_{name}.py" for name in SHARED]
-    files = ["tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks", *shared]
+def run(path: str, *arguments: str) -> None:
+    """Run tests on a checkout; fail with what they printed."""
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", *files, "-q", *parallel(cores())],
+        [sys.executable, "-m", "pytest", *arguments, "-q", *parallel(cores())],
         cwd=ROOT,
-        env={**os.environ, "GRAFT_TEST_COMFYUI": path, **ONE_THREAD},
+        env={**os.environ, "GRAFT_TEST_COMFYUI": path, "PYTHONPATH": os.path.dirname(__file__), **ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=3600,
@@ -62,3 +58,18 @@ def test_real_comfyui() -> None:
     )
     print(f"{path}:\n{child.stdout[-6000:]}\n{child.stderr[-2000:]}")
     assert child.returncode == 0, f"the tests failed on {path}; its output is printed above"
+
+
+def test_real_comfyui() -> None:
+    path = checkout()
+    if path is None:
+        pytest.skip(f"no ComfyUI found; {HOW}")
+    run(path, "tests/nodes", "tests/faults/test_nodes.py", "tests/with_comfyui/checks")
+
+
+def test_the_embedded_hosts_tests_on_a_real_comfyui() -> None:
+    path = checkout()
+    if path is None:
+        pytest.skip(f"no ComfyUI found; {HOW}")
+    shared = [f"comfyui_api_stubs/tests/test_{name}.py" for name in SHARED]
+    run(path, "-p", "opened_comfyui", "comfyui_api_stubs/tests/real", *shared)

@@ -20,7 +20,7 @@ class CLIPTextEncodeSDXL(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id="CLIPTextEncodeSDXL",
+            "CLIPTextEncodeSDXL",
             display_name="CLIP Text Encode (SDXL)",
             category="conditioning",
             inputs=[

@@ -15,7 +15,7 @@ class LatentBatch(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         return io.Schema(
-            node_id="LatentBatch",
+            "LatentBatch",
             display_name="Batch Latents",
             category="latent/batch",
             inputs=[io.Latent.Input("samples1"), io.Latent.Input("samples2")],

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....comfyui_api_stubs.workflows import workflow
-from ....comfyui_api_stubs.workflows.problem import Problem, WorkflowError
-from ....comfyui_api_stubs.workflows.schema import catalogue
 from ....headless import workflow_file
+from ....headless.embedded import Problem, WorkflowError, catalogue, workflow
 
 ABSENT = "absent"
 EQUAL, BROWSER, REFUSED = "equal", "equal but for named fields", "not converted"

@@ -13,9 +13,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from graft_nodes.comfyui_api_stubs.tests import ghostscript as starting
 from graft_nodes.storage.digest import sha256_of_file
 from graft_nodes.storage.safetensors import read_header
-from graft_nodes.tests.storage import starting
 from graft_nodes.training.data import buckets, encoding, folder_reader
 from graft_nodes.training.data.cache import KINDS, Cache
 from graft_nodes.training.data.dataset import Conditioning

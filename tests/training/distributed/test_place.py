@@ -6,9 +6,8 @@ import sys
 
 import pytest
 import torch
-from graft_nodes.comfyui_api_stubs.host_error import HostError
-from graft_nodes.comfyui_api_stubs.workflows.schema import Schema
 from graft_nodes.headless import rank_placement, torchrun
+from graft_nodes.headless.embedded import HostError, Schema
 from graft_nodes.patches.lora_files.stack_rows import StackRow
 from graft_nodes.training.distributed import wire_format
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from graft_nodes.comfyui_api_stubs.workflows.schema import describe
+from graft_nodes.headless.embedded import describe
 from graft_nodes.nodes import NODES
 
 HERE = Path(__file__).resolve().parent

@@ -398,7 +398,7 @@ def _workflow(host, name, run, steps):
 
 
 def _run(host, name, run, steps):
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestLoader"] = Loader
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestLoader=Loader)
     host.fresh()
     prompt, last = _workflow(host, name, run, steps)
     result = host.run(prompt, capture={"state": [last, 0], "data": ["2", 0], "report": ["2", 2]})

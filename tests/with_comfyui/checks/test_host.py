@@ -1,4 +1,4 @@
-"""The test host itself on a real ComfyUI; tests/comfyui_api_stubs runs the same on the embedded host."""
+"""The test host itself on a real ComfyUI; comfyui_api_stubs/tests runs the same on the embedded host."""
 
 
 def test_runs_core_nodes(host):

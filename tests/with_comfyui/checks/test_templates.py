@@ -12,8 +12,8 @@ import comfy.sd
 import pytest
 import torch
 from families import build, conditions, random
-from graft_nodes.comfyui_api_stubs.workflows import schema
 from graft_nodes.headless import workflow_file
+from graft_nodes.headless.embedded import catalogue
 from safetensors.torch import save_file
 from tiny_families import EVERY
 
@@ -36,7 +36,7 @@ PAIRS = {"Wan 2.2": "wan"}  # both of its models
 
 
 def graph_of(host, title):
-    look_up = schema.catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
+    look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     graph = workflow_file.read(str(FOLDER / f"{title}.json")).graph(look_up)
     for node in graph.values():
         small = {"TrainStep": {"steps": 2}, "KSampler": {"steps": 1}, "GraftDataset": {"resolution": 128}}

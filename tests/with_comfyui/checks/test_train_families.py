@@ -149,7 +149,7 @@ def workflow(host, name, run, adapter, optimizer=None, dtype="float32", count=2)
 
 def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
     """The captured outputs of one run through the executor; the base is as it was."""
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestModel=Model)
     host.fresh()
     shutil.rmtree(
         os.path.join(host.output, "graft"), ignore_errors=True
@@ -847,7 +847,7 @@ def test_every_kind_beside_fp8_weights_is_that_beside_the_same_weights_in_float3
 
 
 def test_full_weights_of_an_fp8_model_are_refused(host):
-    host.nodes.NODE_CLASS_MAPPINGS["GraftTestModel"] = Model
+    host.nodes.NODE_CLASS_MAPPINGS.update(GraftTestModel=Model)
     host.fresh()
     result = host.run(workflow(host, "flux", "refused", {"kind": "full", "rank": 16}, dtype="float8_e4m3fn float32"))
     assert not result["success"] and "quantized" in json.dumps(result["errors"], default=str)
