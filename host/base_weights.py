@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..patches.patching import stack_ledger
+from .comfyui_objects import Clip, Model
 
 
-def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
+def base_weights(patcher: Model) -> dict[str, torch.Tensor]:
     """A model's tensors as its file had them (after the loader's cast), whatever patches it carries now. Not copies."""
     # Before the state dict: a clone that is collected while that is made takes off what it had put on, and the patched
     # tensors are in it.
@@ -21,7 +20,7 @@ def base_weights(patcher: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
-def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:
+def trained_weights(patcher: Model, clip: Clip) -> dict[str, torch.Tensor]:
     """`unet_weights`, and with a CLIP (not None) the weights of its text encoder under `text_encoders.`."""
     if clip is None:
         text = {}
@@ -30,7 +29,7 @@ def trained_weights(patcher: Any, clip: Any) -> dict[str, torch.Tensor]:
     return {**unet_weights(patcher), **{f"text_encoders.{key}": value for key, value in text.items()}}
 
 
-def unet_weights(patcher: Any) -> dict[str, torch.Tensor]:
+def unet_weights(patcher: Model) -> dict[str, torch.Tensor]:
     """`base_weights` of the diffusion model alone, by parameter name inside it."""
     prefix = "diffusion_model."
     return {key.removeprefix(prefix): value for key, value in base_weights(patcher).items() if key.startswith(prefix)}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .comfyui_objects import Request
 
 
 def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
@@ -31,7 +34,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def named(request: Any, name: str) -> str:
+def named(request: Request, name: str) -> str:
     """A name from a request's query. ValueError when it is missing or has characters that no name has."""
     value = request.query.get(name, "")
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
@@ -39,7 +42,7 @@ def named(request: Any, name: str) -> str:
     return str(value)
 
 
-def step_asked_for(request: Any, name: str) -> int:
+def step_asked_for(request: Request, name: str) -> int:
     """A step's number from a request's query, 0 when it is missing. ValueError when it is no number."""
     text = request.query.get(name, "0")
     number = whole_number(text)

@@ -13,6 +13,7 @@ import torch
 from ..training.data.batches import ImageConditioning
 from ..training.data.dataset import Conditioning
 from ..training.data.parts import ENTRY
+from .comfyui_objects import BaseModel
 from .latents import dimensions_of
 from .network_state import record_running_modules
 
@@ -27,7 +28,7 @@ _PICTURE_OR_NONE = ("HunyuanVideo15",)  # ComfyUI's classes of models with and w
 class Conditions:
     """The condition objects of one model for one picture at a time."""
 
-    def __init__(self, model: Any, device: torch.device) -> None:
+    def __init__(self, model: BaseModel, device: torch.device) -> None:
         self.model, self.device = model, device
         self._kept: OrderedDict[tuple[Any, ...], tuple[Conditioning, dict[str, Any]]] = OrderedDict()
         self._bytes = 0
@@ -96,7 +97,7 @@ class Conditions:
         return conditions
 
 
-def empty_noise(model: Any, device: torch.device) -> torch.Tensor:
+def empty_noise(model: BaseModel, device: torch.device) -> torch.Tensor:
     """Zeros in the place of small noisy latents: (1, C, 16, 16), of one frame (1, C, 1, 16, 16), of sound alone
     (1, C, 16).
     """
@@ -104,7 +105,7 @@ def empty_noise(model: Any, device: torch.device) -> torch.Tensor:
     return torch.zeros(1, model.latent_format.latent_channels, *sides, device=device)
 
 
-def takes_picture(model: Any) -> bool:
+def takes_picture(model: BaseModel) -> bool:
     """Whether the network needs a picture beside the noise, so that an image without one is worth a word.
 
     ComfyUI gives it an empty one where there is none. Kandinsky 5 gets nothing but that, and HunyuanVideo 1.5 gets it

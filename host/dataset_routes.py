@@ -17,6 +17,7 @@ from ..training.data.folder_settings import FolderSettings, FolderSource, read_s
 from ..training.data.layouts import registry
 from ..training.data.yaml_values import read_encoding, shorten
 from . import demo_files, folders
+from .comfyui_objects import Request
 
 MOST_LOOKED_AT = 2_000  # pictures of a folder
 LONGEST = 4.0  # seconds that a glance may look at pictures
@@ -33,7 +34,7 @@ class Thumbnail(NamedTuple):
     headers: dict[str, str]
 
 
-def list_folders(request: Any) -> Answer:
+def list_folders(request: Request) -> Answer:
     """The folders with their numbers of pictures, and the endings of the files that a dataset reads."""
     import folder_paths
 
@@ -43,7 +44,7 @@ def list_folders(request: Any) -> Answer:
     return 200, {"folders": rows, "cut": found.cut, "pictures": endings, "captions": registry.suffixes()}
 
 
-def list_files(request: Any) -> Answer:
+def list_files(request: Request) -> Answer:
     """The names of the files in a folder, none where there is no such folder yet. 409 when there are too many."""
     try:
         root = folders.input_folder(_text(request.query, "folder"))
@@ -83,7 +84,7 @@ def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
     return {"folder": name, "folders": list(names), "notes": notes}
 
 
-def make_thumbnail(request: Any) -> Answer:
+def make_thumbnail(request: Request) -> Answer:
     """A small picture, of a clip its first frame, which a browser keeps as long as the file is the same."""
     name = _text(request.query, "name")
     path = Path(_shown_picture(_text(request.query, "folder"), name))
@@ -105,7 +106,7 @@ def make_thumbnail(request: Any) -> Answer:
     return 200, Thumbnail(images.thumbnail(path, SIDE), kept)
 
 
-def read_caption(request: Any) -> Answer:
+def read_caption(request: Request) -> Answer:
     """A picture's caption as its file has it."""
     path, encoding = _caption_file(request.query)
     found = caption_files.read_caption(path, encoding)

@@ -14,6 +14,7 @@ from ..patches.models.attention_kernels import TrainingKernel
 from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copy_where_needed
+from .comfyui_objects import Clip, Model
 from .device_memory import half_type, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
@@ -42,7 +43,7 @@ class Denoiser:
     It runs ComfyUI's own forward, with patches, wrappers and size conditions.
     """
 
-    def __init__(self, patcher: Any, encode: LiveEncoder | None = None, device: torch.device | None = None) -> None:
+    def __init__(self, patcher: Model, encode: LiveEncoder | None = None, device: torch.device | None = None) -> None:
         from .conditions import Conditions
 
         self.encode: LiveEncoder | None = encode
@@ -194,7 +195,7 @@ def announce_training() -> Iterator[None]:
         management.in_training = was_training
 
 
-def move_to_host_memory(patcher: Any) -> None:
+def move_to_host_memory(patcher: Model) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
         patcher.partially_unload(patcher.offload_device, patcher.model_size())
@@ -202,10 +203,10 @@ def move_to_host_memory(patcher: Any) -> None:
 
 @contextlib.contextmanager
 def open_denoiser(
-    patcher: Any,
+    patcher: Model,
     terminal: bool = False,
     layers: bool = False,
-    clip: Any = None,
+    clip: Clip = None,
     clip_skip: int = 0,
     weighted_captions: bool = False,
 ) -> Iterator[Denoiser]:

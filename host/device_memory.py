@@ -9,6 +9,7 @@ import comfy.model_management
 import torch
 
 from ..training.recipes.facts import Device
+from .comfyui_objects import Model
 
 EVERYTHING = 1e30  # bytes: more than any device has
 
@@ -26,7 +27,7 @@ def unload_others(patchers: Sequence[Any]) -> None:
         management.free_memory(EVERYTHING, device, kept)
 
 
-def training_device(patcher: Any) -> Device:
+def training_device(patcher: Model) -> Device:
     """A model's device. Free is what ComfyUI reports, with what its loaded models would give back when it unloads them.
 
     On the CPU the model's weights are in that memory already, so they count as free too.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding, TokenizerPart
 from ..storage.digest import sha256_of_tensors
+from .comfyui_objects import Clip, Tokenizer
 
 _LOOKUP = "_try_get_embedding"  # of ComfyUI's SDTokenizer, from 0.3.64 to 0.33.0
 
@@ -55,7 +56,7 @@ class CarriedEmbeddings:
         self.identity = sha256_of_tensors(vectors)
 
 
-def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
+def tokenizer_parts(clip: Clip) -> tuple[TokenizerPart, ...]:
     """The text encoders of a CLIP whose tokenizers read `embedding:NAME`."""
     parts = []
     for name, part in parts_of(getattr(clip, "tokenizer", None)):
@@ -64,12 +65,12 @@ def tokenizer_parts(clip: Any) -> tuple[TokenizerPart, ...]:
     return tuple(parts)
 
 
-def carried_files(clip: Any) -> dict[str, str]:
+def carried_files(clip: Clip) -> dict[str, str]:
     """The file of each embedding that a CLIP carries, by name."""
     return {embedding.name: embedding.file for embedding in _carried_embeddings(clip)}
 
 
-def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
+def with_embeddings(clip: Clip, embeddings: Sequence[Embedding]) -> Clip:
     """A clone of a CLIP that knows these embeddings too, in place of those of their names. The CLIP and its tokenizer
     do not change.
     """
@@ -81,7 +82,7 @@ def with_embeddings(clip: Any, embeddings: Sequence[Embedding]) -> Any:
     return clone
 
 
-def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Any:
+def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Tokenizer:
     """A copy of a tokenizer that knows these embeddings too; their vectors may be of any length, and change later."""
     tokenizer = copy.copy(original)
     for name, part in list(parts_of(original)):
@@ -96,7 +97,7 @@ def tokenizer_with(original: Any, embeddings: Sequence[Embedding]) -> Any:
     return tokenizer
 
 
-def reads_at_start(tokenizer: Any, name: str) -> bool:
+def reads_at_start(tokenizer: Tokenizer, name: str) -> bool:
     """Whether a tokenizer reads an embedding that a prompt begins with. Flux.2's does not: the text that it puts in
     front of a prompt ends without a space.
     """
@@ -112,7 +113,7 @@ def rows_of(tokens: Any) -> Iterator[Sequence[Any]]:
         yield from rows
 
 
-def _carried_embeddings(clip: Any) -> tuple[Embedding, ...]:
+def _carried_embeddings(clip: Clip) -> tuple[Embedding, ...]:
     carried = getattr(getattr(clip, "tokenizer", None), "graft_embeddings", None)
     if carried is None:
         return ()
@@ -120,14 +121,14 @@ def _carried_embeddings(clip: Any) -> tuple[Embedding, ...]:
     return embeddings
 
 
-def parts_of(tokenizer: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(tokenizer: Tokenizer) -> Iterator[tuple[str, Any]]:
     """(attribute, tokenizer) of each text encoder; the attribute is "" for the tokenizer itself."""
     for name, part in (("", tokenizer), *getattr(tokenizer, "__dict__", {}).items()):
         if hasattr(part, _LOOKUP) and hasattr(part, "embedding_key"):
             yield name, part
 
 
-def table_of(clip: Any, name: str, part: Any) -> Any:
+def table_of(clip: Clip, name: str, part: Any) -> Any:
     """The table of vectors by token of a text encoder whose tokenizer is `part`, under this name; None without one."""
     encoder = clip.cond_stage_model
     if name:  # Wan's tokenizer is clip_umt5xxl, its text encoder umt5xxl

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..training.data.dataset import Conditioning
+from .comfyui_objects import Clip, Vae
 
 if TYPE_CHECKING:
     from ..training.objective.denoiser import Words
@@ -19,14 +20,14 @@ _BARE_BRACKET = re.compile(r"(?<!\\)[()]")
 _ESCAPED_BRACKET = re.compile(r"\\([()])")
 
 
-def frame_step(vae: Any) -> int:
+def frame_step(vae: Vae) -> int:
     """In which steps a VAE takes the frames of a clip: multiples of it and 1 more. 0 where it encodes pictures only."""
     if getattr(vae, "latent_dim", 2) != 3 or getattr(vae, "not_video", False):
         return 0
     return vae.temporal_compression_decode() or 0
 
 
-def encode_pictures(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+def encode_pictures(vae: Vae, pixels: torch.Tensor) -> torch.Tensor:
     """Encode images (B, H, W, 3) in 0..1 as latents (B, C, h, w), float32 on the CPU. A VAE for video takes a batch for
     the frames of one clip, and its latents are (1, C, frames, h, w).
     """
@@ -59,7 +60,7 @@ def literal_parts(tokenize: Callable[[str], Any]) -> frozenset[str]:
     return frozenset(name for name, tokens in escaped.items() if tokens != bare[name])
 
 
-def caption_key(clip: Any, caption: str, weighted: bool) -> str:
+def caption_key(clip: Clip, caption: str, weighted: bool) -> str:
     """What a CLIP reads of a caption, as a text for keys: its prompt, and the parts that read the caption as it is."""
     parts = _literal_parts_for(clip, caption, weighted)
     if not parts:
@@ -67,20 +68,20 @@ def caption_key(clip: Any, caption: str, weighted: bool) -> str:
     return f"{literal_of(caption)}\n{' '.join(sorted(parts))}"
 
 
-def prompt_for_clip(clip: Any, caption: str, weighted: bool) -> str:
+def prompt_for_clip(clip: Clip, caption: str, weighted: bool) -> str:
     """A caption as the prompt of a CLIP whose parts all read alike."""
     if _literal_parts_for(clip, caption, weighted):
         return literal_of(caption)
     return prompt_of(caption, weighted)
 
 
-def _literal_parts_for(clip: Any, caption: str, weighted: bool) -> frozenset[str]:
+def _literal_parts_for(clip: Clip, caption: str, weighted: bool) -> frozenset[str]:
     if weighted or not ("(" in caption or ")" in caption):
         return frozenset()
     return literal_parts(clip.tokenize)
 
 
-def _tokenize(clip: Any, caption: str, weighted: bool, written: Callable[[str], str] = str) -> Any:
+def _tokenize(clip: Clip, caption: str, weighted: bool, written: Callable[[str], str] = str) -> Any:
     """The tokens of a caption in every part of a CLIP; `written` changes the text last."""
     tokens = clip.tokenize(written(prompt_of(caption, weighted)))
     parts = _literal_parts_for(clip, caption, weighted)
@@ -93,7 +94,7 @@ def _tokenize(clip: Any, caption: str, weighted: bool, written: Callable[[str], 
 
 
 def encode_captions(
-    clip: Any, captions: Sequence[str], clip_skip: int = 0, weighted: bool = False
+    clip: Clip, captions: Sequence[str], clip_skip: int = 0, weighted: bool = False
 ) -> dict[str, Conditioning]:
     """Encode each caption, float32 on the CPU; `clip_skip` 2 stops one layer before the last, 0 leaves it as it is.
     With `weighted`, brackets weigh what is in them, as in a prompt.
@@ -109,7 +110,7 @@ def encode_captions(
 
 
 def encode_with_pictures(
-    clip: Any, text: str, pictures: Sequence[torch.Tensor], tokenizer_options: Mapping[str, str], clip_skip: int = 0
+    clip: Clip, text: str, pictures: Sequence[torch.Tensor], tokenizer_options: Mapping[str, str], clip_skip: int = 0
 ) -> Conditioning:
     """Encode a prompt together with the pictures (1, H, W, 3) that it is about, float32 on the CPU."""
     clip = with_clip_skip(clip, clip_skip)
@@ -117,12 +118,12 @@ def encode_with_pictures(
     return Conditioning(_float_on_cpu(context), {name: _float_on_cpu(value) for name, value in extras.items()})
 
 
-def tokenizer_of(clip: Any) -> str:
+def tokenizer_of(clip: Clip) -> str:
     """The class of a CLIP's tokenizer, which tells what models it is for."""
     return type(getattr(clip, "tokenizer", None)).__name__
 
 
-def with_clip_skip(clip: Any, clip_skip: int) -> Any:
+def with_clip_skip(clip: Clip, clip_skip: int) -> Clip:
     """A clone of a CLIP that stops at that layer, counted from the end. 0 leaves it as it is."""
     if not clip_skip:
         return clip
@@ -131,13 +132,13 @@ def with_clip_skip(clip: Any, clip_skip: int) -> Any:
     return clone
 
 
-def _encode(clip: Any, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+def _encode(clip: Clip, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     context, extras = clip.encode_from_tokens_scheduled(tokens)[0]
     return context, {name: value for name, value in extras.items() if not callable(value)}
 
 
 @torch.no_grad()
-def encode_prompts(clip: Any, prompts: Sequence[str], clip_skip: int = 0) -> list[Any]:
+def encode_prompts(clip: Clip, prompts: Sequence[str], clip_skip: int = 0) -> list[Any]:
     """Encode each prompt for sampling, as the node CLIP Text Encode does; `clip_skip` as for captions."""
     clip = with_clip_skip(clip, clip_skip)
     return [clip.encode_from_tokens_scheduled(clip.tokenize(prompt)) for prompt in prompts]
@@ -148,7 +149,7 @@ class LiveEncoder:
     `weighted`, brackets weigh what is in them.
     """
 
-    def __init__(self, clip: Any, clip_skip: int = 0, weighted: bool = False) -> None:
+    def __init__(self, clip: Clip, clip_skip: int = 0, weighted: bool = False) -> None:
         self.weighted = weighted
         self.clip = with_clip_skip(clip, clip_skip).clone()
         # Already loaded: loading it again would move the weights that are being trained.

@@ -11,6 +11,7 @@ import torch
 
 from ..storage.digest import sha256, sha256_of_spaced_json, sha256_of_tensors
 from .base_weights import base_weights
+from .comfyui_objects import Clip, Model
 from .lora_injection import carried_stacks
 
 
@@ -24,7 +25,7 @@ class Fingerprint(NamedTuple):
 _BASES: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def fingerprint_patcher(patcher: Any) -> Fingerprint:
+def fingerprint_patcher(patcher: Model) -> Fingerprint:
     """A hash of a ModelPatcher: base tensors, patches, LoRA stacks, attention patches, compute dtype and model
     sampling.
 
@@ -54,7 +55,7 @@ def fingerprint_patcher(patcher: Any) -> Fingerprint:
     return Fingerprint(sha256_of_spaced_json(parts), tuple(dict.fromkeys(unhashed)))
 
 
-def fingerprint_trained(patcher: Any, clip: Any) -> tuple[str, tuple[str, ...]]:
+def fingerprint_trained(patcher: Model, clip: Clip) -> tuple[str, tuple[str, ...]]:
     """(hash, parts that could not be hashed) of the MODEL that is trained, and of its CLIP if that is trained too (not
     None).
     """
@@ -89,7 +90,7 @@ def fingerprint_of(thing: Any, name: str) -> Fingerprint:
     )
 
 
-def versions(patcher: Any) -> dict[str, str]:
+def versions(patcher: Model) -> dict[str, str]:
     """The versions of Graft and torch, and the device, to record with a training result."""
     import importlib.metadata
 
@@ -102,7 +103,7 @@ def versions(patcher: Any) -> dict[str, str]:
     return {"graft": graft, "torch": str(torch.__version__), "device": str(patcher.load_device)}
 
 
-def _base_digest(patcher: Any, unhashed: list[str]) -> str:
+def _base_digest(patcher: Model, unhashed: list[str]) -> str:
     if patcher.model in _BASES:
         return _BASES[patcher.model]
     weights = {key: value for key, value in base_weights(patcher).items() if not key.startswith("model_sampling.")}
@@ -113,7 +114,7 @@ def _base_digest(patcher: Any, unhashed: list[str]) -> str:
     return _BASES[patcher.model]
 
 
-def _model_facts(patcher: Any) -> list[Any]:
+def _model_facts(patcher: Model) -> list[Any]:
     model = patcher.model
     if not hasattr(model, "model_sampling"):  # a text encoder or a VAE
         return [type(model).__qualname__]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..training.data.dataset import Dataset, DatasetImage
+from .comfyui_objects import BaseModel, Latents, Model, Vae
 
 _NOT_SHOWN = (
     "Train Step: preview every N steps is above 0, and the latent is of sound, which previews do not show. Set preview"
@@ -18,7 +19,7 @@ _NOT_SHOWN = (
 _TAKEN = {1: "sound, over time alone", 2: "pictures", 3: "pictures or clips"}
 
 
-def dimensions_of(model: Any) -> int:
+def dimensions_of(model: BaseModel) -> int:
     """How many dimensions a model's latents have beside their channels: 1 of sound alone, 2 of pictures, 3 of clips.
     ACE-Step 1 has its sound in 2.
     """
@@ -33,7 +34,7 @@ def check_previewable(latent: Mapping[str, Any]) -> None:
         raise ValueError(_NOT_SHOWN)
 
 
-def decode(vae: Any, latents: Any) -> Tensor:
+def decode(vae: Vae, latents: Latents) -> Tensor:
     """The pictures (B, h, w, 3) of latents; of video with sound the video's frames. ValueError for sound alone."""
     if is_nested(latents):
         latents = latents.unbind()[0]
@@ -43,19 +44,19 @@ def decode(vae: Any, latents: Any) -> Tensor:
     return pictures.reshape(-1, *pictures.shape[-3:])
 
 
-def draw_noise(latents: Any, generator: torch.Generator) -> Any:
+def draw_noise(latents: Latents, generator: torch.Generator) -> Latents:
     """Noise for latents; of video with sound for both in turn, as ComfyUI draws it."""
     if is_nested(latents):
         return type(latents)([draw_noise(one, generator) for one in latents.unbind()])
     return torch.randn(latents.shape, generator=generator, dtype=latents.dtype)
 
 
-def is_nested(latents: Any) -> bool:
+def is_nested(latents: Latents) -> bool:
     """Whether these are video and its sound, ComfyUI's NestedTensor."""
     return bool(getattr(latents, "is_nested", False))
 
 
-def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
+def check_dataset(model: BaseModel, dataset: Dataset, node: str) -> None:
     """Raise ValueError that names an image whose latents a model does not take. `node` is where the two meet."""
     images = dataset.images + dataset.held_out
     if dataset.regularization is not None:
@@ -69,7 +70,7 @@ def check_dataset(model: Any, dataset: Dataset, node: str) -> None:
         _check_shape(model, image.name, image.shape, node)
 
 
-def _check_sound(model: Any, image: DatasetImage, node: str) -> None:
+def _check_sound(model: BaseModel, image: DatasetImage, node: str) -> None:
     """Raise ValueError when a model does not take the sound beside the video of an image."""
     network, (channels, _, frequencies) = model.diffusion_model, image.parts[1]
     taken = getattr(network, "num_audio_channels", None), getattr(network, "audio_frequency_bins", None)
@@ -85,7 +86,7 @@ def _check_sound(model: Any, image: DatasetImage, node: str) -> None:
     )
 
 
-def _check_shape(model: Any, name: str, shape: Sequence[int], node: str) -> None:
+def _check_shape(model: BaseModel, name: str, shape: Sequence[int], node: str) -> None:
     dimensions, channels = dimensions_of(model), model.latent_format.latent_channels
     is_sound = len(shape) == 2
     if is_sound == (dimensions == 1) and shape[0] == channels:
@@ -98,7 +99,7 @@ def _check_shape(model: Any, name: str, shape: Sequence[int], node: str) -> None
     )
 
 
-def prepare_latent(patcher: Any, latent: Mapping[str, Any]) -> Tensor:
+def prepare_latent(patcher: Model, latent: Mapping[str, Any]) -> Tensor:
     """The samples (B, C, [frames,] h, w), of sound (B, C, T), that ComfyUI starts from.
 
     An empty LATENT takes the model's channels and, on newer hosts, its size.

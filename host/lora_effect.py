@@ -11,6 +11,7 @@ import comfy.samplers
 import torch
 
 from ..patches.patching.plan import Patches
+from .comfyui_objects import Conditioning, Model
 from .events import raise_if_interrupted
 from .latents import prepare_latent
 from .lora_stacks import LABELS, with_patches
@@ -50,7 +51,7 @@ class Predictor:
     The patches work at the activations where a weight allows that, so the base is not copied.
     """
 
-    def __init__(self, model: Any, positive: Any, latent: Mapping[str, Any], levels: int, seed: int):
+    def __init__(self, model: Model, positive: Conditioning, latent: Mapping[str, Any], levels: int, seed: int):
         sampling = model.get_model_object("model_sampling")
         shares = [(number + 0.5) / levels for number in range(levels)]
         self.model, self.positive, self.seed = model, positive, seed
@@ -86,7 +87,9 @@ class Predictor:
 
 
 @contextlib.contextmanager
-def open_predictor(model: Any, positive: Any, latent: Mapping[str, Any], levels: int, seed: int) -> Iterator[Predictor]:
+def open_predictor(
+    model: Model, positive: Conditioning, latent: Mapping[str, Any], levels: int, seed: int
+) -> Iterator[Predictor]:
     """A Predictor. At the end, also after an interruption, the MODEL itself is loaded again, without any patch."""
     try:
         yield Predictor(model, positive, latent, levels, seed)

@@ -14,11 +14,12 @@ from ..patches.core.clones import put_callback
 from ..patches.lora_files.read_stack import EnlargingLora
 from ..patches.models.weight_caches import clear_weight_caches
 from ..patches.patching.fuse import Patch, apply_in_order, are_additive, fuse
+from .comfyui_objects import Model
 
 _CACHES = "graft-caches"  # key of callbacks
 
 
-def with_host_patches(patcher: Any, patches: Mapping[str, Sequence[Patch]]) -> Any:
+def with_host_patches(patcher: Model, patches: Mapping[str, Sequence[Patch]]) -> Model:
     """A clone with the stack as ComfyUI's own patches: one fused adapter per weight.
 
     Layers that are not a product of factors go into one Graft adapter.
@@ -121,7 +122,7 @@ def enlarges_weight(patch: Any) -> bool:
     return getattr(patch, "name", None) == "lora" and len(patch.weights) > 5 and patch.weights[5] is not None
 
 
-def with_enlarging_loras(model: Any, loras: Iterable[EnlargingLora]) -> Any:
+def with_enlarging_loras(model: Model, loras: Iterable[EnlargingLora]) -> Model:
     """A clone with ComfyUI's own patches for LoRAs that enlarge a weight, below every stack; the model itself when
     there is no such LoRA.
     """
@@ -141,7 +142,7 @@ def with_enlarging_loras(model: Any, loras: Iterable[EnlargingLora]) -> Any:
 # --- what a model keeps that was computed with its weights ------------------------------------------------------------
 
 
-def _clear_caches_with(patcher: Any) -> None:
+def _clear_caches_with(patcher: Model) -> None:
     """Clear what a model keeps of its weights whenever this patcher's patches come and go.
 
     ComfyUI detaches a patcher before another one of the same model is loaded, and when it ends.
@@ -152,5 +153,5 @@ def _clear_caches_with(patcher: Any) -> None:
         put_callback(patcher, event, _CACHES, _on_changed_weights)
 
 
-def _on_changed_weights(patcher: Any, *_: Any) -> None:
+def _on_changed_weights(patcher: Model, *_: Any) -> None:
     clear_weight_caches(patcher.model)

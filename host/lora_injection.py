@@ -15,6 +15,7 @@ from ..patches.models.torch_compile import is_compiled
 from ..patches.patching import plan, stack_ledger
 from ..patches.patching.fuse import Stack, are_additive
 from ..patches.patching.rounding import rounds_stochastically
+from .comfyui_objects import Model
 
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
 
@@ -22,7 +23,7 @@ KEY = "graft"  # of callbacks; every injection has a key of its own, because Com
 _detached: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
+def inject_stacks(patcher: Model, stacks: Sequence[Stack]) -> Model:
     """A clone that attaches more stacks, after those that the patcher carries. One injection holds them all."""
     import comfy.patcher_extension as extension
 
@@ -48,7 +49,7 @@ def inject_stacks(patcher: Any, stacks: Sequence[Stack]) -> Any:
     return clone
 
 
-def carried_stacks(patcher: Any) -> list[Stack]:
+def carried_stacks(patcher: Model) -> list[Stack]:
     """The stacks that a ModelPatcher carries as injections, in order; `Stack.identity` is what a fingerprint hashes."""
     stacks: list[Stack] = []
     for injections in patcher.injections.values():
@@ -71,7 +72,7 @@ def _take_injections(clone: Any) -> list[Stack]:
 # --- what ComfyUI calls -----------------------------------------------------------------------------------------------
 
 
-def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
+def _inject(stacks: Sequence[Stack], patcher: Model) -> None:
     """Attach the stacks; a failure unloads the model, as ComfyUI does when its own part of a load fails."""
     if _is_unloaded(patcher):
         return
@@ -85,13 +86,13 @@ def _inject(stacks: Sequence[Stack], patcher: Any) -> None:
         raise
 
 
-def _eject(patcher: Any) -> None:
+def _eject(patcher: Model) -> None:
     """Detaches the stacks. It imports nothing, because it may run while Python shuts down."""
     with _bases_in_backup(patcher):
         stack_ledger.detach(patcher.model, id(patcher), _version(patcher))
 
 
-def _on_inject(patcher: Any) -> None:
+def _on_inject(patcher: Model) -> None:
     """Undo the injection of a failed load: it would inject again, into what another patcher has loaded since."""
     if _is_unloaded(patcher):
         patcher.eject_model()
@@ -102,14 +103,14 @@ def _on_clone(original: Any, clone: Any) -> None:
     _free_with_parent(original, clone)
 
 
-def _on_detach(patcher: Any, unpatch_all: bool) -> None:
+def _on_detach(patcher: Model, unpatch_all: bool) -> None:
     if unpatch_all:
         stack_ledger.forget(patcher.model)
         if getattr(patcher, "is_dynamic", bool)():
             _detached.add(patcher)
 
 
-def _on_load(patcher: Any, *_: Any) -> None:
+def _on_load(patcher: Model, *_: Any) -> None:
     _detached.discard(patcher)
 
 
@@ -129,7 +130,7 @@ def _free_on_detach(parent: Any, on_detach: str) -> None:
         put_callback(parent, on_detach, KEY, _on_detach)
 
 
-def _is_unloaded(patcher: Any) -> bool:
+def _is_unloaded(patcher: Model) -> bool:
     """Whether the model is unloaded, so that nobody holds the weights that an injection would change.
 
     A failed load detaches, and then injects into what is left. A load leaves its mark on the model, and a detach takes
@@ -153,7 +154,7 @@ class _BackedUpBase(NamedTuple):
 
 
 @contextlib.contextmanager
-def _bases_in_backup(patcher: Any) -> Iterator[None]:
+def _bases_in_backup(patcher: Model) -> Iterator[None]:
     """A context for a change of what is merged: afterwards ComfyUI's backup holds the base of every merged weight.
 
     That is as for weights that ComfyUI patches itself. ComfyUI restores from its backup only what is ejected; then it
@@ -166,7 +167,7 @@ def _bases_in_backup(patcher: Any) -> Iterator[None]:
         patcher.backup.setdefault(name, _BackedUpBase(base, False))
 
 
-def _unpin(patcher: Any, stacks: Iterable[Stack]) -> None:
+def _unpin(patcher: Model, stacks: Iterable[Stack]) -> None:
     """Unpins the weights that are replaced: ComfyUI could not find them later, when it unpins what it has pinned."""
     merged = {name for stack in stacks for name in stack.patches if name not in stack.bypass}
     for name in merged & set(getattr(patcher, "pinned", ())):
@@ -176,7 +177,7 @@ def _unpin(patcher: Any, stacks: Iterable[Stack]) -> None:
 _reordered: weakref.WeakKeyDictionary[Stack, dict[frozenset[str], Stack]] = weakref.WeakKeyDictionary()
 
 
-def _after_host_patches(model: Any, stack: Stack) -> Stack:
+def _after_host_patches(model: Model, stack: Stack) -> Stack:
     """A stack in which layers that depend on the current weight come after ComfyUI's own patches.
 
     This is for models whose weights ComfyUI patches at each use.
@@ -190,13 +191,13 @@ def _after_host_patches(model: Any, stack: Stack) -> Stack:
     return variants[bypassed]
 
 
-def _needs_bypass(model: Any, stack: Stack, weight: str) -> bool:
+def _needs_bypass(model: Model, stack: Stack, weight: str) -> bool:
     if weight in stack.bypass or are_additive(stack.patches[weight]):
         return False
     return _patched_in_use(model, weight)
 
 
-def _patched_in_use(model: Any, weight: str) -> bool:
+def _patched_in_use(model: Model, weight: str) -> bool:
     """Whether ComfyUI patches the weight at each use, because it keeps the weight elsewhere."""
     path, _, attribute = weight.rpartition(".")
     module = model.get_submodule(path)
@@ -204,13 +205,13 @@ def _patched_in_use(model: Any, weight: str) -> bool:
     return plan.has_bypass(module, attribute) and any(functions)
 
 
-def compute_of(patcher: Any) -> tuple[torch.dtype, torch.device]:
+def compute_of(patcher: Model) -> tuple[torch.dtype, torch.device]:
     """Type and device of the activations of a MODEL."""
     model = patcher.model
     return model.manual_cast_dtype or model.get_dtype(), torch.device(patcher.load_device)
 
 
-def _version(patcher: Any) -> stack_ledger.Version:
+def _version(patcher: Model) -> stack_ledger.Version:
     model, compute = patcher.model, None
     if hasattr(model, "manual_cast_dtype"):
         compute = compute_of(patcher)

@@ -23,6 +23,7 @@ from ..storage.printable import logger
 from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
 from .browser_json import named, whole_number
+from .comfyui_objects import Request
 
 log = logger(__name__)
 
@@ -37,7 +38,7 @@ _placing = threading.Lock()
 _arriving = 0  # counted by the server's loop alone
 
 
-def _list_loras(request: Any) -> Answer:
+def _list_loras(request: Request) -> Answer:
     """The names of all LoRA files. Half files of servers that were killed are removed on the way."""
     if folders.upload_limit():
         with contextlib.suppress(FileNotFoundError):
@@ -45,7 +46,7 @@ def _list_loras(request: Any) -> Answer:
     return 200, {"loras": folders.lora_names()}
 
 
-def _listed_name(request: Any) -> str:
+def _listed_name(request: Request) -> str:
     """The name of a LoRA file in the query. FileNotFoundError when there is no such file."""
     name = named(request, "name")
     if not folders.is_listed(name):
@@ -53,7 +54,7 @@ def _listed_name(request: Any) -> str:
     return name
 
 
-def _describe_file(request: Any) -> Answer:
+def _describe_file(request: Request) -> Answer:
     name = _listed_name(request)
     path = folders.lora_path(name)
     try:
@@ -72,7 +73,7 @@ def _unreadable_error(name: str, error: ValueError) -> ValueError:
     return ValueError(f"{name!r} is damaged or no LoRA file; ComfyUI's log says more")
 
 
-def _read_preview(request: Any) -> Answer:
+def _read_preview(request: Request) -> Answer:
     """{"picture": a data URL or "", "problem": why one that is there cannot be shown}."""
     name = _listed_name(request)
     try:
@@ -83,7 +84,7 @@ def _read_preview(request: Any) -> Answer:
         raise _unreadable_error(name, error) from None
 
 
-def _check_row(request: Any) -> Answer:
+def _check_row(request: Request) -> Answer:
     """{"blocks": [[block, strength]] of the file's layers, "problems": {"blocks" or "schedule": what is wrong}}."""
     name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
     if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
@@ -112,7 +113,7 @@ class Refused(Exception):
         self.status = status
 
 
-def _answer_upload_check(request: Any) -> Answer:
+def _answer_upload_check(request: Request) -> Answer:
     """Says before a file is sent whether it will be taken."""
     name, text = named(request, "name"), request.query.get("size", "")
     size = whole_number(text)
@@ -158,7 +159,7 @@ def _taken_message(name: str, same: list[str]) -> str:
     return f"there is another LoRA of this name ({same[0]}), with other content: rename {name!r}, or choose that one"
 
 
-async def receive_file(request: Any) -> Answer:
+async def receive_file(request: Request) -> Answer:
     """Stores the body of a request as a LoRA file. The file appears whole, checked, or not at all, and never in place
     of another; one that is there already is named in the answer.
 
@@ -182,7 +183,7 @@ async def receive_file(request: Any) -> Answer:
         _arriving -= 1
 
 
-async def _store_body(request: Any, name: str) -> Answer:
+async def _store_body(request: Request, name: str) -> Answer:
     if request.content_length is None:
         raise Refused(411, "say how long the file is (Content-Length)")
     size: int = request.content_length

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..patches.patching import stack_ledger
+from .comfyui_objects import BaseModel, Model, Sampling
 from .model_sampling import timestep_of
 
 SHARES = 100_000  # the steps in which a share of sampling is counted
@@ -21,7 +22,7 @@ def follow_schedules(executor: Any, x: torch.Tensor, t: torch.Tensor, *args: Any
     return executor(x, t, *args, **kwargs)
 
 
-def on_prepare_state(patcher: Any, timestep: torch.Tensor, model_options: Mapping[str, Any] = _NONE, *_: Any) -> None:
+def on_prepare_state(patcher: Model, timestep: torch.Tensor, model_options: Mapping[str, Any] = _NONE, *_: Any) -> None:
     """Before each step of sampling: a guider's second model (DualModelGuider) has the wrappers of the first alone.
 
     Wan Animate 2 keeps what its pose branch computed, beside the model (ComfyUI's WanAnimate2Cache).
@@ -31,14 +32,14 @@ def on_prepare_state(patcher: Any, timestep: torch.Tensor, model_options: Mappin
         poses.free()
 
 
-def _set_strengths(model: Any, sigma: torch.Tensor) -> bool:
+def _set_strengths(model: BaseModel, sigma: torch.Tensor) -> bool:
     """Set every scheduled strength to its value at a noise level; returns whether any of them has changed."""
     first = sigma.flatten()[:1]
     timestep = float(timestep_of(model.model_sampling, first))
     return stack_ledger.tick(model, sampled_share(model.model_sampling, float(first)), timestep)
 
 
-def sampled_share(sampling: Any, sigma: float) -> float:
+def sampled_share(sampling: Sampling, sigma: float) -> float:
     """How much of sampling is done at a noise level, from 0 to 1, as ComfyUI counts start_percent and end_percent.
 
     It is exact to 0.00001.

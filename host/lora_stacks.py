@@ -19,6 +19,7 @@ from ..patches.patching.fuse import WeightChange
 from ..patches.patching.plan import Patches, PatchTarget, plan_stack
 from . import two_models
 from .base_weights import base_weights
+from .comfyui_objects import Clip, Model
 from .lora_injection import carried_stacks, inject_stacks
 from .model_difference import weight_as_sampled
 
@@ -36,13 +37,13 @@ class _Carried(NamedTuple):
 class PatchedModels(NamedTuple):
     """Clones with the stack applied (or the inputs themselves when there was nothing to do), and a report."""
 
-    model: Any
-    clip: Any
+    model: Model
+    clip: Clip
     report: str
 
 
 def apply_lora_stack(
-    model: Any, clip: Any, entries: Sequence[LoraEntry], mode: str = "auto", trained_on: Collection[str] = ()
+    model: Model, clip: Clip, entries: Sequence[LoraEntry], mode: str = "auto", trained_on: Collection[str] = ()
 ) -> PatchedModels:
     """Applies LoRAs to clones of a MODEL and, when it is not None, a CLIP. The inputs do not change.
 
@@ -94,7 +95,7 @@ def _describe(entry: LoraEntry, space: str) -> str:
     return ", ".join((f"{entry.name} at {entry.strength(space):g}", *extras))
 
 
-def carried_metadata(model: Any, clip: Any) -> dict[str, str]:
+def carried_metadata(model: Model, clip: Clip) -> dict[str, str]:
     """What lies on a MODEL and a CLIP (None without one) while a LoRA is trained on them, for its metadata; empty for
     plain ones. The LoRA has learned to work with it.
     """
@@ -115,7 +116,7 @@ def carried_metadata(model: Any, clip: Any) -> dict[str, str]:
     return {ON_TOP_OF: "; ".join(said)} if said else {}
 
 
-def with_patches(patcher: Any, label: str, patches: Patches, mode: str) -> tuple[Any, list[str]]:
+def with_patches(patcher: Model, label: str, patches: Patches, mode: str) -> tuple[Any, list[str]]:
     """(Clone of a patcher with these patches by weight, report lines). ValueError if the mode is impossible."""
     from .lora_host_patches import with_host_patches
 
@@ -128,7 +129,7 @@ def with_patches(patcher: Any, label: str, patches: Patches, mode: str) -> tuple
     return patcher, plan.report
 
 
-def lora_changes(model: Any, clip: Any, entries: Sequence[LoraEntry]) -> tuple[dict[str, WeightChange], list[str]]:
+def lora_changes(model: Model, clip: Clip, entries: Sequence[LoraEntry]) -> tuple[dict[str, WeightChange], list[str]]:
     """What LoRAs do to a MODEL and (unless None) a CLIP: (changes by generic name, what is left out, in words).
 
     For merging them into one LoRA. They start from the weights that the inputs sample with, patches and stacks
@@ -162,7 +163,7 @@ def to_generic_keys(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Ten
     return comfy.lora_convert.convert_lora(dict(key_formats.generic_keys(state)))
 
 
-def model_weights(model: Any, clip: Any = None) -> ModelWeights:
+def model_weights(model: Model, clip: Clip = None) -> ModelWeights:
     """The weights of a MODEL and a CLIP (or None) that LoRAs may patch, with every LoRA key that ComfyUI knows."""
     import comfy.lora
 
@@ -180,7 +181,7 @@ def model_weights(model: Any, clip: Any = None) -> ModelWeights:
     return ModelWeights(targets, shapes, clip is not None, frozenset(enlarged), can_enlarge())
 
 
-def _with_tokenizer(weights: ModelWeights, clip: Any, replaced: Collection[str]) -> ModelWeights:
+def _with_tokenizer(weights: ModelWeights, clip: Clip, replaced: Collection[str]) -> ModelWeights:
     """With what a CLIP's tokenizers read as `embedding:NAME`, and the embeddings that it carries, less `replaced`."""
     from . import embeddings
 
@@ -189,7 +190,7 @@ def _with_tokenizer(weights: ModelWeights, clip: Any, replaced: Collection[str])
 
 
 def _targets(
-    space: str, patcher: Any, known_keys: Any
+    space: str, patcher: Model, known_keys: Any
 ) -> tuple[dict[str, Target], dict[tuple[str, str], tuple[int, ...]]]:
     """(target of every LoRA key that ComfyUI knows for a patcher, shape of each of its weights)."""
     targets: dict[str, Target] = {}
@@ -202,7 +203,7 @@ def _targets(
     return targets, {(space, name): shape for name, shape in shapes.items()}
 
 
-def _shapes_before_enlarging(patcher: Any) -> dict[str, tuple[int, ...]]:
+def _shapes_before_enlarging(patcher: Model) -> dict[str, tuple[int, ...]]:
     """Shapes, as the model's file has them, of the weights that a loaded LoRA has enlarged."""
     if not patcher.backup:
         return {}
@@ -214,7 +215,7 @@ def _shapes_before_enlarging(patcher: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def why_not_merge(patcher: Any) -> str | None:
+def why_not_merge(patcher: Model) -> str | None:
     """Why this patcher's weights cannot be merged, or None."""
     if getattr(patcher, "is_dynamic", lambda: False)():
         return "ComfyUI moves the weights in and out of VRAM (dynamic VRAM)"
@@ -223,7 +224,7 @@ def why_not_merge(patcher: Any) -> str | None:
     return None
 
 
-def list_patches(patcher: Any) -> list[str]:
+def list_patches(patcher: Model) -> list[str]:
     """What patches this MODEL's weights, in words. Empty for the plain base model."""
     changes = []
     if patcher.patches:

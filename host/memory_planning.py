@@ -15,6 +15,7 @@ from ..training.memory.allocations import META, on_meta
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
+from .comfyui_objects import Clip, Model
 from .denoiser import Denoiser, allow_autograd
 from .device_memory import half_type, training_device
 from .encoding import LiveEncoder
@@ -65,7 +66,7 @@ def load_for_planning(memory: int) -> Iterator[None]:
             _for_the_command = False
 
 
-def plan(patcher: Any, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
+def plan(patcher: Model, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
     """The memory of a training step of a MODEL on its device, or `on_a_card` with bf16."""
     settings = state.settings
     is_half = on_a_card or half_type(patcher.load_device) is not None  # fp16 takes as much as bf16
@@ -155,7 +156,7 @@ def _why_not(state: TrainState, foreign: Sequence[str]) -> str:
     return ""
 
 
-def _plan_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
+def _plan_once(patcher: Model, state: TrainState) -> memory_plan.MemoryPlan:
     """The plan, or that of the last time in this process where nothing differs that memory depends on."""
     settings = asdict(state.settings.optimizer)
     counting = tuple((name, value) for name, value in settings.items() if name not in _RATES)
@@ -169,7 +170,7 @@ def _plan_once(patcher: Any, state: TrainState) -> memory_plan.MemoryPlan:
 
 
 @contextlib.contextmanager
-def _on_meta(patcher: Any, terminal: bool, encode: LiveEncoder | None) -> Iterator[Denoiser]:
+def _on_meta(patcher: Model, terminal: bool, encode: LiveEncoder | None) -> Iterator[Denoiser]:
     """The Denoiser of a MODEL on the meta device; the network's own weights, and the text encoder's, come there when
     they are counted.
     """
@@ -189,7 +190,7 @@ def _on_meta(patcher: Any, terminal: bool, encode: LiveEncoder | None) -> Iterat
 class _PlannedEncoder(LiveEncoder):
     """A text encoder on the meta device."""
 
-    def __init__(self, clip: Any, dataset: Dataset) -> None:
+    def __init__(self, clip: Clip, dataset: Dataset) -> None:
         super().__init__(clip, dataset.clip_skip, dataset.weighted_captions)
         self.clip.patcher.load_device = META  # of a clone
 

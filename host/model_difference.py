@@ -10,10 +10,11 @@ import torch
 
 from ..patches.patching.fuse import MERGEABLE_DTYPES, Patch, apply_in_order, effective_patches
 from .base_weights import base_weights
+from .comfyui_objects import Model
 from .lora_injection import carried_stacks
 
 
-def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Tensor]]:
+def model_difference(patcher: Model, base: Any) -> dict[str, Callable[[], torch.Tensor]]:
     """{weight: computes patcher's minus base's, float32} of two MODELs' diffusion models, where they may differ.
 
     Raises ValueError that lists every weight that only one has, whose shapes differ, or that is quantized.
@@ -31,11 +32,11 @@ def model_difference(patcher: Any, base: Any) -> dict[str, Callable[[], torch.Te
     return changes
 
 
-def _difference(patcher: Any, weight: torch.Tensor, base: Any, base_weight: torch.Tensor, name: str) -> torch.Tensor:
+def _difference(patcher: Model, weight: torch.Tensor, base: Any, base_weight: torch.Tensor, name: str) -> torch.Tensor:
     return weight_as_sampled(patcher, name, weight) - weight_as_sampled(base, name, base_weight)
 
 
-def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tensor:
+def weight_as_sampled(patcher: Model, name: str, base: torch.Tensor) -> torch.Tensor:
     """A weight as the patcher samples with it, in float32 on the CPU: ComfyUI's patches, then Graft's stacks."""
     import comfy.lora
 
@@ -45,7 +46,7 @@ def weight_as_sampled(patcher: Any, name: str, base: torch.Tensor) -> torch.Tens
     return apply_in_order(weight, _stack_patches(patcher, name))
 
 
-def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
+def weight_reader(patcher: Model) -> Callable[[str], torch.Tensor]:
     """A function that gives a weight by name as the patcher samples with it; ValueError for a quantized one."""
     bases = base_weights(patcher)
 
@@ -60,7 +61,7 @@ def weight_reader(patcher: Any) -> Callable[[str], torch.Tensor]:
     return read
 
 
-def _stack_patches(patcher: Any, name: str) -> list[Patch]:
+def _stack_patches(patcher: Model, name: str) -> list[Patch]:
     stacks = carried_stacks(patcher)
     return [*effective_patches(stacks, name, bypass=False), *effective_patches(stacks, name, bypass=True)]
 
@@ -69,6 +70,6 @@ def _same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
     return first.data_ptr() == second.data_ptr() and first.dtype == second.dtype
 
 
-def _is_plain(patcher: Any, name: str) -> bool:
+def _is_plain(patcher: Model, name: str) -> bool:
     """Whether a weight has no patches."""
     return not patcher.patches.get(name) and not _stack_patches(patcher, name)

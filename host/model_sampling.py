@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 
 from ..patches.core.clones import put_object
+from .comfyui_objects import Model, Sampling
 
 # ComfyUI's model samplings whose prediction training does not know.
 _UNKNOWN = {"EDM", "X0", "IMG_TO_IMG", "V_PREDICTION_DDPM", "IMG_TO_IMG_FLOW"}
 
 
-def prediction_type(sampling: Any) -> str:
+def prediction_type(sampling: Sampling) -> str:
     """What a model with this model sampling predicts: "eps", "v", "flow", or the class's own names when training does
     not know it.
     """
@@ -32,7 +32,7 @@ def prediction_type(sampling: Any) -> str:
     return "eps"
 
 
-def has_cosmos_levels(sampling: Any) -> bool:
+def has_cosmos_levels(sampling: Sampling) -> bool:
     """Whether a model is a flow whose noise levels ComfyUI counts from 0 to about 80, as Cosmos Predict 2's.
 
     Its noisy latents are clean + s * noise. Divided by 1 + s they are those of a flow, (1 - t) * clean + t * noise with
@@ -41,7 +41,7 @@ def has_cosmos_levels(sampling: Any) -> bool:
     return any(cls.__name__ == "COSMOS_RFLOW" for cls in type(sampling).__mro__)
 
 
-def noisy_latents(sampling: Any, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+def noisy_latents(sampling: Sampling, clean: torch.Tensor, noise: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Clean latents (B, C, …, h, w) with noise of level sigma (B,), which is from 0 to 1 for every flow."""
     level = _broadcast_to(sigma, clean)
     if has_cosmos_levels(sampling):
@@ -49,7 +49,7 @@ def noisy_latents(sampling: Any, clean: torch.Tensor, noise: torch.Tensor, sigma
     return sampling.noise_scaling(level, noise, clean)
 
 
-def to_comfyui_scale(sampling: Any, x: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def to_comfyui_scale(sampling: Sampling, x: torch.Tensor, sigma: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Noisy latents and their noise levels as ComfyUI's model takes them, from training's."""
     if not has_cosmos_levels(sampling):
         return x, sigma
@@ -62,7 +62,7 @@ def _broadcast_to(sigma: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
     return sigma.view(-1, *[1] * (latents.ndim - 1))
 
 
-def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
+def sigma_at(sampling: Sampling, u: torch.Tensor) -> torch.Tensor:
     """Noise levels (B,) of a model sampling at timesteps from 0 to 1 (B,): from its table, or with its own shift for
     flows.
     """
@@ -75,7 +75,7 @@ def sigma_at(sampling: Any, u: torch.Tensor) -> torch.Tensor:
     return sampling.sigma(u * getattr(sampling, "multiplier", 1.0)).to(torch.float32)
 
 
-def timestep_of(sampling: Any, sigma: torch.Tensor) -> torch.Tensor:
+def timestep_of(sampling: Sampling, sigma: torch.Tensor) -> torch.Tensor:
     """The timesteps (B,) of noise levels as ComfyUI counts them, from 0 (no noise) to 1000: diffusers' timesteps of
     models with a table, and a thousand times the level of a flow.
     """
@@ -90,7 +90,7 @@ def timestep_of(sampling: Any, sigma: torch.Tensor) -> torch.Tensor:
     return nearest.float() * (1000 / len(table))
 
 
-def with_zero_terminal_snr(patcher: Any, enabled: bool) -> Any:
+def with_zero_terminal_snr(patcher: Model, enabled: bool) -> Model:
     """A MODEL whose noise levels reach zero terminal SNR (Lin 2023) when that is enabled and it is a v model; else the
     MODEL itself.
 

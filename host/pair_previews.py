@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .comfyui_objects import Conditioning, Latent
 from .previews import keep_generators, prepare_sampling, set_up_guider
 
 
@@ -14,9 +15,9 @@ from .previews import keep_generators, prepare_sampling, set_up_guider
 def sample_pair(
     models: Sequence[Any],
     boundary: float,
-    positive: Any,
-    negative: Any,
-    latent: Any,
+    positive: Conditioning,
+    negative: Conditioning | None,
+    latent: Latent,
     seed: int,
     steps: int = 0,
     cfg: float | None = None,

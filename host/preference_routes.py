@@ -24,6 +24,7 @@ from ..training.data.yaml_values import shorten
 from ..training.store.names import check_run_name
 from . import folders, previews
 from .browser_json import named
+from .comfyui_objects import Request
 
 log = logger(__name__)
 
@@ -70,7 +71,7 @@ def mark(values: Mapping[str, Any]) -> Answer:
     return 200, {"folder": folder, "pairs": pair.pairs, "name": pair.name, "captioned": pair.captioned}
 
 
-def list_marked(request: Any) -> Answer:
+def list_marked(request: Request) -> Answer:
     """What has been marked of a run: {"folder", "pairs", "marked"}, the last [[better, worse]], names of previews that
     are still the pictures of a pair.
     """

@@ -20,6 +20,7 @@ from ..storage.atomic import make_folders, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders, latents
+from .comfyui_objects import Clip, Conditioning, Latent, Model, Sampling, Vae
 from .model_sampling import prediction_type, timestep_of
 from .network_state import drop_weight_caches
 
@@ -28,7 +29,9 @@ PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
-def check_inputs(positive: Any, negative: Any, latent: Any, vae: Any, prompts: Sequence[Any], clip: Any) -> None:
+def check_inputs(
+    positive: Conditioning, negative: Conditioning | None, latent: Latent, vae: Vae, prompts: Sequence[Any], clip: Clip
+) -> None:
     """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
     and serve without a positive.
     """
@@ -54,7 +57,13 @@ def check_inputs(positive: Any, negative: Any, latent: Any, vae: Any, prompts: S
 
 @torch.no_grad()
 def sample(
-    patcher: Any, positive: Any, negative: Any, latent: Any, seed: int, steps: int = 0, cfg: float | None = None
+    patcher: Model,
+    positive: Conditioning,
+    negative: Conditioning | None,
+    latent: Latent,
+    seed: int,
+    steps: int = 0,
+    cfg: float | None = None,
 ) -> torch.Tensor:
     """Sample latents (B, C, h, w) by `steps` (0: 20) steps of Euler, with the weights that are on a loaded MODEL now.
 
@@ -103,7 +112,7 @@ def sample(
 
 
 def prepare_sampling(
-    patcher: Any, latent: Any, seed: int, steps: int = 0
+    patcher: Model, latent: Latent, seed: int, steps: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
     import comfy.samplers
@@ -115,7 +124,7 @@ def prepare_sampling(
     return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, steps or STEPS)
 
 
-def set_up_guider(guider: Any, positive: Any, negative: Any, cfg: float | None = None) -> Any:
+def set_up_guider(guider: Any, positive: Conditioning, negative: Conditioning | None, cfg: float | None = None) -> Any:
     """One of ComfyUI's CFGGuiders with the prompts and the guidance of previews."""
     patcher = guider.model_patcher
     sampling = patcher.get_model_object("model_sampling")
@@ -141,14 +150,14 @@ def with_guidance(conditioning: Any, guidance: float | None) -> Any:
     return [[context, {**options, "guidance": guidance}] for context, options in conditioning]
 
 
-def keep_generators(patcher: Any) -> contextlib.AbstractContextManager[None]:
+def keep_generators(patcher: Model) -> contextlib.AbstractContextManager[None]:
     """A context after which the global generators are as they were."""
     if patcher.load_device.type == "cuda":
         return torch.random.fork_rng([patcher.load_device])
     return torch.random.fork_rng([])
 
 
-def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str, Any]:
+def with_timesteps(model_options: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
     """Model options for sampling in which adapters that are being trained know the noise level."""
     import comfy.patcher_extension as extension
 
@@ -161,20 +170,20 @@ def with_timesteps(model_options: Mapping[str, Any], sampling: Any) -> dict[str,
     return {**model_options, "transformer_options": extension.merge_nested_dicts(options, own)}
 
 
-def decode(vae: Any, denoised: Any, training: Any) -> torch.Tensor:
+def decode(vae: Vae, denoised: Any, training: Any) -> torch.Tensor:
     """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
     with _hold_loaded(training):
         return decode_alone(vae, denoised)
 
 
 @torch.no_grad()
-def decode_alone(vae: Any, denoised: Any) -> torch.Tensor:
+def decode_alone(vae: Vae, denoised: Any) -> torch.Tensor:
     """The same where no MODEL needs to stay loaded."""
     return latents.decode(vae, denoised).float().cpu()
 
 
 @contextlib.contextmanager
-def _hold_loaded(patcher: Any) -> Iterator[None]:
+def _hold_loaded(patcher: Model) -> Iterator[None]:
     """Hides a loaded model from ComfyUI inside the block, so that it is not unloaded."""
     import comfy.model_management as management
 

@@ -43,11 +43,14 @@ import json
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..storage.printable import logger
 from . import events, folders
 from .browser_json import named, step_asked_for, text_of
+
+if TYPE_CHECKING:
+    from .comfyui_objects import Request
 
 log = logger(__name__)
 
@@ -87,7 +90,7 @@ def _guard(handle: Handler, content: str) -> Handler:
     A page of another site can send forms and plain text anywhere without asking first, and nothing else.
     """
 
-    async def guarded(request: Any) -> Any:
+    async def guarded(request: Request) -> Any:
         from . import other_site
 
         reason = other_site.refusal(request.headers)
@@ -112,7 +115,7 @@ def _make_handler(ask: Callable[[Any], Answer], draws: bool = False) -> Handler:
     threads for pictures, and never those that ComfyUI's own page waits for.
     """
 
-    async def handle(request: Any) -> Any:
+    async def handle(request: Request) -> Any:
         def answer() -> Any:
             return _response(*_answer(ask, request))
 
@@ -136,7 +139,7 @@ def _response(status: int, value: Any) -> Any:
 def _make_body_handler(ask: Callable[[Any], Answer]) -> Handler:
     """The handler of a question that is the JSON object in a request's body."""
 
-    async def handle(request: Any) -> Any:
+    async def handle(request: Request) -> Any:
         if request.content_length is None or request.content_length > MOST_BYTES:
             return _response(413, {"error": f"expected at most {MOST_BYTES:,} bytes"})
         body = await request.read()
@@ -155,14 +158,14 @@ def _parse(body: bytes) -> dict[str, Any]:
     return values
 
 
-async def _receive_upload(request: Any) -> Any:
+async def _receive_upload(request: Request) -> Any:
     """POST /graft/lora_upload: a body that is read as it arrives."""
     from . import lora_routes
 
     return _response(*await lora_routes.receive_file(request))
 
 
-def _answer(ask: Callable[[Any], Answer], request: Any) -> Answer:
+def _answer(ask: Callable[[Any], Answer], request: Request) -> Answer:
     from ..training.store.store import Damaged
 
     try:
@@ -183,20 +186,20 @@ def _answer(ask: Callable[[Any], Answer], request: Any) -> Answer:
 # --- LoRA files -------------------------------------------------------------------------------------------------------
 
 
-def _near_loras(request: Any) -> Answer:
+def _near_loras(request: Request) -> Answer:
     return 200, {"near": folders.near_loras(named(request, "name"))}
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def _list_runs(request: Any) -> Answer:
+def _list_runs(request: Request) -> Answer:
     from ..training.store import listing
 
     return 200, {"runs": listing.runs(folders.training_folder())}
 
 
-def _list_states(request: Any) -> Answer:
+def _list_states(request: Request) -> Answer:
     from ..training.store import listing
 
     run = request.match_info["run"]
@@ -206,7 +209,7 @@ def _list_states(request: Any) -> Answer:
     return (404, {"error": f"run {run!r} has no stored state"})
 
 
-def _describe_state(request: Any) -> Answer:
+def _describe_state(request: Request) -> Answer:
     from ..training.store import listing
     from . import previews
 
@@ -218,11 +221,11 @@ def _describe_state(request: Any) -> Answer:
     return 200, {**state, "previews": previews.list_kept(run, state["start"], state["step"])}
 
 
-def _list_running(request: Any) -> Answer:
+def _list_running(request: Request) -> Answer:
     return 200, {"running": [call.event_fields for call in events.running_calls()]}
 
 
-def _stop(request: Any) -> Answer:
+def _stop(request: Request) -> Answer:
     run = named(request, "run")
     if not events.stop_run(run):
         return 409, {"error": f"no training step of run {run!r} is running"}

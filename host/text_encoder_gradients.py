@@ -14,6 +14,7 @@ from ..patches.core.calls import around
 from ..training.data.dataset import Conditioning
 from ..training.memory.inference_tensors import as_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
+from .comfyui_objects import Clip, Model
 from .denoiser import Denoiser
 from .encoding import LiveEncoder
 from .plain_kernels import PlainKernels
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ..training.objective.denoiser import Words
 
 
-def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
+def trainable_parts(clip: Clip, model: Model, clip_skip: int = 0) -> set[str]:
     """Paths of a text encoder's modules whose output reaches what a MODEL is conditioned on, found by the gradients of
     an empty caption.
 
@@ -42,7 +43,7 @@ def trainable_parts(clip: Any, model: Any, clip_skip: int = 0) -> set[str]:
     return {path for path, probe in probes.items() if probe.grad is not None}
 
 
-def load_fully(clip: Any) -> Any:
+def load_fully(clip: Clip) -> Clip:
     """A CLIP with its whole text encoder on its device."""
     import comfy.model_management as management
 
@@ -63,7 +64,9 @@ def make_differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def backward_of_conditions(encoder: LiveEncoder, model: Any, caption: str, words: Words = MappingProxyType({})) -> None:
+def backward_of_conditions(
+    encoder: LiveEncoder, model: Model, caption: str, words: Words = MappingProxyType({})
+) -> None:
     """The backward pass of the sum of what a MODEL is conditioned on by a caption, with the vectors of its `words`."""
     (conditioning,) = encoder([caption], [Conditioning(torch.zeros(1, 1, 1))], words)
     sums = [tensor.float().sum() for tensor in Denoiser(model).conditions(conditioning) if tensor.requires_grad]

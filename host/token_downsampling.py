@@ -11,11 +11,12 @@ from ..patches.models import attention_kernels
 from ..patches.token_downsampling.attention_override import ToDo, ToDoCall, plan_todo
 from ..patches.token_downsampling.tokens import ToDoSettings
 from ..patches.token_downsampling.unet import ToDoPatch
+from .comfyui_objects import Model
 
 TODO_KEY = "graft_todo"  # of the wrapper and its callback
 
 
-def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
+def apply_todo(patcher: Model, settings: ToDoSettings) -> tuple[Any, ToDo, list[str]]:
     """Apply token downsampling to a ModelPatcher: (a clone with it, the plan, notes).
 
     The clone is the patcher itself if every factor is 1. A ToDo that the patcher carries already is replaced, or taken
@@ -39,7 +40,7 @@ def apply_todo(patcher: Any, settings: ToDoSettings) -> tuple[Any, ToDo, list[st
     return clone, todo, _todo_notes(todo, len(other_patches), earlier is not None)
 
 
-def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
+def _without_todo(patcher: Model) -> tuple[Any, list[Any]]:
     """Take token downsampling off: (a clone whose patches are a mapping of its own, its other attn1 patches)."""
     from comfy.patcher_extension import CallbacksMP
 
@@ -54,7 +55,7 @@ def _without_todo(patcher: Any) -> tuple[Any, list[Any]]:
     return clone, other_patches
 
 
-def todo_of(patcher: Any) -> ToDo | None:
+def todo_of(patcher: Model) -> ToDo | None:
     """The token downsampling on a ModelPatcher."""
     call = find_call(patcher, TODO_KEY)
     if call is None:
@@ -63,7 +64,7 @@ def todo_of(patcher: Any) -> ToDo | None:
     return todo
 
 
-def todo_metadata(patcher: Any) -> dict[str, str]:
+def todo_metadata(patcher: Model) -> dict[str, str]:
     """The metadata of a LoRA trained on a MODEL (`ss_todo_*`).
 
     It is empty without token downsampling, and if that works only while sampling.

@@ -11,6 +11,7 @@ import torch
 
 from ..patches.core.calls import around
 from .autograd_inplace import AvoidInplaceOps
+from .comfyui_objects import Model, Vae
 from .denoiser import announce_training
 from .device_memory import half_type
 from .encoding import frame_step
@@ -24,7 +25,7 @@ class TrainableVAE:
 
     text_encoder = None
 
-    def __init__(self, vae: Any, patcher: Any) -> None:
+    def __init__(self, vae: Vae, patcher: Model) -> None:
         self.vae, self.patcher = vae, patcher
         self.module: torch.nn.Module = patcher.model
         self.device: torch.device = patcher.load_device
@@ -88,7 +89,7 @@ def _record_moments(module: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         yield moments
 
 
-def check_trainable(vae: Any) -> None:
+def check_trainable(vae: Vae) -> None:
     """Raises ValueError for a VAE that cannot be trained."""
     module = getattr(vae, "first_stage_model", None)
     if module is None or getattr(vae, "patcher", None) is None or not any(True for _ in module.parameters()):
@@ -109,7 +110,7 @@ def check_trainable(vae: Any) -> None:
 
 
 @contextlib.contextmanager
-def open_vae(vae: Any) -> Iterator[TrainableVAE]:
+def open_vae(vae: Vae) -> Iterator[TrainableVAE]:
     """Loads a VAE and yields it for training."""
     import comfy.model_management as management
 
@@ -130,7 +131,7 @@ def block_output(message: str) -> Any:
 
 
 @torch.no_grad()
-def copy_with_weights(vae: Any, weights: Mapping[str, torch.Tensor]) -> Any:
+def copy_with_weights(vae: Vae, weights: Mapping[str, torch.Tensor]) -> Vae:
     """A copy of a VAE with these weights, by parameter name, which VAE Save saves and VAE Decode takes."""
     patcher = whole_model(vae.patcher)
     module = copy.deepcopy(patcher.model)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..patches.lora_files import read_stack
 from ..patches.lora_files.entry import LoraEntry
 from ..patches.patching import switched_stack
 from ..patches.patching.fuse import Stack
 from ..patches.patching.switched_stack import SwitchedStack
+from .comfyui_objects import Model
 from .lora_injection import compute_of
 from .lora_stacks import model_weights, to_generic_keys
 
@@ -30,7 +31,7 @@ class TrainingOnlyLora(NamedTuple):
         return self.stack.identity
 
 
-def read_lora(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> TrainingOnlyLora:
+def read_lora(model: Model, entries: Sequence[LoraEntry], full_weights: bool) -> TrainingOnlyLora:
     """Read LoRAs for the MODEL that is trained; with `full_weights` its own weights move.
 
     Raises ValueError that lists everything wrong with them.
@@ -60,7 +61,7 @@ def read_lora(model: Any, entries: Sequence[LoraEntry], full_weights: bool) -> T
 
 
 @contextlib.contextmanager
-def attach(patcher: Any, lora: TrainingOnlyLora | None) -> Iterator[SwitchedStack | None]:
+def attach(patcher: Model, lora: TrainingOnlyLora | None) -> Iterator[SwitchedStack | None]:
     """A context in which a loaded MODEL computes with the LoRA, except inside the `off()` of what it yields."""
     if lora is None:
         yield None

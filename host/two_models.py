@@ -12,6 +12,7 @@ from typing import Any
 from ..patches.core.clones import put_callback
 from ..storage.printable import logger
 from . import events
+from .comfyui_objects import Model
 
 KEY = "graft-two-models"  # of callbacks, and of the attachment that names the nodes; ComfyUI copies both to clones
 _TEXT = (
@@ -42,7 +43,7 @@ def watch(clone: Any) -> None:
         put_callback(clone, event, KEY, callback)
 
 
-def _on_load(patcher: Any, *_: Any) -> None:
+def _on_load(patcher: Model, *_: Any) -> None:
     sampling = getattr(patcher.model, "current_patcher", None)
     if sampling is None:
         _found.pop(patcher, None)
@@ -52,12 +53,12 @@ def _on_load(patcher: Any, *_: Any) -> None:
         del _found[sampling]
 
 
-def _on_detach(patcher: Any, *_: Any) -> None:
+def _on_detach(patcher: Model, *_: Any) -> None:
     if getattr(patcher.model, "current_patcher", None) is patcher:  # while it samples
         _found[patcher] = _FIRST
 
 
-def _on_cleanup(patcher: Any) -> None:
+def _on_cleanup(patcher: Model) -> None:
     """Sampling ends. Only now is it known whether what took this patcher's place changes the weights as it does."""
     effect = _found.pop(patcher, None)
     if effect is None or (effect == _FIRST and _is_on_model(patcher)):
@@ -68,14 +69,14 @@ def _on_cleanup(patcher: Any) -> None:
         events.say_at_node(node, text)
 
 
-def _is_on_model(patcher: Any) -> bool:
+def _is_on_model(patcher: Model) -> bool:
     """Whether the weights are still as the patcher's own patches make them: ComfyUI loads such a MODEL only once."""
     from .lora_injection import carried_stacks
 
     return not carried_stacks(patcher) and patcher.model.current_weight_patches_uuid == patcher.patches_uuid
 
 
-def _changes(patcher: Any) -> tuple[Any, ...]:
+def _changes(patcher: Model) -> tuple[Any, ...]:
     """What a patcher does to the weights."""
     from .lora_injection import carried_stacks
 

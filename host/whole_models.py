@@ -15,6 +15,7 @@ from torch import nn
 from ..patches.core.slots import Swap, find_slot
 from ..patches.models.layers import why_not_plain
 from ..training.memory.allocations import META
+from .comfyui_objects import Clip, Model
 
 _MODEL_TYPE = "_comfy_model_dtype"  # after a parameter's name: the type that its layer was built with
 _OF_PAGING = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what ComfyUI leaves on a VAE that it loads again
@@ -22,12 +23,12 @@ _OF_PAGING = ("dynamic_vbars", "dynamic_pins", "dynamic_patchers")  # what Comfy
 _copies: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # a patcher of each paged model's whole copy
 
 
-def is_paged(patcher: Any) -> bool:
+def is_paged(patcher: Model) -> bool:
     """Whether ComfyUI pages the weights of a MODEL in and out."""
     return bool(getattr(patcher, "is_dynamic", bool)())
 
 
-def whole_model(patcher: Any) -> Any:
+def whole_model(patcher: Model) -> Model:
     """A patcher like this one whose weights stay where they are loaded, in the types that the model computes with. One
     that is not paged is returned as it is.
 
@@ -47,7 +48,7 @@ def whole_model(patcher: Any) -> Any:
     return clone
 
 
-def whole_clip(clip: Any) -> Any:
+def whole_clip(clip: Clip) -> Clip:
     """A CLIP like this one with the whole copy of its text encoder; see `whole_model`."""
     if not is_paged(clip.patcher):
         return clip
@@ -58,7 +59,7 @@ def whole_clip(clip: Any) -> Any:
 
 
 @contextlib.contextmanager
-def set_types(patcher: Any) -> Iterator[None]:
+def set_types(patcher: Model) -> Iterator[None]:
     """A context in which the weights of a paged model that are of another type than its whole copy's are tensors of
     that type on the meta device: to count its memory without loading it.
     """
@@ -72,7 +73,7 @@ def set_types(patcher: Any) -> Iterator[None]:
         yield
 
 
-def _load_again(patcher: Any) -> Any:
+def _load_again(patcher: Model) -> Model:
     import comfy.model_patcher
 
     if getattr(patcher, "cached_patcher_init", None) is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..patches.lora_files.embeddings import Embedding
+from .comfyui_objects import Clip, Tokenizer
 from .embeddings import TokenVectors, parts_of, rows_of, table_of, tokenizer_with
 from .encoding import literal_of, literal_parts, prompt_of
 
@@ -25,7 +26,7 @@ class Part(NamedTuple):
     table: torch.nn.Module
 
 
-def text_encoders(clip: Any) -> list[Part]:
+def text_encoders(clip: Clip) -> list[Part]:
     """The text encoders of a CLIP that read embeddings. Raises ValueError without any."""
     parts = []
     for name, tokenizer in parts_of(getattr(clip, "tokenizer", None)):
@@ -40,7 +41,7 @@ def text_encoders(clip: Any) -> list[Part]:
     return parts
 
 
-def check_tokenizer(clip: Any, parts: Sequence[Part]) -> None:
+def check_tokenizer(clip: Clip, parts: Sequence[Part]) -> None:
     """Raises ValueError where vectors do not come out of ComfyUI's own tokenizer, as of LongCat-Image's."""
     vectors = {part.key: torch.zeros(1, part.tokenizer.embedding_size) for part in parts}
     tokenizer = tokenizer_with(clip.tokenizer, [Embedding(_PROBE, "", vectors)])
@@ -123,7 +124,7 @@ def problem_of_count(part: Part, word: str, count: int) -> str:
     return ""
 
 
-def _room(tokenizer: Any) -> int:
+def _room(tokenizer: Tokenizer) -> int:
     """How many tokens of a caption a tokenizer puts into one row: 75 for CLIP."""
     start = getattr(tokenizer, "start_token", None) is not None
     end = getattr(tokenizer, "end_token", None) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..training.data.dataset import Dataset
 from ..training.trainable.words import CaptionWords, WordSettings, by_word, trained_name
 from . import word_tokens
+from .comfyui_objects import Clip, Model
 from .embeddings import carried_files
 from .encoding import LiveEncoder
 from .text_encoder_gradients import backward_of_conditions, load_fully, make_differentiable
@@ -29,7 +30,7 @@ class StartVectors(NamedTuple):
     notes: list[str]
 
 
-def start_words(settings: WordSettings, clip: Any, model: Any, dataset: Dataset) -> StartVectors:
+def start_words(settings: WordSettings, clip: Clip, model: Model, dataset: Dataset) -> StartVectors:
     """The vectors that the words start from, for each text encoder that the MODEL sees something of.
 
     Raises ValueError for words that no caption has, that the CLIP knows already, or that a tokenizer cannot hold.
@@ -78,7 +79,7 @@ def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
         )
 
 
-def _word_problems(settings: WordSettings, clip: Any, parts: Sequence[Part]) -> list[str]:
+def _word_problems(settings: WordSettings, clip: Clip, parts: Sequence[Part]) -> list[str]:
     """What is wrong with words that the CLIP knows already."""
     errors = []
     carried = carried_files(clip)
@@ -113,7 +114,7 @@ def _bounds(settings: WordSettings, parts: Sequence[Part]) -> tuple[tuple[str, f
     return tuple(bounds)
 
 
-def _find_read_parts(clip: Any, model: Any, vectors: Mapping[str, Tensor], dataset: Dataset) -> set[str]:
+def _find_read_parts(clip: Clip, model: Model, vectors: Mapping[str, Tensor], dataset: Dataset) -> set[str]:
     """The text encoders whose vectors reach what the MODEL is conditioned on, found by the gradients of a caption with
     all words.
     """

@@ -4,12 +4,17 @@ while training (arXiv 2501.04765).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from comfy_api.latest import io
 
 from .. import host
 from ..patches.token_downsampling.tokens import ToDoSettings
 from ..patches.token_routing.settings import RoutingSettings
 from .schema import GraftNode, inputs_of, search_aliases
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Latent, Model
 
 
 class ApplyToDo(GraftNode):
@@ -49,7 +54,7 @@ class ApplyToDo(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, chosen, latent=None) -> io.NodeOutput:
+    def execute(cls, model: Model, chosen: ToDoSettings, latent: Latent | None = None) -> io.NodeOutput:
         from ..patches.token_downsampling.report import report_data
 
         patched, todo, notes = host.token_downsampling.apply_todo(model, chosen)
@@ -92,7 +97,7 @@ class ApplyTREAD(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, chosen) -> io.NodeOutput:
+    def execute(cls, model: Model, chosen: RoutingSettings) -> io.NodeOutput:
         from ..host import token_routing
         from ..patches.token_routing.report import report
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
@@ -17,6 +17,13 @@ from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
 from ..training.averages.settings import AverageSettings
 from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, inputs_of, search_aliases
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Model
+    from ..training import state as states
+    from ..training.averages.merge import Merged
+    from ..training.averages.sources import Sources as SnapshotList
+    from ..training.expert_pair import ExpertPair
 
 _SOCKETS = {"state": "training state", "snapshots": "snapshots", "lora_stack": "LoRA stack"}
 
@@ -95,7 +102,7 @@ class GraftSnapshots(GraftNode):
             _find_paths(lines, host.folders.weights_path)
 
     @classmethod
-    def fingerprint_inputs(cls, source="run") -> str:
+    def fingerprint_inputs(cls, source: str = "run") -> str:
         """Changes when a listed file changes, or the run's snapshots change."""
         from ..patches.lora_files.open_file import file_version
 
@@ -113,7 +120,7 @@ class GraftSnapshots(GraftNode):
         return digest.hexdigest()
 
     @classmethod
-    def execute(cls, source="run") -> io.NodeOutput:
+    def execute(cls, source: str = "run") -> io.NodeOutput:
         from ..training.averages import sources
 
         lines = _source_lines(source)
@@ -190,7 +197,15 @@ class EMAMerge(GraftNode):
         _check_settings(connected, AverageSettings(**values))
 
     @classmethod
-    def execute(cls, model, chosen, clip=None, state=None, snapshots=None, lora_stack=None) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: Model,
+        chosen: AverageSettings,
+        clip: Clip = None,
+        state: states.TrainState | ExpertPair | None = None,
+        snapshots: SnapshotList | None = None,
+        lora_stack: Sequence[Any] | None = None,
+    ) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
         from ..training.expert_lora import of_expert
         from ..training.expert_pair import single
@@ -281,18 +296,18 @@ def _value_errors(chosen: AverageSettings) -> list[str]:
     return []
 
 
-def _check(state: Any, snapshots: Any, lora_stack: Any, chosen: AverageSettings) -> None:
+def _check(state: states.TrainState | None, snapshots: Any, lora_stack: Any, chosen: AverageSettings) -> None:
     """`_check_settings` of a run, which also sees that a state has an average."""
     inputs = {"state": state, "snapshots": snapshots, "lora_stack": lora_stack}
     sockets = [name for name, value in inputs.items() if value is not None]
-    if sockets == ["state"] and not state.average:
+    if sockets == ["state"] and state is not None and not state.average:
         raise ValueError(
             "EMA Merge: this state has no average: connect EMA Settings to Start Training and train again."
         )
     _check_settings(sockets, chosen)
 
 
-def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
+def _sources(state: states.TrainState | None, snapshots: Any, lora_stack: Any) -> SnapshotList:
     from ..training.averages import sources
     from ..training.store.store import Store
 
@@ -312,18 +327,20 @@ def _sources(state: Any, snapshots: Any, lora_stack: Any) -> Any:
     return sources.of_files(_find_paths([row[0] for row in rows], host.folders.lora_path))
 
 
-def _running_average(state: Any) -> Any:
+def _running_average(state: states.TrainState) -> Merged:
     """The EMA that was kept during training."""
     from ..training.averages.merge import Merged
     from ..training.reports.curves import Curve, averaging_profile
     from ..training.tasks.registry import task_of
 
-    shares = averaging_profile(state.start.ema, state.step, state.settings.optimizer.total_steps)
-    line = f"EMA ({state.start.ema.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
+    settings = state.start.ema
+    assert settings is not None  # the state has an average
+    shares = averaging_profile(settings, state.step, state.settings.optimizer.total_steps)
+    line = f"EMA ({settings.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
     return Merged(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
-def _average_files(state: Any, found: Any, chosen: AverageSettings, base: Any) -> Any:
+def _average_files(state: states.TrainState | None, found: Any, chosen: AverageSettings, base: Any) -> Merged:
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
@@ -333,6 +350,7 @@ def _average_files(state: Any, found: Any, chosen: AverageSettings, base: Any) -
     lines: list[str] = []
     profile, width, weights = chosen.profile, chosen.width, chosen.weights
     if profile == "best":
+        assert state is not None  # which the connections are checked for
         _check_dataset(state, profile)
         widths = merge.widths_to_try(found, weights)
         with open_denoiser(state) as denoiser:
@@ -343,7 +361,7 @@ def _average_files(state: Any, found: Any, chosen: AverageSettings, base: Any) -
     return replace(average, lines=(*lines, *average.lines))
 
 
-def _search_average(state: Any, found: Any, chosen: AverageSettings) -> Any:
+def _search_average(state: states.TrainState, found: Any, chosen: AverageSettings) -> Merged:
     """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
     from ..training.averages import merge, search
     from ..training.averages.held_out_loss import halves, held_out_loss
@@ -366,7 +384,7 @@ def _search_average(state: Any, found: Any, chosen: AverageSettings) -> Any:
     return merge.with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
 
 
-def _check_dataset(state: Any, profile: str) -> None:
+def _check_dataset(state: states.TrainState, profile: str) -> None:
     if state.subject.dataset is None:
         raise ValueError(
             f"EMA Merge: averaging profile {profile} measures the held-out loss: connect the dataset to Load State."

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
@@ -13,6 +14,12 @@ from ..storage.digest import sha256, sha256_of_file
 from ..storage.file_list import files_below
 from ..training.data.folder_settings import FolderSettings, FolderSource, SampleSettings
 from .schema import Dataset, GraftNode, inputs_of, search_aliases
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..host.comfyui_objects import Clip, Conditioning, Latent, Vae
+    from ..training.data.dataset import Dataset as TrainingData
 
 
 class GraftDataset(GraftNode):
@@ -100,7 +107,7 @@ class GraftDataset(GraftNode):
             host.folders.input_file(folder)
 
     @classmethod
-    def fingerprint_inputs(cls, folder="", validation_folder="", **_) -> str:
+    def fingerprint_inputs(cls, folder: str = "", validation_folder: str = "", **_: Any) -> str:
         """Changes when a file in the folders changes. A folder name that comes through a link is known only to
         `execute`.
         """
@@ -119,7 +126,14 @@ class GraftDataset(GraftNode):
         return digest.hexdigest()
 
     @classmethod
-    def execute(cls, vae, clip, chosen, regularization=None, more_images=None) -> io.NodeOutput:
+    def execute(
+        cls,
+        vae: Vae,
+        clip: Clip,
+        chosen: FolderSettings,
+        regularization: TrainingData | None = None,
+        more_images: TrainingData | None = None,
+    ) -> io.NodeOutput:
         from ..host.demo_files import place_pictures
         from .dataset_reader import DatasetReader
 
@@ -148,7 +162,7 @@ def _config_sources(folder: str, chosen: FolderSettings) -> Any:
     return read_config(Path(host.folders.input_file(folder)), root, FolderSource(root, chosen))
 
 
-def _refuse_two_regularizations(sources, regularization) -> None:
+def _refuse_two_regularizations(sources: Sequence[FolderSource], regularization: TrainingData | None) -> None:
     if regularization is not None and any(source.is_regularization for source in sources):
         raise ValueError(
             "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
@@ -264,16 +278,16 @@ class GraftSamples(GraftNode):
     @classmethod
     def execute(
         cls,
-        latents,
-        conditioning,
-        chosen,
-        captions=None,
-        masks=None,
-        empty=None,
-        clip=None,
-        regularization=None,
-        more_images=None,
-        validation_dataset=None,
+        latents: Sequence[Latent],
+        conditioning: Sequence[Conditioning],
+        chosen: SampleSettings,
+        captions: Sequence[str] | None = None,
+        masks: Sequence[Tensor] | None = None,
+        empty: Sequence[Conditioning] | None = None,
+        clip: Clip = None,
+        regularization: TrainingData | None = None,
+        more_images: TrainingData | None = None,
+        validation_dataset: TrainingData | None = None,
     ) -> io.NodeOutput:
         from . import samples_reader
 

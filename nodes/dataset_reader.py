@@ -4,27 +4,34 @@ it only then, so that ComfyUI starts without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
+from torch import Tensor
 
 from .. import host
 from ..training.data import combine, encoding, folder_report, images, pictures
 from ..training.data.cache import Cache
 from ..training.data.control_encoding import ControlEncoder
-from ..training.data.control_methods import find_method, with_size
+from ..training.data.control_methods import ControlMethod, find_method, with_size
+from ..training.data.dataset import Dataset
 from ..training.data.file_names import printable
 from ..training.data.folder_reader import read_folder
-from ..training.data.folder_settings import FolderSettings
+from ..training.data.folder_settings import FolderSettings, FolderSource
+from ..training.data.listing import FolderListing
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Vae
 
 
 class DatasetReader:
     """Reads and encodes the folders of one run of the node."""
 
-    def __init__(self, vae: Any, clip: Any, chosen: FolderSettings) -> None:
+    def __init__(self, vae: Vae, clip: Clip, chosen: FolderSettings) -> None:
         self.vae, self.clip, self.share = vae, clip, chosen.regularization_share
         self.clip_skip, self.weighted_captions = chosen.clip_skip, chosen.weighted_captions
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
@@ -40,7 +47,14 @@ class DatasetReader:
         self.done = 0
         self.sheets: list[Any] = []
 
-    def read(self, sources, regularization, more_images, notes, placed) -> io.NodeOutput:
+    def read(
+        self,
+        sources: Sequence[FolderSource],
+        regularization: Dataset | None,
+        more_images: Dataset | None,
+        notes: Sequence[str],
+        placed: Sequence[str],
+    ) -> io.NodeOutput:
         """What the node gives. All folders are read before the first one is encoded."""
         sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
         check = host.events.raise_if_interrupted
@@ -82,7 +96,9 @@ class DatasetReader:
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
         return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
 
-    def _encode_trained(self, read, regularization) -> list[Any]:
+    def _encode_trained(
+        self, read: Sequence[tuple[FolderSource, FolderListing]], regularization: Dataset | None
+    ) -> list[Any]:
         """The datasets to train on; the first has the regularization dataset."""
         trained: list[Any] = []
         for source, listing in read:
@@ -92,7 +108,7 @@ class DatasetReader:
             regularization = None
         return trained
 
-    def _encode(self, source, listing, regularization) -> Any:
+    def _encode(self, source: FolderSource, listing: FolderListing, regularization: Dataset | None) -> Dataset:
         """The dataset of one folder."""
         fields = {
             "caption_dropout": source.settings.caption_dropout,
@@ -123,7 +139,7 @@ class DatasetReader:
         self.sheets.append(sheet)
         return replace(dataset, pictures=partial(pictures.read, listing))
 
-    def _control_method(self, source, listing) -> Any:
+    def _control_method(self, source: FolderSource, listing: FolderListing) -> Any:
         """How the model takes the control pictures of a folder; None where it has none."""
         if not any(entry.controls for entry in listing.entries):
             return None
@@ -133,7 +149,7 @@ class DatasetReader:
             return method
         return with_size(method, subset.control_size)
 
-    def _control_encoder(self, source, listing) -> Any:
+    def _control_encoder(self, source: FolderSource, listing: FolderListing) -> Any:
         method = self._control_method(source, listing)
         if method is None:
             return None
@@ -146,17 +162,18 @@ class DatasetReader:
             self.cache,
         )
 
-    def _encode_with_pictures(self, caption, pictures, method) -> Any:
+    def _encode_with_pictures(self, caption: str, pictures: Sequence[Tensor], method: ControlMethod) -> Any:
         host.events.raise_if_interrupted()
+        assert method.prompt is not None  # only such a method has its captions encoded with their pictures
         text, options = method.prompt(
             host.encoding.prompt_for_clip(self.clip, caption, self.weighted_captions), len(pictures)
         )
         return host.encoding.encode_with_pictures(self.clip, text, pictures, options, self.clip_skip)
 
-    def _encode_captions(self, texts) -> Any:
+    def _encode_captions(self, texts: Sequence[str]) -> Any:
         host.events.raise_if_interrupted()
         return host.encoding.encode_captions(self.clip, texts, self.clip_skip, self.weighted_captions)
 
-    def _on_progress(self, done) -> None:
+    def _on_progress(self, done: int) -> None:
         self.progress(self.done + done)
         host.events.raise_if_interrupted()

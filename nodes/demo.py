@@ -88,7 +88,7 @@ class GraftDemoVAE(GraftNode):
         )
 
     @classmethod
-    def execute(cls, damage=0.0) -> io.NodeOutput:
+    def execute(cls, damage: float = 0.0) -> io.NodeOutput:
         from ..demo import host_model
 
         return io.NodeOutput(host_model.demo_vae(damage))

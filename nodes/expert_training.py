@@ -16,9 +16,12 @@ from ..host import pair_previews
 from ..storage.printable import logger
 from ..training.expert_pair import ExpertPair
 from ..training.objective import experts
+from ..training.objective.settings import ObjectiveSettings
+from ..training.optimizers.settings import OptimizerSettings
 from ..training.reports import text
 from ..training.run.call import opened_call, passed_on
 from ..training.run.in_turn import train_in_turn
+from ..training.run.loop import Callbacks
 from ..training.settings import StepSettings
 from ..training.tasks.registry import task_of
 from .step_call import (
@@ -56,8 +59,8 @@ class ExpertTraining:
         cls,
         pair: ExpertPair,
         chosen: StepSettings,
-        optimizer: Any,
-        objective: Any,
+        optimizer: OptimizerSettings | None,
+        objective: ObjectiveSettings | None,
         sampled: PreviewInputs,
         place: tuple[Any, str | None],
     ) -> ExpertTraining:
@@ -71,14 +74,14 @@ class ExpertTraining:
             calls.append(StepCall(state, count, place, sampled))
         return cls(calls, count, sampled)
 
-    def train(self, callbacks: Any, chosen: StepSettings) -> io.NodeOutput:
+    def train(self, callbacks: Callbacks, chosen: StepSettings) -> io.NodeOutput:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
         outcomes = self._train_in_turn(callbacks, chosen)
         pair = ExpertPair(*(outcome.state for outcome in outcomes))
         runs = [call.describe_end(state) for call, state in zip(self.calls, pair.states, strict=True)]
         return outputs(pair, pair.high, self._report(outcomes), runs, self.calls[0].pictures)
 
-    def _train_in_turn(self, callbacks: Any, chosen: StepSettings) -> list[Any]:
+    def _train_in_turn(self, callbacks: Callbacks, chosen: StepSettings) -> list[Any]:
         if not self.steps:
             return [passed_on(call.state) for call in self.calls]
         every = callbacks.preview_every

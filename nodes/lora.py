@@ -24,7 +24,10 @@ from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..host.comfyui_objects import Clip, Conditioning, Latent, Model
     from ..patches.lora_files.entry import LoraEntry
+    from ..training import state as states
+    from ..training.expert_pair import ExpertPair
 
 log = logger(__name__)
 
@@ -121,7 +124,7 @@ def _rows_fingerprint(rows: str) -> str:
     return digest.hexdigest()
 
 
-def used_entries(listed: list[StackRow], clip: Any) -> list[LoraEntry]:
+def used_entries(listed: list[StackRow], clip: Clip) -> list[LoraEntry]:
     """The entries of the rows that change something: their files are read, the others' are not."""
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
 
@@ -163,12 +166,12 @@ class GraftLoRAStack(_RowsNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, rows=EMPTY, lora_stack=None) -> str:
+    def fingerprint_inputs(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> str:
         """Changes when a listed file changes. A stack from the socket is fingerprinted by the node that made it."""
         return _rows_fingerprint(rows)
 
     @classmethod
-    def execute(cls, rows=EMPTY, lora_stack=None) -> io.NodeOutput:
+    def execute(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> io.NodeOutput:
         new_rows = parse(rows)
         lines = [_describe_row(row, *file) for row, file in zip(new_rows, read_files(new_rows), strict=True)]
         earlier_rows = list(lora_stack or [])
@@ -251,7 +254,14 @@ class LoRAStackPatch(GraftNode):
 
     @classmethod
     def execute(
-        cls, model, lora_stack=None, clip=None, lora_model=None, lora_strength=1.0, mode="auto", comfyui_oft=False
+        cls,
+        model: Model,
+        lora_stack: Sequence[Any] | None = None,
+        clip: Clip = None,
+        lora_model: Mapping[str, Tensor] | None = None,
+        lora_strength: float = 1.0,
+        mode: str = "auto",
+        comfyui_oft: bool = False,
     ) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
 
@@ -294,12 +304,12 @@ class GraftLoadLoRAs(_RowsNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model=None, rows=EMPTY, clip=None) -> str:
+    def fingerprint_inputs(cls, model: Model = None, rows: str = EMPTY, clip: Clip = None) -> str:
         """Changes when a listed file changes."""
         return _rows_fingerprint(rows)
 
     @classmethod
-    def execute(cls, model, rows=EMPTY, clip=None) -> io.NodeOutput:
+    def execute(cls, model: Model, rows: str = EMPTY, clip: Clip = None) -> io.NodeOutput:
         patched = host.lora_stacks.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
 
@@ -379,7 +389,14 @@ class GraftSaveLoRA(GraftNode):
             raise ValueError(f"connect exactly one of trained LoRA and training state, {found} connected")
 
     @classmethod
-    def execute(cls, lora_model=None, state=None, names="kohya", dtype="bf16", prefix="loras/graft") -> io.NodeOutput:
+    def execute(
+        cls,
+        lora_model: Mapping[str, Tensor] | None = None,
+        state: states.TrainState | ExpertPair | None = None,
+        names: str = "kohya",
+        dtype: str = "bf16",
+        prefix: str = "loras/graft",
+    ) -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
         cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
         saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
@@ -390,7 +407,9 @@ class GraftSaveLoRA(GraftNode):
         return io.NodeOutput("\n".join(path for path, _, _ in saved), ui=shown)
 
 
-def _named_loras(lora_model: Any, state: Any, prefix: str) -> list[tuple[Any, dict[str, str], str]]:
+def _named_loras(
+    lora_model: Any, state: states.TrainState | ExpertPair | None, prefix: str
+) -> list[tuple[Any, dict[str, str], str]]:
     """The LoRAs to save, each with its training metadata and the prefix of its file: those of a pair of experts are
     two.
     """
@@ -451,7 +470,7 @@ class GraftSaveWords(GraftNode):
         )
 
     @classmethod
-    def execute(cls, lora_model) -> io.NodeOutput:
+    def execute(cls, lora_model: Mapping[str, Tensor]) -> io.NodeOutput:
         from ..host import word_files
         from ..patches.lora_files import embeddings
         from ..storage.atomic import make_folders
@@ -571,7 +590,16 @@ class GraftLoRAEffect(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, lora_stack, positive, latent, levels=3, keep=0.9, measure_seed=0) -> io.NodeOutput:
+    def execute(
+        cls,
+        model: Model,
+        lora_stack: Sequence[Any],
+        positive: Conditioning,
+        latent: Latent,
+        levels: int = 3,
+        keep: float = 0.9,
+        measure_seed: int = 0,
+    ) -> io.NodeOutput:
         from ..host.lora_effect import open_predictor
         from ..patches.analysis import charts, effect
         from ..patches.analysis.rows import read_rows
@@ -643,7 +671,7 @@ class GraftLoRAConflicts(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, lora_stack, threshold=0.1) -> io.NodeOutput:
+    def execute(cls, model: Model, lora_stack: Sequence[Any], threshold: float = 0.1) -> io.NodeOutput:
         from ..patches.analysis import charts, conflicts
         from ..patches.analysis.rows import read_rows
 

@@ -15,6 +15,7 @@ from .lora import lora_entries
 from .schema import GraftNode, LoraModel, LoraStack, inputs_of, search_aliases
 
 if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Model
     from ..patches.lora_files.entry import LoraEntry
 
 
@@ -120,7 +121,9 @@ class GraftMergeLoRAs(GraftNode):
         )
 
     @classmethod
-    def execute(cls, lora_stack, chosen, rank=0, model=None, clip=None) -> io.NodeOutput:
+    def execute(
+        cls, lora_stack: Sequence[Any], chosen: MergeSettings, rank: int = 0, model: Model = None, clip: Clip = None
+    ) -> io.NodeOutput:
         from ..patches.lora_files import merge
 
         if clip is not None and model is None:
@@ -182,7 +185,7 @@ class GraftExtractLoRA(GraftNode):
         )
 
     @classmethod
-    def execute(cls, model, base, rank=16) -> io.NodeOutput:
+    def execute(cls, model: Model, base: Model, rank: int = 16) -> io.NodeOutput:
         from ..patches.lora_files import merge
         from ..patches.patching.plan import scheduled_weights
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from comfy_api.latest import io
 
 from .schema import GraftNode, LossMap, search_aliases
@@ -39,7 +41,7 @@ class GraftLossPlot(GraftNode):
         )
 
     @classmethod
-    def execute(cls, loss, smoothing=0.9) -> io.NodeOutput:
+    def execute(cls, loss: Mapping[str, Sequence[float]], smoothing: float = 0.9) -> io.NodeOutput:
         from ..training.reports.curves import PALE, Curve, draw, smoothed
 
         values = [float(value) for value in loss.get("loss", ())]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from comfy_api.latest import io
 
 from .. import host
 from .schema import Dataset, GraftNode, Settings, search_aliases
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Model
+    from ..training.data.dataset import Dataset as TrainingData
 
 
 class GraftRecipe(GraftNode):
@@ -82,7 +88,13 @@ class GraftRecipe(GraftNode):
 
     @classmethod
     def execute(
-        cls, model, goal="subject", memory="auto", strength="normal", steps=2000, dataset=None
+        cls,
+        model: Model,
+        goal: str = "subject",
+        memory: str = "auto",
+        strength: str = "normal",
+        steps: int = 2000,
+        dataset: TrainingData | None = None,
     ) -> io.NodeOutput:
         from ..host.device_memory import training_device
         from ..patches.models.registry import recognize_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from ..training.data.parts import Parts
 from ..training.data.sample_store import SampleStore
 from ..training.data.samples import Sample
 
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip
+
 T = TypeVar("T")
 
 
@@ -30,11 +33,11 @@ def make_output(
     captions: Sequence[str],
     masks: Sequence[Any],
     empty: Any,
-    clip: Any,
+    clip: Clip,
     settings: SampleSettings,
-    regularization: Any,
-    more_images: Any,
-    validation: Any,
+    regularization: Dataset | None,
+    more_images: Dataset | None,
+    validation: Dataset | None,
 ) -> io.NodeOutput:
     """What the node gives."""
     if validation is not None:
@@ -140,7 +143,7 @@ def _fit_mask(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return F.interpolate(mask[None], size=tuple(shape[-2:]), mode="area")[0]
 
 
-def _empty_conditioning(empty: Any, clip: Any) -> Conditioning | None:
+def _empty_conditioning(empty: Any, clip: Clip) -> Conditioning | None:
     """The conditioning for dropped prompts: the one that is connected, or the empty prompt of the CLIP."""
     if empty is not None:
         made = graph.conditioning_of(empty, "empty conditioning")

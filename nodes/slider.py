@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from comfy_api.latest import io
 
 from .. import host
 from ..training.objective.slider import SliderSettings
 from .schema import Dataset, GraftNode, inputs_of, search_aliases
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Vae
+    from ..training.data.dataset import Dataset as TrainingData
 
 
 class GraftSlider(GraftNode):
@@ -46,7 +50,9 @@ class GraftSlider(GraftNode):
         )
 
     @classmethod
-    def execute(cls, chosen, clip=None, vae=None, dataset=None) -> io.NodeOutput:
+    def execute(
+        cls, chosen: SliderSettings, clip: Clip = None, vae: Vae = None, dataset: TrainingData | None = None
+    ) -> io.NodeOutput:
         from ..training.data import sliders
 
         if chosen.takes_prompts:
@@ -57,7 +63,7 @@ class GraftSlider(GraftNode):
         return io.NodeOutput(made, report, ui={"text": [report]})
 
 
-def _make_of_prompts(settings: SliderSettings, clip: Any, vae: Any, dataset: Any) -> Any:
+def _make_of_prompts(settings: SliderSettings, clip: Clip, vae: Vae, dataset: TrainingData | None) -> TrainingData:
     """The dataset of a slider between prompts: of the pictures that are connected, or of noise."""
     import torch
 
@@ -85,7 +91,7 @@ def _make_of_prompts(settings: SliderSettings, clip: Any, vae: Any, dataset: Any
     return sliders.of_noise(settings, latent, size, conditionings, hashes, unhashed=unhashed)
 
 
-def _make_of_pairs(settings: SliderSettings, dataset: Any) -> Any:
+def _make_of_pairs(settings: SliderSettings, dataset: TrainingData | None) -> TrainingData:
     from ..training.data import sliders
 
     if dataset is None:

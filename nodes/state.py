@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
@@ -11,6 +12,12 @@ from .. import host
 from ..storage.file_list import files_below
 from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
 from .training import training_only_lora
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Model, Vae
+    from ..training import state as states
+    from ..training.data.dataset import Dataset as TrainingData
+    from ..training.expert_pair import ExpertPair
 
 
 def _root() -> Path:
@@ -72,7 +79,9 @@ class GraftSaveState(GraftNode):
         _folder_of(name)
 
     @classmethod
-    def execute(cls, state, name="state", max_shard_gb=0.0) -> io.NodeOutput:
+    def execute(
+        cls, state: states.TrainState | ExpertPair, name: str = "state", max_shard_gb: float = 0.0
+    ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
 
@@ -86,7 +95,7 @@ class GraftSaveState(GraftNode):
         return io.NodeOutput("\n".join(folders), ui={"text": list(messages)})
 
 
-def _save(state: Any, name: str, max_shard_gb: float) -> tuple[str, str]:
+def _save(state: states.TrainState, name: str, max_shard_gb: float) -> tuple[str, str]:
     """Saves a state under a name: its folder, and what to say."""
     from ..training.store import saved_states
 
@@ -182,7 +191,7 @@ class GraftLoadState(GraftNode):
         _folder_of(name)
 
     @classmethod
-    def fingerprint_inputs(cls, name="", **_) -> str:
+    def fingerprint_inputs(cls, name: str = "", **_: Any) -> str:
         """Changes when the saved state changes."""
         from ..training.objective import experts
 
@@ -196,14 +205,14 @@ class GraftLoadState(GraftNode):
     @classmethod
     def execute(
         cls,
-        name,
-        model=None,
-        dataset=None,
-        clip=None,
-        vae=None,
-        training_only=None,
-        low_noise_model=None,
-        low_noise_training_only=None,
+        name: str,
+        model: Model = None,
+        dataset: TrainingData | None = None,
+        clip: Clip = None,
+        vae: Vae = None,
+        training_only: Sequence[Any] | None = None,
+        low_noise_model: Model = None,
+        low_noise_training_only: Sequence[Any] | None = None,
     ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
@@ -240,7 +249,7 @@ class GraftLoadState(GraftNode):
         return io.NodeOutput(ExpertPair(high, low))
 
 
-def _load(name: str, model: Any, dataset: Any, clip: Any, vae: Any, training_only: Any) -> Any:
+def _load(name: str, model: Model, dataset: Any, clip: Clip, vae: Vae, training_only: Any) -> states.TrainState:
     """The saved state with this name, for what is connected."""
     from dataclasses import replace
 
@@ -301,7 +310,7 @@ class GraftSplitExperts(GraftNode):
         )
 
     @classmethod
-    def execute(cls, state) -> io.NodeOutput:
+    def execute(cls, state: states.TrainState | ExpertPair) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.tasks.registry import task_of
         from .step_call import with_lora

@@ -17,8 +17,20 @@ from ..storage.printable import logger
 from ..training.distributed import process_group
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..host.comfyui_objects import Clip, Model, Vae
+    from ..host.lora_stacks import PatchedModels
+    from ..host.training_only import TrainingOnlyLora
+    from ..training.data.dataset import Dataset
+    from ..training.expert_pair import ExpertPair
+    from ..training.objective.settings import ObjectiveSettings
+    from ..training.optimizers.settings import OptimizerSettings
+    from ..training.run.loop import Callbacks
     from ..training.run.preview_prompts import PromptLine
     from ..training.settings import StepSettings
+    from ..training.state import History, TrainState
+    from ..training.store.store import Store
 
 log = logger(__name__)
 
@@ -30,12 +42,12 @@ class Subject(NamedTuple):
     so.
     """
 
-    model: Any
-    clip: Any
-    vae: Any
-    dataset: Any
+    model: Model
+    clip: Clip
+    vae: Vae
+    dataset: Dataset | None
     unhashed: tuple[str, ...]
-    training_only: Any = None
+    training_only: TrainingOnlyLora | None = None
 
 
 class PreviewInputs(NamedTuple):
@@ -62,7 +74,11 @@ class PreviewPrompt(NamedTuple):
 
 
 def plan_steps(
-    state: Any, chosen: StepSettings, optimizer: Any, objective: Any, sampled: PreviewInputs
+    state: TrainState,
+    chosen: StepSettings,
+    optimizer: OptimizerSettings | None,
+    objective: ObjectiveSettings | None,
+    sampled: PreviewInputs,
 ) -> tuple[Any, int]:
     """The state that Train Step begins with, with its new settings if there are any, and the number of steps."""
     from ..training import state as states
@@ -90,7 +106,7 @@ def plan_steps(
     return note_metadata(state), steps
 
 
-def step_count(state: Any, chosen: StepSettings) -> int:
+def step_count(state: TrainState, chosen: StepSettings) -> int:
     """How many steps are asked for: epochs, where there are any, replace steps."""
     from ..training.data.epoch_order import batches_per_epoch
 
@@ -101,7 +117,7 @@ def step_count(state: Any, chosen: StepSettings) -> int:
     return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
 
 
-def with_lora(state: Any, clip: Any, lora: Any) -> Any:
+def with_lora(state: TrainState, clip: Clip, lora: Any) -> PatchedModels:
     """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
@@ -109,7 +125,7 @@ def with_lora(state: Any, clip: Any, lora: Any) -> Any:
     return host.lora_stacks.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
 
 
-def trained_words(state: Any) -> tuple[str, ...]:
+def trained_words(state: TrainState) -> tuple[str, ...]:
     """The words that a state trains: they take the place of those that its CLIP has under the same names."""
     if state is None or state.start.words is None:
         return ()
@@ -118,7 +134,11 @@ def trained_words(state: Any) -> tuple[str, ...]:
 
 
 def outputs(
-    state: Any, one: Any, report: str, runs: Sequence[Mapping[str, Any]], pictures: Sequence[Mapping[str, str]]
+    state: TrainState | ExpertPair,
+    one: TrainState,
+    report: str,
+    runs: Sequence[Mapping[str, Any]],
+    pictures: Sequence[Mapping[str, str]],
 ) -> io.NodeOutput:
     """What Train Step gives: a state or a pair of them, then the model, CLIP, LoRA and losses of `one` state, and for
     its panel what is kept of each run.
@@ -138,7 +158,7 @@ def outputs(
     return io.NodeOutput(state, *given, {"loss": list(one.history.loss)}, report, ui=shown)
 
 
-def note_metadata(state: Any) -> Any:
+def note_metadata(state: TrainState) -> TrainState:
     """The state with notes about the dataset, LoRAs on the model, ToDo and TREAD for its LoRA's metadata. Without a
     dataset it keeps its notes, and of a VAE there is no LoRA.
     """
@@ -161,7 +181,7 @@ def note_metadata(state: Any) -> Any:
 
 
 @contextmanager
-def open_denoiser(state: Any, layers: bool = False) -> Iterator[Any]:
+def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
     """The state's VAE if that is trained; else the denoiser of its own model, with its text encoder where that or words
     are trained and with its training-only LoRA.
 
@@ -201,7 +221,7 @@ def open_denoiser(state: Any, layers: bool = False) -> Iterator[Any]:
         yield denoiser
 
 
-def _check(state: Any, chosen: StepSettings, sampled: PreviewInputs) -> None:
+def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> None:
     """Raises an error for missing inputs before the first step."""
     from ..training.tasks.registry import task_of
 
@@ -220,7 +240,7 @@ def _check(state: Any, chosen: StepSettings, sampled: PreviewInputs) -> None:
         )
 
 
-def encoded_prompts(subject: Any, sampled: PreviewInputs) -> dict[str, Any]:
+def encoded_prompts(subject: Subject, sampled: PreviewInputs) -> dict[str, Any]:
     """The texts among the prompts of previews, encoded with the CLIP as it came in."""
     skip = 0
     if subject.dataset is not None:
@@ -229,7 +249,7 @@ def encoded_prompts(subject: Any, sampled: PreviewInputs) -> dict[str, Any]:
     return dict(zip(texts, host.encoding.encode_prompts(subject.clip, texts, skip), strict=True))
 
 
-def preview_texts(subject: Any, sampled: PreviewInputs) -> list[str]:
+def preview_texts(subject: Subject, sampled: PreviewInputs) -> list[str]:
     """The texts that previews need, each once: prompts and negative prompts."""
     texts: dict[str, None] = {}
     for line in preview_lines(subject, sampled):
@@ -239,19 +259,19 @@ def preview_texts(subject: Any, sampled: PreviewInputs) -> list[str]:
     return list(texts)
 
 
-def preview_lines(subject: Any, sampled: PreviewInputs) -> list[PromptLine]:
+def preview_lines(subject: Subject, sampled: PreviewInputs) -> list[PromptLine]:
     """The lines of prompts, with the trigger word of the dataset."""
     from ..training.run.preview_prompts import with_trigger
 
     return with_trigger(sampled.prompts, trigger_of(subject))
 
 
-def trigger_of(subject: Any) -> str:
+def trigger_of(subject: Subject) -> str:
     """The trigger word of a subject's dataset; "" without one."""
     return "" if subject.dataset is None else subject.dataset.trigger
 
 
-def preview_prompts(subject: Any, sampled: PreviewInputs, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
+def preview_prompts(subject: Subject, sampled: PreviewInputs, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
     """The prompts of previews: the positive, and the lines with what their texts were encoded as."""
     prompts = []
     if sampled.positive is not None:
@@ -266,7 +286,7 @@ def preview_prompts(subject: Any, sampled: PreviewInputs, encoded: Mapping[str, 
     return prompts
 
 
-def preview_notes(subject: Any, sampled: PreviewInputs) -> list[str]:
+def preview_notes(subject: Subject, sampled: PreviewInputs) -> list[str]:
     """What of the preview prompts is not followed, for the report."""
     from ..training.run.preview_prompts import notes
 
@@ -279,7 +299,7 @@ class StepCall:
     `place` are the node's execution id and the id of its workflow.
     """
 
-    def __init__(self, state: Any, steps: int, place: tuple[Any, str | None], sampled: PreviewInputs) -> None:
+    def __init__(self, state: TrainState, steps: int, place: tuple[Any, str | None], sampled: PreviewInputs) -> None:
         from ..training.reports.throughput import Throughput
         from ..training.run.call import target_key
         from ..training.tasks.registry import task_of
@@ -297,7 +317,7 @@ class StepCall:
         if state.subject.dataset is not None:
             self.shows = task_of(state).previews(state, state.subject.dataset)
 
-    def train(self, steps: int, callbacks: Any, chosen: StepSettings) -> tuple[Any, str]:
+    def train(self, steps: int, callbacks: Callbacks, chosen: StepSettings) -> tuple[Any, str]:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
@@ -318,7 +338,7 @@ class StepCall:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
 
-    def store(self) -> Any:
+    def store(self) -> Store | None:
         """Where the run's results are stored; None where they cannot be."""
         from ..training.store.store import Store
 
@@ -352,7 +372,7 @@ class StepCall:
             if self.writer is not None:
                 self.writer.close()
 
-    def with_callbacks(self, callbacks: Any) -> Any:
+    def with_callbacks(self, callbacks: Callbacks) -> Callbacks:
         """The callbacks with progress and events of the host."""
         return replace(
             callbacks,
@@ -367,7 +387,7 @@ class StepCall:
         waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantized_base
         return open_denoiser(state, waiting or process_group.current().shard)
 
-    def describe_end(self, result: Any) -> dict[str, Any]:
+    def describe_end(self, result: TrainState) -> dict[str, Any]:
         """What the panel keeps of the call that ended with this state."""
         return {"run": result.run, "key": result.key, "until": self.events.until}
 
@@ -389,7 +409,7 @@ class StepCall:
             self.writer.write(step, moved, validation)
         host.events.raise_if_interrupted()
 
-    def take_history(self, history: Any) -> None:
+    def take_history(self, history: History) -> None:
         """Takes the history that training goes on from, before the model is loaded: encodes the prompts of previews."""
         self.events.take_history(history)
         samples = self.shows is not None and self.shows.shown is None
@@ -437,7 +457,7 @@ class StepCall:
                 images = torch.cat(beside, dim=2)
                 self.show_preview(self.save_preview(images, prompt, step, label), step)
 
-    def sample_images(self, prompt: PreviewPrompt, patcher: Any) -> Any:
+    def sample_images(self, prompt: PreviewPrompt, patcher: Model) -> Tensor:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
         seed = self.seed if prompt.seed is None else prompt.seed
         latents = host.previews.sample(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comfy_api.latest import io
 
@@ -31,8 +31,15 @@ from .schema import (
     search_aliases,
 )
 
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Clip, Conditioning, Latent, Model, Vae
+    from ..host.training_only import TrainingOnlyLora
+    from ..training import state as states
+    from ..training.data.dataset import Dataset as TrainingData
+    from ..training.expert_pair import ExpertPair
 
-def training_only_lora(model: Any, lora_stack: Any, full_weights: bool = False) -> Any:
+
+def training_only_lora(model: Model, lora_stack: Any, full_weights: bool = False) -> TrainingOnlyLora | None:
     """The LoRA that is on only while the loss is computed; None without a stack, or where no row is on."""
     entries = used_entries(read_stack_rows(lora_stack or []), None)
     if not entries:
@@ -90,7 +97,16 @@ class GraftTrainStart(_RunStart):
         )
 
     @classmethod
-    def execute(cls, model, dataset, settings=None, clip=None, vae=None, seed=0, run="run") -> io.NodeOutput:
+    def execute(
+        cls,
+        model: Model,
+        dataset: TrainingData,
+        settings: TrainingSettings | None = None,
+        clip: Clip = None,
+        vae: Vae = None,
+        seed: int = 0,
+        run: str = "run",
+    ) -> io.NodeOutput:
         from ..training.objective import experts
 
         settings = settings or TrainingSettings()
@@ -139,15 +155,15 @@ class GraftTrainPairStart(_RunStart):
     @classmethod
     def execute(
         cls,
-        high_noise_model,
-        low_noise_model,
-        dataset,
-        settings=None,
-        low_noise_settings=None,
-        clip=None,
-        vae=None,
-        seed=0,
-        run="run",
+        high_noise_model: Model,
+        low_noise_model: Model,
+        dataset: TrainingData,
+        settings: TrainingSettings | None = None,
+        low_noise_settings: TrainingSettings | None = None,
+        clip: Clip = None,
+        vae: Vae = None,
+        seed: int = 0,
+        run: str = "run",
     ) -> io.NodeOutput:
         from ..training.expert_pair import ExpertPair
         from ..training.objective import experts
@@ -214,7 +230,7 @@ def _check_pair(settings: TrainingSettings, own: TrainingSettings) -> None:
 
 
 def _begin(
-    model: Any, dataset: Any, clip: Any, vae: Any, chosen: TrainingSettings, seed: int, run: str
+    model: Model, dataset: Any, clip: Clip, vae: Vae, chosen: TrainingSettings, seed: int, run: str
 ) -> tuple[Any, str]:
     """The state of a model before the first step, and its report."""
     from ..host import memory_planning
@@ -289,7 +305,7 @@ def _begin(
     return state, "\n".join([report, *memory, *notes])
 
 
-def _check_words(settings: TrainingSettings, clip: Any) -> None:
+def _check_words(settings: TrainingSettings, clip: Clip) -> None:
     """Raises ValueError where words cannot be trained with what is connected."""
     if settings.words is None:
         return
@@ -302,7 +318,7 @@ def _check_words(settings: TrainingSettings, clip: Any) -> None:
         )
 
 
-def _start_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any, list[str]]:
+def _start_words(words: Any, clip: Clip, model: Model, dataset: Any) -> tuple[Any, Any, list[str]]:
     """Words with their bounds, the vectors that they start from, and lines for the report; nothing without words."""
     if words is None:
         return None, None, []
@@ -311,7 +327,7 @@ def _start_words(words: Any, clip: Any, model: Any, dataset: Any) -> tuple[Any, 
     return words_of_host.start_words(words, clip, model, dataset)
 
 
-def _trained_encoder(adapter: AdapterSettings, clip: Any, model: Any, dataset: Any) -> tuple[Any, Any]:
+def _trained_encoder(adapter: AdapterSettings, clip: Clip, model: Model, dataset: Any) -> tuple[Any, Any]:
     """The text encoder that an adapter trains, and the paths of its parts that can learn something; None where all or
     nothing can.
     """
@@ -379,12 +395,20 @@ class TrainStep(GraftNode):
         _preview_prompts(StepSettings(**values))
 
     @classmethod
-    def fingerprint_inputs(cls, **_) -> str:
+    def fingerprint_inputs(cls, **_: Any) -> str:
         """Changes when the stop button was used, so that the step continues when queued again."""
         return str(host.events.stop_count())
 
     @classmethod
-    def execute(cls, state, chosen, positive=None, negative=None, latent=None, settings=None) -> io.NodeOutput:
+    def execute(
+        cls,
+        state: states.TrainState | ExpertPair,
+        chosen: StepSettings,
+        positive: Conditioning | None = None,
+        negative: Conditioning | None = None,
+        latent: Latent | None = None,
+        settings: TrainingSettings | None = None,
+    ) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
         from ..training.run.loop import Callbacks
@@ -412,9 +436,9 @@ class TrainStep(GraftNode):
 
             pair = ExpertTraining.plan(state, chosen, optimizer, objective, sampled, place)
             return pair.train(callbacks, chosen)
-        state, steps = plan_steps(state, chosen, optimizer, objective, sampled)
+        planned, steps = plan_steps(state, chosen, optimizer, objective, sampled)
         group.meet_at(str(node))
-        call = StepCall(state, steps, place, sampled)
+        call = StepCall(planned, steps, place, sampled)
         try:
             result, report = call.train(steps, callbacks, chosen)
         except process_group.RemoteRankError as error:
@@ -423,12 +447,16 @@ class TrainStep(GraftNode):
         return outputs(result, result, report, [call.describe_end(result)], call.pictures)
 
 
-def _check_change(settings: TrainingSettings, state: Any) -> None:
+def _check_change(settings: TrainingSettings, state: states.TrainState) -> None:
     """Raises ValueError for new settings of what a run cannot change once it has begun. The same settings again are
     none: a recipe may go to Start Training and to Train Step.
     """
     start = state.start
-    begun = {"adapter": replace(start.adapter, with_sound=False), "ema": start.ema, "words": start.words}
+    begun: dict[str, Any] = {
+        "adapter": replace(start.adapter, with_sound=False),
+        "ema": start.ema,
+        "words": start.words,
+    }
     for name, before in begun.items():
         new = getattr(settings, name)
         if name == "words" and new is not None and before is not None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from comfy_api.latest import io
 
 from ..training.settings import TrainingSettings
 from ..training.store.names import check_run_name
 from ..training.trainable.autoencoder import AutoencoderSettings
 from .schema import Dataset, GraftNode, Settings, TrainState, inputs_of, run_name, run_seed, search_aliases
+
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Vae
+    from ..training import state as states
+    from ..training.data.dataset import Dataset as TrainingData
 
 
 class GraftTrainVAEStart(GraftNode):
@@ -49,13 +56,21 @@ class GraftTrainVAEStart(GraftNode):
         )
 
     @classmethod
-    def check_settings(cls, run="vae", **values) -> None:
+    def check_settings(cls, run: str = "vae", **values: Any) -> None:
         """Raises ValueError for settings that are wrong, and for a run name that cannot be one."""
         check_run_name(run)
         AutoencoderSettings(**values)
 
     @classmethod
-    def execute(cls, vae, dataset, chosen, settings=None, seed=0, run="vae") -> io.NodeOutput:
+    def execute(
+        cls,
+        vae: Vae,
+        dataset: TrainingData,
+        chosen: AutoencoderSettings,
+        settings: TrainingSettings | None = None,
+        seed: int = 0,
+        run: str = "vae",
+    ) -> io.NodeOutput:
         from .vae_training import begin_training
 
         settings = settings or TrainingSettings()
@@ -90,7 +105,7 @@ class GraftTrainedVAE(GraftNode):
         )
 
     @classmethod
-    def execute(cls, state, weights="last") -> io.NodeOutput:
+    def execute(cls, state: states.TrainState, weights: str = "last") -> io.NodeOutput:
         from .vae_training import trained_vae
 
         vae, report = trained_vae(state, weights == "average")

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import host
+from ..ema.decay import EMASettings
 from ..host import trainable_vae as autoencoders
 from ..training import state as states
 from ..training.data.dataset import Dataset
 from ..training.objective import perceptual
 from ..training.optimizers.settings import OptimizerSettings
 from ..training.reports import text
+from ..training.state import TrainState
 from ..training.store import saved_states
 from ..training.store.store import Store
 from ..training.tasks import vae as measures
@@ -22,9 +24,18 @@ from ..training.tasks.registry import trains_vae
 from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
 from .step_call import Subject
 
+if TYPE_CHECKING:
+    from ..host.comfyui_objects import Vae
+
 
 def begin_training(
-    vae: Any, dataset: Dataset, settings: AutoencoderSettings, optimizer: Any, ema: Any, seed: int, run: str
+    vae: Vae,
+    dataset: Dataset,
+    settings: AutoencoderSettings,
+    optimizer: OptimizerSettings | None,
+    ema: EMASettings | None,
+    seed: int,
+    run: str,
 ) -> tuple[Any, str]:
     """The state of a VAE before the first step, and its report."""
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
@@ -51,7 +62,7 @@ def begin_training(
     return state, text.beginning(state, pictures, unhashed)
 
 
-def load_state(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
+def load_state(root: Path, name: str, vae: Vae, dataset: Dataset | None) -> TrainState:
     """The saved state with this name of a VAE."""
     if vae is None:
         raise ValueError(f"Load State: {name} trains a VAE, and none is connected. Connect it to vae.")
@@ -65,7 +76,7 @@ def load_state(root: Path, name: str, vae: Any, dataset: Dataset | None) -> Any:
     return replace(state, subject=Subject(vae.patcher, None, vae, pictures, unhashed))
 
 
-def trained_vae(state: Any, average: bool) -> tuple[Any, str]:
+def trained_vae(state: TrainState, average: bool) -> tuple[Any, str]:
     """The VAE with a state's weights or their average, and what to say of it."""
     if getattr(state, "start", None) is None or not trains_vae(state):
         raise ValueError("Trained VAE: this training state is not of a VAE. Begin with Start VAE Training.")
@@ -95,7 +106,7 @@ def trained_vae(state: Any, average: bool) -> tuple[Any, str]:
     return vae, "\n".join(lines)
 
 
-def _measure_movement(state: Any, vae: Any) -> float:
+def _measure_movement(state: TrainState, vae: Vae) -> float:
     """How far the latents of held-out pictures have moved from those of the VAE that was trained."""
     latents = []
     for one in (state.subject.vae, vae):
