@@ -13,8 +13,8 @@ from graft_nodes.patches.lora_files.trainer import rank_schedules
 from graft_nodes.patches.patching.bypass import Bypass, put_bypass
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
-from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
+from graft_nodes.training.trainable.install import attach, init_trainable, make_lora
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -87,7 +87,7 @@ def test_each_picture_has_the_ranks_of_its_own_noise_level():
     tensors, x = moved(start), torch.randn(3, 5, 24, dtype=torch.float64)
     timesteps = torch.tensor([0.0, 412.0, 999.0])
     trained = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
-    with attached(net, settings, trained, still), set_timesteps(timesteps):
+    with attach(net, settings, trained, still), set_timesteps(timesteps):
         found = net["a"](x)
         found.square().sum().backward()
     theirs = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
@@ -113,7 +113,7 @@ def test_it_starts_from_orthogonal_matrices_and_no_change():
     assert bool((values.diff() <= 0).all()) and values.shape == (1, 8)
     assert all(torch.equal(tensors[f"base_{n}"], tensors[m]) for n, m in BASES.items())
     x = torch.randn(2, 24, dtype=torch.float64)
-    with attached(net, settings, start, still):
+    with attach(net, settings, start, still):
         assert torch.equal(net["a"](x), x @ net["a"].weight.T + net["a"].bias)
     other = init_trainable(net, settings, 1, {})
     assert not torch.equal(other["a.q_layer.weight"], start["a.q_layer.weight"])
@@ -181,12 +181,12 @@ def test_checkpointing_remembers_the_noise_levels():
 
     def gradients(checkpointing):
         trained = {n: t.float().requires_grad_("base" not in n) for n, t in moved(start).items()}
-        with attached(net, settings, trained, still):
+        with attach(net, settings, trained, still):
             total = torch.zeros(())
             for levels in ([100.0, 900.0], [700.0, 300.0]):
                 with set_timesteps(torch.tensor(levels)):
                     if checkpointing:
-                        with checkpointed(net):
+                        with checkpoint_blocks(net):
                             total = total + net(x).square().sum()
                     else:
                         total = total + net(x).square().sum()
@@ -202,7 +202,7 @@ def test_checkpointing_remembers_the_noise_levels():
 
 
 def named_like_a_unet(tensors, settings):
-    lora = as_lora(tensors, settings, None)
+    lora = make_lora(tensors, settings, None)
     return {name.replace("diffusion_model.a", WHERE): tensor for name, tensor in lora.items()}
 
 
@@ -238,7 +238,7 @@ def test_a_saved_file_has_every_number_and_the_ranks_of_every_noise_level(names)
     wrapped = put_bypass(module, Bypass(module, [patch], clock=clock))
     for timestep in (999.0, 612.0, 3.0):
         clock.tick(0.5, timestep)
-        with attached(net, settings, tensors, still), set_timesteps(torch.tensor([timestep])):
+        with attach(net, settings, tensors, still), set_timesteps(torch.tensor([timestep])):
             expected = net["a"](x)
         assert torch.allclose(module(x), expected, rtol=0, atol=1e-6), timestep
     wrapped.leave()
