@@ -20,22 +20,13 @@ from ..models.convolution import convolve, convolve_pointwise
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
+from .layer import MAX_FACTOR_RANK, RankedLayer
 from .rank_mask import RankMask, current_timesteps, timesteps_of_rows
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    InitRule,
-    InitSource,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-)
+from .trainable import AdapterHooks, Dropout, InitRule, InitSource, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
-class TLoRA:
+class TLoRA(RankedLayer):
     """delta at full rank; `min_rank` and `exponent` say which ranks work at a noise level, `min_rank` 0: all always.
 
     `q` is (rank, in, *kernel), `p` (out, rank) or (out, rank, 1, 1), `lambdas` (1, rank); `base_q`, `base_p` and
@@ -58,13 +49,6 @@ class TLoRA:
     def rank(self) -> int:
         """Rows of `q`; what alpha is divided by."""
         return self.q.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.rank
 
     @property
     def rank_mask(self) -> RankMask | None:
@@ -121,10 +105,6 @@ class TLoRA:
         """The difference (shape) at strength 1 in float32, with all ranks."""
         up, down = (factor.to(device) for factor in self.factors())
         return (self.scale * (up @ down)).reshape(tuple(shape))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.q, self.p, self.lambdas, self.base_q, self.base_p, self.base_lambdas)
 
 
 def _factors(
@@ -278,10 +258,7 @@ class TrainableTLoRA(TrainableAdapter):
                 return out
             up, down = _factors(*_ordered_tensors(tensors))
             down = down.view(-1, *size.shape[1:])
-            if convolution:
-                hidden = convolve(module, x, down.to(x.dtype))
-            else:
-                hidden = F.linear(x, down.to(x.dtype))
+            hidden = convolve(module, x, down.to(x.dtype)) if convolution else F.linear(x, down.to(x.dtype))
             channels = 1 if convolution else hidden.ndim - 1
             gate = _gate(size, hidden, channels)
             if dropout.is_enabled:
