@@ -40,7 +40,7 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     """Seconds of a training step, bytes of the weights and seconds to quantize them."""
     import tread
     from graft_nodes.host.denoiser import open_denoiser
-    from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantized
+    from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantize_base
     from graft_nodes.training.memory.quantized_base.registry import FORMATS
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,7 +62,7 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
             seconds = {name: timer.seconds(lambda name=name: steps[name].run(options[name])) for name in DTYPES}
             for weight_format in FORMATS:
                 name, began = weight_format.name, clock()
-                with quantized(network, weight_format, device):
+                with quantize_base(network, weight_format, device):
                     seconds_to_quantize[name] = clock() - began
                     sizes[name] = (
                         loaded - own + _bytes(buffer for key, buffer in network.named_buffers() if "quantized_" in key)
@@ -90,8 +90,8 @@ def step_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
 
 def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     """Seconds for a billion numbers to be quantized, to be hashed, quantized and written, and to be hashed and read."""
-    from graft_nodes.training.memory.quantized_base.base import quantized
-    from graft_nodes.training.memory.quantized_base.kept import KeptWeights
+    from graft_nodes.training.memory.quantized_base.base import quantize_base
+    from graft_nodes.training.memory.quantized_base.kept_weights import KeptWeights
     from graft_nodes.training.memory.quantized_base.registry import FORMATS
     from torch import nn
 
@@ -103,7 +103,7 @@ def kept_rows(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     def tried(weight_format: Any, folder: Path | None) -> tuple[float, list[Tensor]]:
         began = clock()
         kept = KeptWeights(folder) if folder is not None else None
-        with quantized(network, weight_format, torch.device("cpu"), False, kept):
+        with quantize_base(network, weight_format, torch.device("cpu"), False, kept):
             seconds = clock() - began
             return seconds / billions, list(network.buffers())
 

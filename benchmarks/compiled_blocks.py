@@ -66,13 +66,13 @@ def measured(tiny: bool, rounds: int, clock: Any) -> list[dict[str, Any]]:
     found: list[dict[str, float]] = []
     with open_denoiser(patcher):  # as in training: no kernels without a backward pass
         plain = _gradients(step, options)
-        with compiler.installed(network):
+        with compiler.install(network):
             began = clock()
             compiled = _gradients(step, options)
             compiling = clock() - began
         for number in range(rounds + 1):
             seconds = {"eager": timer.seconds(lambda: step.run(options))}
-            with compiler.installed(network):
+            with compiler.install(network):
                 seconds["compiled"] = timer.seconds(lambda: step.run(options))
             if number:  # the first warms up
                 found.append(seconds)

@@ -222,7 +222,7 @@ def training(steps: int) -> list[dict]:
             work = Workspace(begin(denoiser.module, start, settings), denoiser, data)
             for shadow in work.shadows:
                 _timed(shadow, averaging[name])
-            with work.installed():
+            with work.install():
                 for _ in range(steps):
                     begun = time.perf_counter()
                     advance_(work)

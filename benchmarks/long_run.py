@@ -73,7 +73,7 @@ def run(steps: int, batch: int) -> dict[str, list[float]]:
         def stepped(step: int, moved: Any, validation: float | None) -> None:
             spent.append(moved.seconds)
             if step % 100 == 0:
-                columns["memory"].append(out_of_memory.used(torch.device("cpu")))
+                columns["memory"].append(out_of_memory.used_memory(torch.device("cpu")))
                 columns["tensors"].append(tensor_bytes())
                 columns["step"].append(statistics.median(spent[-100:]))
                 print(

@@ -139,7 +139,7 @@ def two_steps(patcher: Any, state: Any, data: Any, between: Callable[[], None] =
     with host.denoiser.open_denoiser(patcher, layers=waiting) as denoiser, torch.inference_mode(False):
         work = Workspace(state, denoiser, data)
         work.loader.until = 2
-        with work.installed():
+        with work.install():
             advance_(work)
             between()
             advance_(work)

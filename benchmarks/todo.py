@@ -216,7 +216,7 @@ class Runner:
 @contextlib.contextmanager
 def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch.optim.Optimizer]:
     """For the block a LoRA is on every attention projection; its optimizer."""
-    from graft_nodes.training.memory.checkpointing import checkpointed
+    from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
     hooks, trained = [], []
     for name, module in unet.named_modules():
@@ -236,7 +236,7 @@ def lora(unet: nn.Module, checkpointing: bool, rank: int = 16) -> Iterator[torch
             hooks.append(module.register_forward_hook(add))
             trained += [down, up]
     try:
-        with checkpointed(unet) if checkpointing else contextlib.nullcontext():
+        with checkpoint_blocks(unet) if checkpointing else contextlib.nullcontext():
             yield torch.optim.AdamW(trained, lr=1e-6)
     finally:
         for hook in hooks:

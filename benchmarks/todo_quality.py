@@ -35,7 +35,7 @@ def held_out_loss(model: Any, state: Any, pictures: Any) -> float:
     with torch.inference_mode(False), host.denoiser.open_denoiser(model) as denoiser:
         work = Workspace(state, denoiser, pictures)
         try:
-            with work.installed():
+            with work.install():
                 held = validate(work)
         finally:
             work.close()

@@ -190,7 +190,7 @@ def graft(size: str, steps: int, checkout: str, device: torch.device = CPU) -> d
             state = train(state, denoiser, data, 3, Callbacks(functools.partial(mark, marks, device)))
             if turn:
                 ours += [marks[1] - marks[0], marks[2] - marks[1]]
-            with install.attached(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
+            with install.attach(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
                 bare_step()
                 for _ in range(2):
                     with stopwatch(bare):

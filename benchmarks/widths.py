@@ -31,7 +31,7 @@ def trained(
     store = Store(folder, "zorp")
     with host.denoiser.open_denoiser(model) as denoiser:
         state = run(begun, steps, lambda: nullcontext(denoiser), data, store).state
-    return state, data, sources.of_state(state, store.folder)
+    return state, data, sources.sources_of_state(state, store.folder)
 
 
 def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, found: Any, known: bool) -> list[dict]:
@@ -42,7 +42,8 @@ def measured(host: Any, model: Any, clip: Any, vae: Any, state: Any, data: Any, 
 
     loras = {"last weights": state.lora_model(), "running average (ramp, 0.99)": state.lora_model(ema=True)}
     loras |= {
-        f"width {width:.4f}": merge.merged(found, "width", width, "").lora for width in merge.widths_to_try(found, "")
+        f"width {width:.4f}": merge.merge_files(found, "width", width, "").lora
+        for width in merge.widths_to_try(found, "")
     }
     rows = []
     for name, lora in loras.items():

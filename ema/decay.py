@@ -1,4 +1,14 @@
-"""The decay of a weight average: diffusers' schedules, Karras 2024 (arXiv 2312.02696), EveryDream2's target."""
+"""The decay of a weight average, average <- decay * average + (1 - decay) * weights, by step t = 1, 2 …:
+
+    constant    decay
+    ramp        min(decay, t / (9 + t)), 0 at the first step
+    warmup      min(decay, 1 - (1 + (t - 1) / inv_gamma)^-power), 0 at the first step
+    power       (1 - 1 / t)^(gamma + 1): the weights of step s count as s^gamma
+    target      target^(1 / total steps): the share of the starting weights that is left at the end
+
+ramp and warmup are diffusers' (EMAModel without and with use_ema_warmup), power is Karras 2024 (arXiv 2312.02696,
+section 3.1), and target is EveryDream2's.
+"""
 
 from __future__ import annotations
 
@@ -190,14 +200,17 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def gamma_of_width(width: float) -> float:
-    """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width` (Karras 2024, algorithm
-    2).
+    """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width`.
+
+    The width is the standard deviation of the profile t^gamma on 0..1: sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2
+    (gamma + 3)) (Karras 2024, algorithm 2). Raises ValueError unless `width` is above 0 and below 12^-0.5, that of a
+    plain mean.
     """
     if not 0.0 < width < 12**-0.5:
         raise ValueError(
             f"A power-function average has a relative width above 0 and below {12**-0.5:.4f}; got {width}."
         )
-    # sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)): falls with gamma, so bisection finds the only root.
+    # The width falls with gamma, so bisection finds the only root.
     low, high = 0.0, 1.0
     while (high + 1) / ((high + 2) ** 2 * (high + 3)) > width**2:
         high *= 2
@@ -211,10 +224,10 @@ def gamma_of_width(width: float) -> float:
 
 
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
-    """The decay of one step; `step` 1 is the first. `total_steps` is the run's length, for the target schedule.
+    """The decay of one step, from 0 (the average becomes the weights) to below 1 (it hardly moves).
 
-    ramp and warmup follow diffusers: s = step - 1, decay 0 at s = 0, then (1 + s)/(10 + s) or 1 - (1 +
-    s/inv_gamma)^-power, up to `decay`.
+    `step` 1 is the first; `total_steps` is the run's length, for the target schedule. Raises ValueError for a step
+    before the first.
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
@@ -235,6 +248,8 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """The decay of an update over the last `interval` steps: the product of their decays (decay^N if constant)."""
+    """The decay of an update after `step` that stands for the last `interval` steps: the product of their decays,
+    decay^N if it is constant. What the average has of the starting weights then does not depend on the interval.
+    """
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

@@ -91,7 +91,7 @@ def has_streams(device: torch.device) -> bool:
 
 
 def open_lane(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
-    """The lane from `device` to the host; None if the weights are already in host memory."""
+    """A lane from `device` to the host with memory for `weights`; None if they are in host memory already."""
     if device.type == "cpu":
         return None
     if has_streams(device):
@@ -125,7 +125,11 @@ class Offload:
         self._pending: Future[None] | None = None
 
     def take(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-        """Begin to move `average` toward the current weights."""
+        """Begin to move `average` (float32, in host memory) by 1 - decay toward the current weights.
+
+        Returns once the copy has begun. Raises ValueError where names or shapes differ, and what the update before this
+        one has raised.
+        """
         check_pairs(average, weights)
         self.finish()  # the staging is free, and the averages move in order
         self.lane.fetch(weights)

@@ -1,6 +1,10 @@
-"""Post-hoc EMA: averages of any relative width after training, by least squares from snapshots of a few widths.
+"""Post-hoc EMA: averages of any relative width after training, by least squares from snapshots of a few widths (Karras
+2024, arXiv 2312.02696, section 3.2).
 
-(Karras 2024, arXiv 2312.02696, section 3.2.)
+A snapshot is an average with the profile p(t) = (g + 1) / T (t / T)^g over the steps 0 < t <= T. The weights x of the
+snapshots p_i for an asked profile r have the least norm of r - sum x_i p_i, plus what their rounding adds:
+
+    (A + ridge I) x = b    with A_ij = <p_i, p_j>, b_i = <p_i, r>
 """
 
 from __future__ import annotations
@@ -62,18 +66,22 @@ class TooFewSnapshots(ValueError):
 
 def width_of_gamma(gamma: float) -> float:
     """Relative width (sigma_rel) of the power-function average with exponent `gamma`: its standard deviation over its
-    length.
+    length. The inverse of `gamma_of_width`.
     """
     return ((gamma + 1) / ((gamma + 2) ** 2 * (gamma + 3))) ** 0.5
 
 
 def inner_products(left: Sequence[Profile], right: Sequence[Profile]) -> Tensor:
-    """Inner products (len(left), len(right)) of profiles, float64: the integral over all t of their product."""
+    """Inner products (len(left), len(right)) of profiles, float64: the integral over all t of their product.
+
+    With S <= T, the earlier and the later end, and g_T, the exponent of the profile that ends at T: <p, q> = (g_p + 1)
+    (g_q + 1) / (g_p + g_q + 1) (S / T)^g_T / T.
+    """
     t_a, g_a = _columns(left)
     t_b, g_b = (row[None, :] for row in _columns(right))
     t_a, g_a = t_a[:, None], g_a[:, None]
     early, late = torch.minimum(t_a, t_b), torch.maximum(t_a, t_b)
-    exponent = torch.where(t_a < t_b, g_b, g_a)  # exponent of the profile that ends later
+    exponent = torch.where(t_a < t_b, g_b, g_a)
     return (g_a + 1) * (g_b + 1) / (g_a + g_b + 1) * (early / late) ** exponent / late
 
 
@@ -126,9 +134,10 @@ class _System:
 
 
 def fit(snapshots: Sequence[Profile], target: Profile, rounding: float = 0.0) -> Fit:
-    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), whatever the error.
+    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), however far they miss it.
 
-    `rounding` is the rms error of a stored value, as a share of it.
+    `rounding` is the rms error of a stored value, as a share of it; 0 for exact values. Raises ValueError for snapshots
+    that are there twice or before the first step, TooFewSnapshots for none.
     """
     return _System(snapshots, rounding).fit(target)
 
@@ -166,10 +175,7 @@ def reconstruct(
             f"The last snapshot is of step {last}; an average at step {step} cannot be reconstructed from it."
         )
     system = _System(snapshots, rounding)
-    if 0.0 < width <= WIDEST:
-        result = system.fit(Profile(step, width))
-    else:
-        result = None
+    result = system.fit(Profile(step, width)) if 0.0 < width <= WIDEST else None
     if result is None or result.miss > tolerance:
         if result is None:
             reason = f"expected above 0 and at most {WIDEST}"
@@ -215,14 +221,12 @@ def _find_ranges(system: _System, step: int, tolerance: float) -> list[tuple[flo
 
 
 def spread_evenly(ranges: Sequence[tuple[float, float]], count: int) -> list[float]:
-    """About `count` widths within `ranges`, evenly on a log scale; at least one of each range."""
+    """About `count` widths within `ranges` (narrowest, widest), evenly on a log scale; at least one of each range."""
     total = sum(math.log(widest / narrowest) for narrowest, widest in ranges)
     widths = []
     for narrowest, widest in ranges:
         length = math.log(widest / narrowest)
-        points = 1
-        if total > 0:
-            points = max(1, round(count * length / total))
+        points = max(1, round(count * length / total)) if total > 0 else 1
         if points == 1:
             widths.append((narrowest * widest) ** 0.5)
             continue

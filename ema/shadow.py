@@ -26,7 +26,7 @@ class Shadow:
     tensors: dict[str, Tensor]
     step: int = 0
     offload: Offload | None = None
-    _is_swapped: bool = False
+    is_swapped: bool = False  # also where a broken exchange has left average and weights mixed
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
@@ -40,9 +40,7 @@ class Shadow:
         """A copy of `average` at `step` for weights that a model on `device` trains: `where` is "same" (each beside its
         weight) or "host" (host memory).
         """
-        lane = None
-        if where == "host":
-            lane = open_lane(weights, device)
+        lane = open_lane(weights, device) if where == "host" else None
         copies: dict[str, Tensor] = {}
         for name, tensor in average.items():
             target_device = torch.device("cpu")
@@ -53,7 +51,7 @@ class Shadow:
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
         """Include the weights after training step `step` (1 is the first), every `interval` steps; returns whether it
-        did.
+        did. Raises ValueError unless `step` is the one after the last that was included.
         """
         if step != self.step + 1:
             raise ValueError(f"The average stands at step {self.step}: it can take step {self.step + 1}, not {step}.")
@@ -86,7 +84,9 @@ class Shadow:
 
     @torch.no_grad()
     def switch_(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the live weights to the average (Switch EMA, arXiv 2402.09240; ema-pytorch's hare and tortoise)."""
+        """Set the live weights to the average, rounded to their types (Switch EMA, arXiv 2402.09240; ema-pytorch's hare
+        and tortoise). Raises ValueError where names or shapes differ.
+        """
         self.finish()
         check_pairs(self.tensors, weights)
         for name, tensor in self.tensors.items():
@@ -94,16 +94,17 @@ class Shadow:
 
     @contextmanager
     def swap_in(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Set the live `weights` to the average within the block, one tensor at a time; cannot be nested.
+        """Set the live `weights` to the average within the block, one tensor at a time. Raises RuntimeError within such
+        a block, ValueError where names or shapes differ.
 
         Afterwards both have their bytes back. Float32 weights wait in the average's place. Those of another type (bf16
         would round the average) wait in host memory. When an exchange itself is broken off, `is_swapped` stays true.
         """
-        if self._is_swapped:
+        if self.is_swapped:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")
         self.finish()
         check_pairs(self.tensors, weights)
-        self._is_swapped = True
+        self.is_swapped = True
         stack, half_exchanged = ExitStack(), False
         try:
             for name, tensor in self.tensors.items():
@@ -120,9 +121,4 @@ class Shadow:
             yield
         finally:
             stack.close()  # the last one first: a weight with two names was exchanged twice
-            self._is_swapped = half_exchanged
-
-    @property
-    def is_swapped(self) -> bool:
-        """Whether the average is swapped in, or a broken exchange has left average and weights mixed."""
-        return self._is_swapped
+            self.is_swapped = half_exchanged

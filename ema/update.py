@@ -1,6 +1,6 @@
-"""The update of a weight average: shadow = decay * shadow + (1 - decay) * weights.
+"""The update of a weight average, paired by name, in one fused pass for each device and dtype:
 
-It takes one fused pass per (device, dtype) group, paired by name.
+shadow <- decay * shadow + (1 - decay) * weights
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _CHUNK = 1 << 20  # elements in the casting buffer
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Update a weight average in place: move every tensor of `shadow` (float32) toward the weight of the same name.
+    """Update a weight average in place: move every tensor of `shadow` by 1 - decay toward the weight of the same name.
 
-    Names and shapes must match.
+    `shadow` is float32; `weights` may be of any floating type and on another device, and stay as they are. The sum is
+    computed in float32 where the average lies. `decay` is from 0 (copies the weights) to 1 (changes nothing). Raises
+    ValueError that lists every name, shape and type that does not match.
     """
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)

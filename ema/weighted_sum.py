@@ -17,15 +17,17 @@ from .decay import gamma_of_width
 
 
 def uniform_shares(count: int) -> tuple[float, ...]:
-    """Equal shares."""
+    """Equal shares, 1 / count each: a model soup (Wortsman 2022, arXiv 2203.05482). Raises ValueError for none."""
     if count < 1:
         raise ValueError("There is no file to average.")
     return (1 / count,) * count
 
 
 def exponential_shares(steps: Sequence[int], width: float) -> tuple[float, ...]:
-    """Shares of files saved after `steps` (rising): exp(-age / (width * last step)), so that `width` is the average's
-    relative length.
+    """Shares of files saved after `steps` (rising), which add up to 1: each in proportion to exp(-age / (width * last
+    step)), with its age in steps before the last file, so that `width` is the average's relative length.
+
+    Raises ValueError for steps that do not rise, and unless `width` is above 0.
     """
     _check_steps(steps)
     if not (width > 0 and math.isfinite(width)):
@@ -36,10 +38,11 @@ def exponential_shares(steps: Sequence[int], width: float) -> tuple[float, ...]:
 
 def power_shares(steps: Sequence[int], width: float) -> tuple[float, ...]:
     """Shares of files saved after `steps` (rising) for the power-function average of relative width `width` at the last
-    step.
+    step T.
 
-    A file represents the steps since the previous file, the first file all steps up to its own; its share is the
-    profile's integral over them.
+    A file represents the steps since the previous file, the first file all steps up to its own. Its share is the
+    profile's integral over them: (t_i / T)^(gamma + 1) - (t_(i - 1) / T)^(gamma + 1). They add up to 1. Raises
+    ValueError for steps that do not rise, and for a width that no power function has.
     """
     _check_steps(steps)
     exponent = gamma_of_width(width) + 1
@@ -94,7 +97,8 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
 def mix(
     sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """The weighted sum of sources with equal keys and shapes, in float32, added up in float64 one tensor at a time.
+    """The weighted sum of sources with equal keys and shapes, in float32 on the CPU, added up in float64 one tensor at
+    a time. `shares` may add up to anything; `names` are the sources' in messages.
 
     Tensors that are not floats are taken from the last source. Raises ValueError listing every mismatch (see
     `check_equal`) or every tensor that holds NaN or infinite values.

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .plain_kernels import needs_gradient
+
 if TYPE_CHECKING:
     from ..training.memory.saved_tensors import CopiesWhereNeeded
 
@@ -57,7 +59,7 @@ class AvoidInplaceOps(TorchFunctionMode):
         if out_of_place is None or kwargs or len(args) != 2 or not torch.is_grad_enabled():
             return func(*args, **(kwargs or {}))
         target, other = args
-        if _needs_gradient(target, other) and _is_augmented_assignment(_caller(sys._getframe(1))):
+        if needs_gradient(target, other) and _is_augmented_assignment(_caller(sys._getframe(1))):
             return out_of_place(target, other).to(target.dtype)
         return func(*args)
 
@@ -78,14 +80,10 @@ def _step_of(kwargs: Mapping[str, Any]) -> int | None:
     return step
 
 
-def _needs_gradient(*values: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
-
-
 def _call_without_out(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
     """Runs a call with `out=`. With gradients on and the result in use, it returns a new tensor of the same type."""
     out = kwargs["out"]
-    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not _needs_gradient(*args, *kwargs.values()):
+    if not torch.is_grad_enabled() or not isinstance(out, torch.Tensor) or not needs_gradient(*args, *kwargs.values()):
         return func(*args, **kwargs)
     if frame.f_lasti in _unused_calls(frame.f_code):
         return func(*args, **kwargs)

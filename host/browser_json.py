@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,16 @@ def named(request: Request, name: str) -> str:
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
         raise ValueError(f"{name} is missing or not a valid name: got {value[:100]!r}")
     return str(value)
+
+
+def text_field(values: Mapping[str, Any], name: str) -> str:
+    """A text of a query or of a posted object, empty when it is missing. ValueError when it is no text."""
+    value = values.get(name, "")
+    if not isinstance(value, str):
+        from ..training.data.yaml_values import shorten
+
+        raise ValueError(f"{name} is {shorten(value)}, expected a name")
+    return value
 
 
 def step_asked_for(request: Request, name: str) -> int:

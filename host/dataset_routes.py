@@ -17,6 +17,7 @@ from ..training.data.folder_settings import FolderSettings, FolderSource, read_s
 from ..training.data.layouts import registry
 from ..training.data.yaml_values import read_encoding, shorten
 from . import demo_files, folders
+from .browser_json import text_field
 from .comfyui_objects import Request
 
 MOST_LOOKED_AT = 2_000  # pictures of a folder
@@ -47,7 +48,7 @@ def list_folders(request: Request) -> Answer:
 def list_files(request: Request) -> Answer:
     """The names of the files in a folder, none where there is no such folder yet. 409 when there are too many."""
     try:
-        root = folders.input_folder(_text(request.query, "folder"))
+        root = folders.input_folder(text_field(request.query, "folder"))
     except FileNotFoundError:
         return 200, {"files": []}
     names = folder_list.file_names(root, MOST_NAMES)
@@ -59,10 +60,10 @@ def list_files(request: Request) -> Answer:
 def glance(values: Mapping[str, Any]) -> Answer:
     """What a Dataset with these inputs would read."""
     settings = read_settings(values)
-    if folders.is_dataset_config(_text(values, "folder")):
+    if folders.is_dataset_config(text_field(values, "folder")):
         return 200, _config_glance(values["folder"], settings)
-    folder = Path(_folder(_text(values, "folder")))
-    validation = _text(values, "validation_folder")
+    folder = Path(_folder(text_field(values, "folder")))
+    validation = text_field(values, "validation_folder")
     if validation:
         settings = replace(settings, validation=0.0)
     found = folder_reader.glance_at_folder(folder, settings, MOST_LOOKED_AT, LONGEST, str(values.get("only") or ""))
@@ -86,8 +87,8 @@ def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
 
 def make_thumbnail(request: Request) -> Answer:
     """A small picture, of a clip its first frame, which a browser keeps as long as the file is the same."""
-    name = _text(request.query, "name")
-    path = Path(_shown_picture(_text(request.query, "folder"), name))
+    name = text_field(request.query, "name")
+    path = Path(_shown_picture(text_field(request.query, "folder"), name))
     status = path.stat()
     is_clip = clip_files.is_video(name) or clip_files.is_frame_folder(name)
     tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
@@ -164,23 +165,16 @@ def _shown_picture(folder: str, name: str) -> str:
 
 def _caption_file(values: Mapping[str, Any]) -> tuple[Path, str]:
     """(the caption file of the picture that is asked for, its encoding). A link is followed inside the input folder."""
-    folder, picture = _picture(_text(values, "folder"), _text(values, "name"))
+    folder, picture = _picture(text_field(values, "folder"), text_field(values, "name"))
     source, encoding = registry.AUTO, "utf-8"
     if values.get("captions"):
-        source = _text(values, "captions")
+        source = text_field(values, "captions")
     if values.get("encoding"):
         encoding = read_encoding(values["encoding"])
     path = os.path.realpath(caption_files.caption_path(Path(picture), Path(folder), source, encoding))
     if not folders.is_below_input(path):
         raise ValueError(f"the caption of {values['name']!r} is a link that leaves the input folder; edit it there")
     return Path(path), encoding
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name, "")
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is {shorten(value)}, expected a name")
-    return value
 
 
 ANSWERS: dict[str, Callable[[Any], Answer]] = {

@@ -192,7 +192,7 @@ class LiveEncoder:
         """A caption with its words as embeddings that the tokenizer reads."""
         if self._words is None:
             return caption
-        written = self._words.written(caption)
+        written = self._words.write_embeddings(caption)
         if self._space_in_front and written.startswith("embedding:"):
             return f" {written}"
         return written

@@ -50,20 +50,23 @@ def interrupt_as(kind: str) -> None:
         management.throw_exception_if_processing_interrupted()
 
 
-def send_event(name: str, data: Mapping[str, Any]) -> None:
-    """Sends an event to the front end, with null for NaN and infinities. Without a server it does nothing."""
+def prompt_server() -> Any:
+    """ComfyUI's PromptServer of this process; None where there is none, as in a command."""
     import server
 
-    instance = getattr(server.PromptServer, "instance", None)
+    return getattr(server.PromptServer, "instance", None)
+
+
+def send_event(name: str, data: Mapping[str, Any]) -> None:
+    """Sends an event to the front end, with null for NaN and infinities. Without a server it does nothing."""
+    instance = prompt_server()
     if instance is not None:
         instance.send_sync(name, finite(dict(data)))
 
 
 def say_on_node(node: str | None, text: str) -> None:
     """Shows a text on a node in the editor while it runs. Without a server it does nothing."""
-    import server
-
-    instance = getattr(server.PromptServer, "instance", None)
+    instance = prompt_server()
     if instance is not None and node is not None:
         instance.send_progress_text(text, node)
 

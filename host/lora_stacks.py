@@ -61,9 +61,7 @@ def apply_lora_stack(
         weights = _with_tokenizer(weights, clip, trained_on)
     stack = read_stack.read_stack(entries, weights, mode, to_generic_keys)
     report = list(stack.report)
-    patchers = {"model": with_enlarging_loras(model, stack.enlarging)}
-    if clip is not None:
-        patchers["clip"] = clip.patcher
+    patchers = _patchers(with_enlarging_loras(model, stack.enlarging), clip)
     for space, patches in stack.patches.items():
         bare = patchers[space]
         patchers[space], lines = with_patches(bare, LABELS[space], patches, mode)
@@ -79,6 +77,11 @@ def apply_lora_stack(
 
         clip = embeddings.with_embeddings(clip, stack.embeddings)
     return PatchedModels(patchers["model"], clip, "\n".join(report))
+
+
+def _patchers(model: Model, clip: Clip) -> dict[str, Model]:
+    """The patchers of a MODEL and, unless it is None, a CLIP, by space."""
+    return {"model": model} if clip is None else {"model": model, "clip": clip.patcher}
 
 
 def _note_carried(bare: Any, patched: Any, entries: Sequence[LoraEntry], space: str) -> None:
@@ -99,9 +102,7 @@ def carried_metadata(model: Model, clip: Clip) -> dict[str, str]:
     """What lies on a MODEL and a CLIP (None without one) while a LoRA is trained on them, for its metadata; empty for
     plain ones. The LoRA has learned to work with it.
     """
-    patchers = {"model": model}
-    if clip is not None:
-        patchers["clip"] = clip.patcher
+    patchers = _patchers(model, clip)
     said = []
     for space, patcher in patchers.items():
         carried = patcher.get_attachment(_CARRIED) or _Carried()
@@ -135,9 +136,7 @@ def lora_changes(model: Model, clip: Clip, entries: Sequence[LoraEntry]) -> tupl
     For merging them into one LoRA. They start from the weights that the inputs sample with, patches and stacks
     included. Raises ValueError that lists everything wrong.
     """
-    patchers = {"model": model}
-    if clip is not None:
-        patchers["clip"] = clip.patcher
+    patchers = _patchers(model, clip)
     weights = model_weights(model, clip)
     bases = {space: base_weights(patcher) for space, patcher in patchers.items()}
     stack = read_stack.read_stack_to_merge(entries, weights, bases, to_generic_keys)

@@ -136,7 +136,7 @@ def _report(
 
     def counted(changed: TrainState) -> memory_plan.MemoryPlan:
         if in_main_memory:
-            changed = memory_plan.in_main_memory(changed)
+            changed = memory_plan.plan_in_main_memory(changed)
         return planned(changed)
 
     savings = memory_savings.savings_of(state.subject.model.model.diffusion_model, in_main_memory)

@@ -9,7 +9,7 @@ def missing_packages() -> list[str]:
     from ..training.optimizers.registry import OPTIMIZERS
     from ..training.reports import tensorboard
 
-    messages = [message for optimizer in OPTIMIZERS.names() for message in build.missing(optimizer)]
+    messages = [message for optimizer in OPTIMIZERS.names() for message in build.missing_package(optimizer)]
     try:
         tensorboard.check()
     except ValueError:

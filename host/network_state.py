@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..patches.models.weight_caches import clear_weight_caches
-from ..training.memory.inference_tensors import as_normal_tensors
+from ..training.memory.inference_tensors import use_normal_tensors
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def freeze_beside(model: torch.nn.Module, network: torch.nn.Module) -> Iterator[
         with torch.inference_mode(False):
             for part in model.children():
                 if part is not network and next(part.parameters(), None) is not None:
-                    stack.enter_context(as_normal_tensors(part))
+                    stack.enter_context(use_normal_tensors(part))
         yield
 
 

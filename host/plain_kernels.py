@@ -29,12 +29,13 @@ class PlainKernels(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         values = kwargs or {}
-        if isinstance(func, _OPERATORS) and torch.is_grad_enabled() and _needs_gradient(*args, *values.values()):
+        if isinstance(func, _OPERATORS) and torch.is_grad_enabled() and needs_gradient(*args, *values.values()):
             return (_plain_kernel(str(func)) or func)(*args, **values)
         return func(*args, **values)
 
 
-def _needs_gradient(*values: Any) -> bool:
+def needs_gradient(*values: Any) -> bool:
+    """Whether one of the arguments of a call is a tensor with a gradient."""
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
 

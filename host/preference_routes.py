@@ -20,10 +20,9 @@ from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from ..storage.printable import logger
 from ..training.data.marked_pairs import KeptPair, PairChangedError, keep_pair, kept_pairs
-from ..training.data.yaml_values import shorten
 from ..training.store.names import check_run_name
 from . import folders, previews
-from .browser_json import named
+from .browser_json import named, text_field
 from .comfyui_objects import Request
 
 log = logger(__name__)
@@ -50,10 +49,10 @@ def mark(values: Mapping[str, Any]) -> Answer:
     """Keeps the previews `better` and `worse` of a run as a pair: {"folder", "pairs", "name", "captioned"}. 409 when
     the pair has been changed since, 500 or 507 when the disk takes no more.
     """
-    run = _name(values, "run")
+    run = text_field(values, "run")
     check_run_name(run)
-    better = _read_preview(run, _name(values, "better"))
-    worse = _read_preview(run, _name(values, "worse"))
+    better = _read_preview(run, text_field(values, "better"))
+    worse = _read_preview(run, text_field(values, "worse"))
     if (better.prompt, better.text) != (worse.prompt, worse.text):
         raise ValueError("the two are previews of different prompts; a pair needs one prompt")
     if better.size != worse.size:
@@ -157,13 +156,6 @@ def _size(step: int, body: bytes) -> tuple[int, int]:
             return picture.size
     except picture_errors() as error:
         raise ValueError(f"the preview of step {step} is damaged ({type(error).__name__}); choose another") from error
-
-
-def _name(values: Mapping[str, Any], key: str) -> str:
-    value = values.get(key, "")
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {shorten(value)}, expected a name")
-    return value
 
 
 ANSWERS: dict[str, Callable[[Any], Answer]] = {"mark": mark, "marked": list_marked}

@@ -64,9 +64,7 @@ _ANOTHER_SITE: Answer = (403, {"error": "another site's page asked for this; onl
 
 def register() -> None:
     """Adds the routes to ComfyUI's server, if there is one."""
-    import server
-
-    instance = getattr(server.PromptServer, "instance", None)
+    instance = events.prompt_server()
     if instance is not None:
         register_on(instance)
 
@@ -217,7 +215,7 @@ def _describe_state(request: Request) -> Answer:
     if key == "live":
         state = events.live_state(run)
     else:
-        state = listing.shown(folders.training_folder(), run, key, step_asked_for(request, "until"))
+        state = listing.describe_state(folders.training_folder(), run, key, step_asked_for(request, "until"))
     return 200, {**state, "previews": previews.list_kept(run, state["start"], state["step"])}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..training.data.dataset import Conditioning
-from ..training.data.parts import Parts, packed
+from ..training.data.parts import Parts, pack_parts
 from ..training.data.samples import check_finite
 from .latents import is_nested
 
@@ -54,7 +54,7 @@ def _pack_sound(streams: Sequence[torch.Tensor], name: str) -> list[tuple[torch.
             " Graft trains video (5 dimensions) with as many sounds (4), as LTXVConcatAVLatent makes them of LTX-2's"
             " latents."
         )
-    made = packed([stream.detach().to("cpu", torch.float32) for stream in streams])
+    made = pack_parts([stream.detach().to("cpu", torch.float32) for stream in streams])
     check_finite(made, name)
     return [(one, tuple(shape[1:] for shape in shapes)) for one in made]
 

@@ -12,7 +12,7 @@ import torch
 
 from ..patches.core.calls import around
 from ..training.data.dataset import Conditioning
-from ..training.memory.inference_tensors import as_normal_tensors
+from ..training.memory.inference_tensors import use_normal_tensors
 from .autograd_inplace import AvoidInplaceOps
 from .comfyui_objects import Clip, Model
 from .denoiser import Denoiser
@@ -58,7 +58,7 @@ def make_differentiable(encoder: LiveEncoder) -> Iterator[contextlib.ExitStack]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(as_normal_tensors(encoder.module))
+        stack.enter_context(use_normal_tensors(encoder.module))
         stack.enter_context(PlainKernels())
         stack.enter_context(AvoidInplaceOps())
         yield stack

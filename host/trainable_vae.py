@@ -21,7 +21,7 @@ from .whole_models import whole_model
 
 
 class TrainableVAE:
-    """A loaded VAE as a `training.objective.autoencoder.Autoencoder`. It runs ComfyUI's own encoder and decoder."""
+    """A loaded VAE as a `training.objective.vae_losses.VaeCoder`. It runs ComfyUI's own encoder and decoder."""
 
     text_encoder = None
 
@@ -35,13 +35,13 @@ class TrainableVAE:
         self.factor = int(vae.spacial_compression_encode())
         self._has_frames = getattr(vae, "latent_dim", 2) == 3
 
-    def scaled(self, pixels: torch.Tensor) -> torch.Tensor:
+    def scale_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
         return self.vae.process_input(pixels)
 
     def encode(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(means, logarithms of the variances) of the latents; None where the VAE gives no variances."""
-        inputs = self.scaled(pixels).to(self.vae.vae_dtype)
+        inputs = self.scale_pixels(pixels).to(self.vae.vae_dtype)
         if self._has_frames:
             inputs = inputs.unsqueeze(2)  # each picture is a clip of one frame
         with _record_moments(self.module) as moments:
@@ -51,7 +51,7 @@ class TrainableVAE:
         return mean, None
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """Pictures (B, 3, H, W) in float32, in the scale of `scaled`."""
+        """Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`."""
         decoded = self._run_half("decode", latents.to(self.vae.vae_dtype))
         if self._has_frames:
             decoded = decoded[:, :, 0]
@@ -64,7 +64,7 @@ class TrainableVAE:
             return self.module(value)
 
     @torch.no_grad()
-    def shown(self, pixels: torch.Tensor) -> torch.Tensor:
+    def to_pictures(self, pixels: torch.Tensor) -> torch.Tensor:
         """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
         mean, _ = self.encode(pixels)
         return self.vae.process_output(self.decode(mean).clone()).movedim(1, -1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..training.data.dataset import Dataset
-from ..training.trainable.words import CaptionWords, WordSettings, by_word, trained_name
+from ..training.trainable.words import CaptionWords, WordSettings, group_by_word, trained_name
 from . import word_tokens
 from .comfyui_objects import Clip, Model
 from .embeddings import carried_files
@@ -67,7 +67,7 @@ def start_words(settings: WordSettings, clip: Clip, model: Model, dataset: Datas
 
 def _check_captions(settings: WordSettings, dataset: Dataset) -> None:
     """Raises ValueError for words that no caption has."""
-    find, found = CaptionWords(settings.words).found, set()
+    find, found = CaptionWords(settings.words).find_words, set()
     for image in dataset.images:
         found.update(find(image.caption))
     missing = [word for word in settings.words if word not in found]
@@ -123,6 +123,6 @@ def _find_read_parts(clip: Clip, model: Model, vectors: Mapping[str, Tensor], da
     with make_differentiable(encoder):
         for name, tensor in vectors.items():
             probes[name] = tensor.to(clip.patcher.load_device, copy=True).requires_grad_()
-        words = by_word(probes)
+        words = group_by_word(probes)
         backward_of_conditions(encoder, model, " ".join(words), words)
     return {name.rpartition(".")[2] for name, probe in probes.items() if probe.grad is not None}

@@ -21,7 +21,7 @@ from .schema import GraftNode, LoraModel, LoraStack, Snapshots, TrainState, inpu
 if TYPE_CHECKING:
     from ..host.comfyui_objects import Clip, Model
     from ..training import state as states
-    from ..training.averages.merge import Merged
+    from ..training.averages.merge import MergedAverage
     from ..training.averages.sources import Sources as SnapshotList
     from ..training.expert_pair import ExpertPair
 
@@ -128,9 +128,9 @@ class GraftSnapshots(GraftNode):
         if len(lines) == 1:
             run = _run_folder(lines[0])
         if run is None:
-            snapshots = sources.of_files(_find_paths(lines, host.folders.weights_path))
+            snapshots = sources.sources_of_files(_find_paths(lines, host.folders.weights_path))
         else:
-            snapshots = sources.of_run(*run)
+            snapshots = sources.sources_of_run(*run)
         return io.NodeOutput(snapshots, snapshots.report())
 
 
@@ -207,7 +207,7 @@ class EMAMerge(GraftNode):
         lora_stack: Sequence[Any] | None = None,
     ) -> io.NodeOutput:
         from ..patches.lora_files.entry import LoraEntry
-        from ..training.expert_lora import of_expert
+        from ..training.expert_lora import mark_expert
         from ..training.expert_pair import single
         from ..training.reports.curves import draw, editor_data
         from .step_call import trained_words
@@ -230,7 +230,7 @@ class EMAMerge(GraftNode):
                 average = replace(average, lines=(*average.lines, line))
         if state is not None:
             model = host.model_sampling.with_zero_terminal_snr(model, state.settings.objective.zero_terminal_snr)
-            average = replace(average, lora=of_expert(average.lora, state.settings.objective))
+            average = replace(average, lora=mark_expert(average.lora, state.settings.objective))
         entry = LoraEntry("the average", average.lora, chosen.strength, chosen.strength)
         grafted = host.lora_stacks.apply_lora_stack(model, clip, [entry], chosen.mode, trained_words(state))
         picture = draw(list(average.curves), "how much each step counts in the average", "step", "share")
@@ -314,7 +314,7 @@ def _sources(state: states.TrainState | None, snapshots: Any, lora_stack: Any) -
     if snapshots is not None:
         return snapshots
     if state is not None:
-        return sources.of_state(state, Store(host.folders.training_folder(), state.run).folder)
+        return sources.sources_of_state(state, Store(host.folders.training_folder(), state.run).folder)
     rows = read_stack_rows(lora_stack)
     if not rows:
         raise ValueError("EMA Merge: the LoRA stack is empty. Add LoRAs to it.")
@@ -324,12 +324,12 @@ def _sources(state: states.TrainState | None, snapshots: Any, lora_stack: Any) -
             "EMA Merge cannot average LoRAs with block weights or schedules: clear blocks and schedule of"
             f" {', '.join(changing)}, or use Merge LoRAs."
         )
-    return sources.of_files(_find_paths([row[0] for row in rows], host.folders.lora_path))
+    return sources.sources_of_files(_find_paths([row[0] for row in rows], host.folders.lora_path))
 
 
-def _running_average(state: states.TrainState) -> Merged:
+def _running_average(state: states.TrainState) -> MergedAverage:
     """The EMA that was kept during training."""
-    from ..training.averages.merge import Merged
+    from ..training.averages.merge import MergedAverage
     from ..training.reports.curves import Curve, averaging_profile
     from ..training.tasks.registry import task_of
 
@@ -337,10 +337,10 @@ def _running_average(state: states.TrainState) -> Merged:
     assert settings is not None  # the state has an average
     shares = averaging_profile(settings, state.step, state.settings.optimizer.total_steps)
     line = f"EMA ({settings.schedule}) at step {state.step}; {shares[0]:.2%} of it is the starting weights"
-    return Merged(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
+    return MergedAverage(task_of(state).lora_model(state, ema=True), (Curve(shares, first=0),), (line,))
 
 
-def _average_files(state: states.TrainState | None, found: Any, chosen: AverageSettings, base: Any) -> Merged:
+def _average_files(state: states.TrainState | None, found: Any, chosen: AverageSettings, base: Any) -> MergedAverage:
     """The average of files or snapshots; profile best first picks the width with the lowest held-out loss."""
     from ..training.averages import merge
     from ..training.averages.held_out_loss import held_out_loss
@@ -357,11 +357,11 @@ def _average_files(state: states.TrainState | None, found: Any, chosen: AverageS
             score = partial(held_out_loss, state, denoiser, state.subject.dataset)
             sweep = merge.sweep(found, widths, score, task_of(state).lora_model(state, ema=True))
         profile, width, weights, lines = "width", sweep.best, "", [merge.reach(found), *sweep.lines()]
-    average = merge.merged(found, profile, width, weights, chosen.algebra, chosen.rank, base)
+    average = merge.merge_files(found, profile, width, weights, chosen.algebra, chosen.rank, base)
     return replace(average, lines=(*lines, *average.lines))
 
 
-def _search_average(state: states.TrainState, found: Any, chosen: AverageSettings) -> Merged:
+def _search_average(state: states.TrainState, found: Any, chosen: AverageSettings) -> MergedAverage:
     """The average whose shares are searched for the lowest held-out loss, or the best width if that is better."""
     from ..training.averages import merge, search
     from ..training.averages.held_out_loss import halves, held_out_loss
@@ -381,7 +381,7 @@ def _search_average(state: states.TrainState, found: Any, chosen: AverageSetting
             return loss
 
         searched = search.search(found, widths, score, seen_and_kept, tries, chosen.search_seed)
-    return merge.with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
+    return merge.merge_with_shares(found, searched.shares, [merge.reach(found), *searched.lines], width=searched.width)
 
 
 def _check_dataset(state: states.TrainState, profile: str) -> None:

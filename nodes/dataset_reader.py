@@ -17,7 +17,7 @@ from .. import host
 from ..training.data import combine, encoding, folder_report, images, pictures
 from ..training.data.cache import Cache
 from ..training.data.control_encoding import ControlEncoder
-from ..training.data.control_methods import ControlMethod, find_method, with_size
+from ..training.data.control_methods import ControlMethod, find_method, set_size
 from ..training.data.dataset import Dataset
 from ..training.data.file_names import printable
 from ..training.data.folder_reader import read_folder
@@ -69,21 +69,21 @@ class DatasetReader:
         measured = [self._encode(*one, None) for one in read if one[0].is_validation]
         overlap: list[str] = []
         dataset = combine.combine(trained)
-        not_measured = folder_report.not_measured(trained, dataset)
+        not_measured = folder_report.note_unmeasured(trained, dataset)
         if measured:
             validation = combine.combine(measured)
-            dataset = combine.with_validation(dataset, validation)
+            dataset = combine.hold_out(dataset, validation)
             overlap = folder_report.overlap(validation, dataset)
         parts = trained
         if more_images is not None:
             parts = [dataset, more_images]
             dataset = combine.combine(parts)
-            not_measured += folder_report.not_measured(parts, dataset)
+            not_measured += folder_report.note_unmeasured(parts, dataset)
         names = [host.folders.relative_to_input(source.folder) for source in sources]
         folders = folder_report.ReadFolders(tuple(zip(names, sources, listings, strict=True)))
         lines = [*notes, *folders.lines(regularization, self.share), *overlap]
         if len(parts) > 1:
-            lines += folder_report.together(parts, dataset)
+            lines += folder_report.describe_together(parts, dataset)
         lines += not_measured
         lines += folder_report.control_methods_used([method for method in methods if method is not None])
         lines.append(folder_report.memory(dataset))
@@ -94,7 +94,7 @@ class DatasetReader:
             lines += self.cache.report()
         report = printable("\n".join(lines))
         ui = {"text": [report], "graft_dataset": [{**folders.editor_data(report), "placed": placed}]}
-        return io.NodeOutput(replace(dataset, report=report), images.stacked(self.sheets), report, ui=ui)
+        return io.NodeOutput(replace(dataset, report=report), images.stack_sheets(self.sheets), report, ui=ui)
 
     def _encode_trained(
         self, read: Sequence[tuple[FolderSource, FolderListing]], regularization: Dataset | None
@@ -137,7 +137,7 @@ class DatasetReader:
         )
         self.done += len(listing.entries)
         self.sheets.append(sheet)
-        return replace(dataset, pictures=partial(pictures.read, listing))
+        return replace(dataset, pictures=partial(pictures.read_pictures, listing))
 
     def _control_method(self, source: FolderSource, listing: FolderListing) -> Any:
         """How the model takes the control pictures of a folder; None where it has none."""
@@ -147,7 +147,7 @@ class DatasetReader:
         subset = source.settings.subset
         if subset is None:
             return method
-        return with_size(method, subset.control_size)
+        return set_size(method, subset.control_size)
 
     def _control_encoder(self, source: FolderSource, listing: FolderListing) -> Any:
         method = self._control_method(source, listing)

@@ -19,9 +19,9 @@ from ..training.objective import experts
 from ..training.objective.settings import ObjectiveSettings
 from ..training.optimizers.settings import OptimizerSettings
 from ..training.reports import text
-from ..training.run.call import opened_call, passed_on
-from ..training.run.in_turn import train_in_turn
+from ..training.run.call import open_call, skip_training
 from ..training.run.loop import Callbacks
+from ..training.run.turns import train_in_turn
 from ..training.settings import StepSettings
 from ..training.tasks.registry import task_of
 from .step_call import (
@@ -67,7 +67,7 @@ class ExpertTraining:
         """The execution for each expert, with new settings if there are any."""
         objectives: Sequence[Any] = (None, None)
         if objective is not None:
-            objectives = experts.of_pair(objective, pair.high.subject.model.model.diffusion_model)
+            objectives = experts.split_pair(objective, pair.high.subject.model.model.diffusion_model)
         calls = []
         for state, own in zip(pair.states, objectives, strict=True):
             state, count = plan_steps(state, chosen, optimizer, own, sampled)
@@ -83,17 +83,17 @@ class ExpertTraining:
 
     def _train_in_turn(self, callbacks: Callbacks, chosen: StepSettings) -> list[Any]:
         if not self.steps:
-            return [passed_on(call.state) for call in self.calls]
+            return [skip_training(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
             stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
-            callbacks = replace(callbacks, preview_every=0, should_stop=partial(_any_stops, stops))
+            callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
                 own, dataset = call.with_callbacks(callbacks), call.state.subject.dataset
                 opened = partial(_open_alone, call.open_denoiser)
                 begun.append(
-                    opened_call(
+                    open_call(
                         stack, call.state, self.steps, opened, dataset, call.store(), own, chosen.keep, log.warning
                     )
                 )
@@ -152,10 +152,6 @@ class ExpertTraining:
             "MODEL, LoRA and losses of this node are the high noise expert's; Split Expert Pair gives those of both"
         )
         return "\n\n".join(parts)
-
-
-def _any_stops(stops: Sequence[Callable[[], bool]]) -> bool:
-    return any(asked() for asked in stops)
 
 
 @contextlib.contextmanager

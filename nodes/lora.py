@@ -114,16 +114,6 @@ def _rows_input() -> Any:
     )
 
 
-def _rows_fingerprint(rows: str) -> str:
-    """Changes when the rows or a listed file change."""
-    from ..patches.lora_files.open_file import file_version
-
-    digest = sha256(rows.encode())
-    for path in find_files(parse(rows)):
-        digest.update(repr((path, file_version(path))).encode())
-    return digest.hexdigest()
-
-
 def used_entries(listed: list[StackRow], clip: Clip) -> list[LoraEntry]:
     """The entries of the rows that change something: their files are read, the others' are not."""
     return lora_entries([row for row in listed if row[1] != 0.0 or (clip is not None and row[2] != 0.0)])
@@ -138,6 +128,18 @@ class _RowsNode(GraftNode):
     def check_settings(cls, rows: str) -> None:
         """Raises ValueError for rows that cannot be read, and for files that are not there."""
         find_files(parse(rows))
+
+    @classmethod
+    def fingerprint_inputs(cls, rows: str = EMPTY, **_: Any) -> str:
+        """Changes when the rows or a listed file change. What comes through sockets is fingerprinted by the nodes that
+        made it.
+        """
+        from ..patches.lora_files.open_file import file_version
+
+        digest = sha256(rows.encode())
+        for path in find_files(parse(rows)):
+            digest.update(repr((path, file_version(path))).encode())
+        return digest.hexdigest()
 
 
 class GraftLoRAStack(_RowsNode):
@@ -164,11 +166,6 @@ class GraftLoRAStack(_RowsNode):
             ],
             outputs=[LoraStack.Output(display_name="LORA_STACK"), io.String.Output(display_name="report")],
         )
-
-    @classmethod
-    def fingerprint_inputs(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> str:
-        """Changes when a listed file changes. A stack from the socket is fingerprinted by the node that made it."""
-        return _rows_fingerprint(rows)
 
     @classmethod
     def execute(cls, rows: str = EMPTY, lora_stack: Sequence[Any] | None = None) -> io.NodeOutput:
@@ -304,11 +301,6 @@ class GraftLoadLoRAs(_RowsNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, model: Model = None, rows: str = EMPTY, clip: Clip = None) -> str:
-        """Changes when a listed file changes."""
-        return _rows_fingerprint(rows)
-
-    @classmethod
     def execute(cls, model: Model, rows: str = EMPTY, clip: Clip = None) -> io.NodeOutput:
         patched = host.lora_stacks.apply_lora_stack(model, clip, used_entries(parse(rows), clip), MODES[0])
         return io.NodeOutput(patched.model, patched.clip, patched.report or "nothing to apply")
@@ -420,11 +412,11 @@ def _named_loras(
     from ..training.tasks.registry import task_of
 
     if state is None:
-        return [(lora_model, metadata_of(lora_model), experts.named(prefix, expert_of(lora_model)))]
+        return [(lora_model, metadata_of(lora_model), experts.name_file(prefix, expert_of(lora_model)))]
     if isinstance(state, ExpertPair):
         named = list(zip(state.states, experts.pair_names(prefix), strict=True))
     else:
-        named = [(state, experts.named(prefix, state.settings.objective.expert))]
+        named = [(state, experts.name_file(prefix, state.settings.objective.expert))]
     return [(task_of(one).lora_model(one), lora_metadata(one), own_prefix) for one, own_prefix in named]
 
 

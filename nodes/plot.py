@@ -42,14 +42,14 @@ class GraftLossPlot(GraftNode):
 
     @classmethod
     def execute(cls, loss: Mapping[str, Sequence[float]], smoothing: float = 0.9) -> io.NodeOutput:
-        from ..training.reports.curves import PALE, Curve, draw, smoothed
+        from ..training.reports.curves import PALE, Curve, draw, smooth
 
         values = [float(value) for value in loss.get("loss", ())]
         if not values:
             raise ValueError("There are no losses to plot: the LOSS_MAP is empty. Train at least one step.")
         curves = [
             Curve(values, PALE, "every step"),
-            Curve(smoothed(values, smoothing), name=f"smoothed ({smoothing:g})"),
+            Curve(smooth(values, smoothing), name=f"smoothed ({smoothing:g})"),
         ]
         return io.NodeOutput(draw(curves if smoothing else curves[:1], f"{len(values)} steps", "step", "loss"))
 

@@ -67,8 +67,8 @@ def make_output(
         parts.append(more_images)
     dataset = combine.combine(parts)
     if more_images is not None:
-        lines += folder_report.together(parts, dataset)
-    lines += folder_report.not_measured(parts, dataset)
+        lines += folder_report.describe_together(parts, dataset)
+    lines += folder_report.note_unmeasured(parts, dataset)
     report = "\n".join(lines)
     return io.NodeOutput(replace(dataset, report=report), report, ui={"text": [report]})
 
@@ -76,7 +76,7 @@ def make_output(
 def _hold_out_all(dataset: Dataset, validation: Dataset) -> Dataset:
     """The dataset with all images of another one held out."""
     every = replace(validation, images=validation.images + validation.held_out, held_out=())
-    return combine.with_validation(dataset, every, "Samples: every image of validation dataset", "disconnect it")
+    return combine.hold_out(dataset, every, "Samples: every image of validation dataset", "disconnect it")
 
 
 def _make_samples(
@@ -98,7 +98,7 @@ def _make_samples(
         mask = weights[number]
         if mask is not None:
             shape = parts[0] if parts else latent.shape
-            samples.check_masked(f"sample {number + 1}", shape)
+            samples.check_takes_mask(f"sample {number + 1}", shape)
             mask = _fit_mask(mask, shape)
         made.append(Sample(latent, conditioning, texts[number].strip(), mask, parts))
     return made

@@ -59,7 +59,7 @@ class GraftSlider(GraftNode):
             made = _make_of_prompts(chosen, clip, vae, dataset)
         else:
             made = _make_of_pairs(chosen, dataset)
-        report = "\n".join(sliders.said(made))
+        report = "\n".join(sliders.describe(made))
         return io.NodeOutput(made, report, ui={"text": [report]})
 
 
@@ -82,13 +82,13 @@ def _make_of_prompts(settings: SliderSettings, clip: Clip, vae: Vae, dataset: Tr
         skip, weighted = dataset.clip_skip, dataset.weighted_captions
     conditionings = host.encoding.encode_captions(clip, sliders.texts(settings), skip, weighted)
     if dataset is not None:
-        return sliders.of_pictures(settings, dataset, conditionings, clip_hash)
+        return sliders.make_picture_dataset(settings, dataset, conditionings, clip_hash)
     vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
     size = settings.width, settings.height
     latent = host.encoding.encode_pictures(vae, torch.zeros(1, settings.height, settings.width, 3))[0]
     hashes = vae_hash.digest, f"{clip_hash.digest} 0"
     unhashed = vae_hash.unhashed + clip_hash.unhashed
-    return sliders.of_noise(settings, latent, size, conditionings, hashes, unhashed=unhashed)
+    return sliders.make_noise_dataset(settings, latent, size, conditionings, hashes, unhashed=unhashed)
 
 
 def _make_of_pairs(settings: SliderSettings, dataset: TrainingData | None) -> TrainingData:
@@ -99,7 +99,7 @@ def _make_of_pairs(settings: SliderSettings, dataset: TrainingData | None) -> Tr
             "Slider: slider method picture pairs needs a dataset. Connect Dataset: a folder of pairs, name.win.png and"
             " name.lose.png."
         )
-    return sliders.of_pairs(settings, dataset)
+    return sliders.make_pair_dataset(settings, dataset)
 
 
 NODES = [GraftSlider]

@@ -92,8 +92,8 @@ def plan_steps(
             " Training. Disconnect it."
         )
     if objective is not None:
-        objective = experts.with_own_boundary(objective, subject.model.model.diffusion_model)
-    state = states.with_settings(state, optimizer, objective)
+        objective = experts.fill_boundary(objective, subject.model.model.diffusion_model)
+    state = states.change_settings(state, optimizer, objective)
     if state.start.encodes_captions and subject.clip is None:
         raise ValueError(
             "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
@@ -102,7 +102,7 @@ def plan_steps(
     _check(state, chosen, sampled)
     steps = step_count(state, chosen)
     if steps:
-        state = states.with_planned_steps(state, state.step + steps)
+        state = states.plan_schedule(state, state.step + steps)
     return note_metadata(state), steps
 
 
@@ -189,7 +189,7 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
     """
     from ..host import trainable_vae, training_only
     from ..training.data.cache import QUANTIZED
-    from ..training.memory.quantized_base.kept import KeptWeights
+    from ..training.memory.quantized_base.kept_weights import KeptWeights
     from ..training.tasks.registry import trains_vae
 
     subject = state.subject
@@ -261,9 +261,9 @@ def preview_texts(subject: Subject, sampled: PreviewInputs) -> list[str]:
 
 def preview_lines(subject: Subject, sampled: PreviewInputs) -> list[PromptLine]:
     """The lines of prompts, with the trigger word of the dataset."""
-    from ..training.run.preview_prompts import with_trigger
+    from ..training.run.preview_prompts import fill_trigger
 
-    return with_trigger(sampled.prompts, trigger_of(subject))
+    return fill_trigger(sampled.prompts, trigger_of(subject))
 
 
 def trigger_of(subject: Subject) -> str:
@@ -393,7 +393,7 @@ class StepCall:
 
     def report_step(self, step: int, moved: Any, validation: Any) -> None:
         """Reports a step to the front end. Raises ComfyUI's exception when the user interrupts."""
-        from ..training.run.out_of_memory import used
+        from ..training.run.out_of_memory import used_memory
 
         self.bar(step - self.state.step)
         speed, seconds_left = self.pace(step, moved.seconds)
@@ -403,7 +403,7 @@ class StepCall:
             if validation.accuracy is not None:
                 held_out["accuracy"] = validation.accuracy
         measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
-        memory = used(self.state.subject.model.load_device)
+        memory = used_memory(self.state.subject.model.load_device)
         self.events.report_step({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
         if self.writer is not None:
             self.writer.write(step, moved, validation)

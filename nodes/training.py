@@ -112,7 +112,7 @@ class GraftTrainStart(_RunStart):
         settings = settings or TrainingSettings()
         _check_words(settings, clip)
         objective = settings.objective or objectives.ObjectiveSettings()
-        objective = experts.with_own_boundary(objective, model.model.diffusion_model)
+        objective = experts.fill_boundary(objective, model.model.diffusion_model)
         subject = model, dataset, clip, vae
         return io.NodeOutput(*_begin(*subject, replace(settings, objective=objective), seed, run))
 
@@ -171,7 +171,7 @@ class GraftTrainPairStart(_RunStart):
         settings = settings or TrainingSettings()
         own = low_noise_settings or TrainingSettings()
         _check_pair(settings, own)
-        high, low = experts.of_pair(
+        high, low = experts.split_pair(
             settings.objective or objectives.ObjectiveSettings(), high_noise_model.model.diffusion_model
         )
         low_settings = replace(
@@ -247,7 +247,7 @@ def _begin(
 
     Store(host.folders.training_folder(), run, limit=host.folders.store_limit())  # report its errors first
     adapter, words = chosen.adapter or AdapterSettings(), chosen.words
-    optimizer = optimizers.of_ranks(chosen.optimizer or optimizers.OptimizerSettings(), current().as_ranks)
+    optimizer = optimizers.spread_over_ranks(chosen.optimizer or optimizers.OptimizerSettings(), current().as_ranks)
     settings = states.Settings(optimizer, chosen.objective or objectives.ObjectiveSettings())
     levels = host.model_sampling.with_zero_terminal_snr(model, settings.objective.zero_terminal_snr)
     sampling = levels.get_model_object("model_sampling")
@@ -418,7 +418,7 @@ class TrainStep(GraftNode):
         settings = settings or TrainingSettings()
         optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
-            optimizer = optimizers.of_ranks(optimizer, group.as_ranks)
+            optimizer = optimizers.spread_over_ranks(optimizer, group.as_ranks)
         sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen))
         callbacks = Callbacks(
             validate_every=chosen.validate_every,

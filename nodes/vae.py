@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ..training.settings import TrainingSettings
 from ..training.store.names import check_run_name
-from ..training.trainable.autoencoder import AutoencoderSettings
+from ..training.trainable.vae_parts import VaeSettings
 from .schema import Dataset, GraftNode, Settings, TrainState, inputs_of, run_name, run_seed, search_aliases
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class GraftTrainVAEStart(GraftNode):
     """Joins VAE, dataset and settings into a state at step 0."""
 
-    settings_class = AutoencoderSettings
+    settings_class = VaeSettings
     checked_together = (("part", "crop", "l1", "mse", "edge", "kl", "lpips", "discriminator"), ("run",))
 
     @classmethod
@@ -59,14 +59,14 @@ class GraftTrainVAEStart(GraftNode):
     def check_settings(cls, run: str = "vae", **values: Any) -> None:
         """Raises ValueError for settings that are wrong, and for a run name that cannot be one."""
         check_run_name(run)
-        AutoencoderSettings(**values)
+        VaeSettings(**values)
 
     @classmethod
     def execute(
         cls,
         vae: Vae,
         dataset: TrainingData,
-        chosen: AutoencoderSettings,
+        chosen: VaeSettings,
         settings: TrainingSettings | None = None,
         seed: int = 0,
         run: str = "vae",

@@ -21,7 +21,7 @@ from ..training.store import saved_states
 from ..training.store.store import Store
 from ..training.tasks import vae as measures
 from ..training.tasks.registry import trains_vae
-from ..training.trainable.autoencoder import AutoencoderSettings, adapter_for
+from ..training.trainable.vae_parts import VaeSettings, adapter_for
 from .step_call import Subject
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def begin_training(
     vae: Vae,
     dataset: Dataset,
-    settings: AutoencoderSettings,
+    settings: VaeSettings,
     optimizer: OptimizerSettings | None,
     ema: EMASettings | None,
     seed: int,

@@ -31,14 +31,6 @@ def write_whole(path: str | os.PathLike[str], chunks: Iterable[bytes], shared: b
         move_file(draft, path)
 
 
-def write_new(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> None:
-    """Write a file that appears complete or not at all, and never in place of another. Raises FileExistsError when
-    something has its name, OSError that names the file.
-    """
-    with whole_draft(path, chunks) as draft:
-        move_to_free_name(draft, path)
-
-
 @contextlib.contextmanager
 def whole_draft(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> Iterator[str]:
     """For the block, which may rename it: a draft beside `path`, under a hidden name of its own, complete and on disk.

@@ -51,9 +51,7 @@ def from_float16(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name.startswith(SCALE_PREFIX):
             continue
-        value = tensor
-        if tensor.is_floating_point():
-            value = tensor.float()
+        value = tensor.float() if tensor.is_floating_point() else tensor
         scale = tensors.get(SCALE_PREFIX + name)
         if scale is not None:
             value = value * float(scale)

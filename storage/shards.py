@@ -119,9 +119,7 @@ def _read_index(path: Path) -> dict[str, str]:
         index: Any = json.loads(read_bounded(path, _MOST_INDEX))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
-    weight_map = None
-    if isinstance(index, dict):
-        weight_map = index.get("weight_map")
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
         raise ValueError(f'{path}: expected {{"weight_map": {{tensor: file}}}}')
     return weight_map

@@ -19,7 +19,7 @@ class ExpertLora(dict[str, Tensor]):
         self.objective = objective
 
 
-def of_expert(lora: dict[str, Tensor], objective: ObjectiveSettings) -> dict[str, Tensor]:
+def mark_expert(lora: dict[str, Tensor], objective: ObjectiveSettings) -> dict[str, Tensor]:
     """A LORA_MODEL that was trained with these settings: one that knows its expert, where they have one."""
     if objective.expert == NO_EXPERT:
         return lora

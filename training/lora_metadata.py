@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .data.kohya_metadata import epochs_begun
+from .data.kohya_metadata import epoch_of
 from .expert_lora import expert_metadata
 from .objective.loss_kinds import LOSSES
 from .objective.weightings import WEIGHTINGS
@@ -40,15 +40,15 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
     }
     if not adapter.full_weights:
         entries |= {"ss_network_dim": adapter.rank, "ss_network_alpha": adapter.alpha or float(adapter.rank)}
-    entries |= _of_optimizer(optimizer) | _of_objective(state)
+    entries |= _optimizer_metadata(optimizer) | _objective_metadata(state)
     metadata = {name: str(value) for name, value in entries.items()} | dict(state.notes)
     if metadata.get("ss_num_batches_per_epoch"):
         batches = int(metadata["ss_num_batches_per_epoch"])
-        metadata["ss_epoch"] = str(epochs_begun(state.step, batches, optimizer.accumulation))
+        metadata["ss_epoch"] = str(epoch_of(state.step, batches, optimizer.accumulation))
     return metadata
 
 
-def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
+def _optimizer_metadata(optimizer: OptimizerSettings) -> dict[str, Any]:
     if optimizer.schedule == "constant" and optimizer.warmup:
         schedule = "constant_with_warmup"
     else:
@@ -74,7 +74,7 @@ def _of_optimizer(optimizer: OptimizerSettings) -> dict[str, Any]:
     }
 
 
-def _of_objective(state: TrainState) -> dict[str, Any]:
+def _objective_metadata(state: TrainState) -> dict[str, Any]:
     objective = state.settings.objective
     entries = {
         "ss_loss_type": LOSSES.get(objective.loss).kohya_name,

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
 from ..storage.digest import sha256_of_json
-from .expert_lora import of_expert
+from .expert_lora import mark_expert
 from .objective.loss_kinds import LOSSES
 from .objective.settings import ObjectiveSettings
 from .optimizers.checks import check_run
 from .optimizers.record import RunFacts
 from .optimizers.settings import OptimizerSettings, same_state
-from .trainable.install import as_lora, init_trainable
+from .trainable.install import init_trainable, make_lora
 from .trainable.settings import TEXT_ENCODER, AdapterSettings
-from .trainable.words import WordSettings, without_words
+from .trainable.words import WordSettings, drop_words
 
 DENOISING = "denoising"  # the usual kind of training
 _COMPANIONS = "companions/"  # what the names of companions' tensors begin with, beside the optimizer's
@@ -186,7 +186,7 @@ class TrainState:
             base = self.base()
         else:
             base = None
-        return of_expert(as_lora(self.weights(ema), self.start.adapter, base), self.settings.objective)
+        return mark_expert(make_lora(self.weights(ema), self.start.adapter, base), self.settings.objective)
 
 
 def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:
@@ -256,9 +256,7 @@ def _check_run(settings: Settings, start: Start, trained: Mapping[str, Tensor]) 
         words_rate = start.words.learning_rate
     adapter = start.adapter
     is_averaged = start.ema is not None
-    facts = RunFacts(
-        without_words(trained), adapter.kind, adapter.max_norm, is_averaged, words_rate, adapter.any_dropout
-    )
+    facts = RunFacts(drop_words(trained), adapter.kind, adapter.max_norm, is_averaged, words_rate, adapter.any_dropout)
     check_run(settings.optimizer, facts)
 
 
@@ -274,7 +272,7 @@ def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple
     return tuple(result)
 
 
-def with_settings(
+def change_settings(
     state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None
 ) -> TrainState:
     """The state with other settings from here on; None keeps what it has.
@@ -311,7 +309,7 @@ def name_companions(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Te
     return {f"{_COMPANIONS}{name}/{key}": tensor for name, own in tensors.items() for key, tensor in own.items()}
 
 
-def with_planned_steps(state: TrainState, until: int) -> TrainState:
+def plan_schedule(state: TrainState, until: int) -> TrainState:
     """The state with a schedule that ends at step `until`, where its settings leave the length open (total_steps 0).
 
     A later call plans anew. Raises ValueError when `until` is too early for the average.

@@ -106,7 +106,7 @@ def small_gradients(setting: Setting) -> Iterator[Row]:
         model = network(setting, dtype).to(dtype)
         x = torch.linspace(-1, 1, 64 * model[1].in_features).view(64, -1).to(setting.device, dtype).requires_grad_()  # type: ignore[index]
         loss = 1e-9 * model(x).float().sum()
-        scale.scaled(loss).backward()
+        scale.scale_loss(loss).backward()
         gradient = {"x": x.detach().float().requires_grad_()}
         assert x.grad is not None
         gradient["x"].grad = x.grad.float()

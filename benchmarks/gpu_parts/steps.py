@@ -73,7 +73,7 @@ def equal_to_peft(setting: Setting) -> Iterator[Row]:
     """The adapter that Graft trains and PEFT's, from the same values: the same gradients and the same steps."""
     need("peft", "to compare a training step with its adapter")
     import peft
-    from graft_nodes.training.trainable.install import attached, init_trainable
+    from graft_nodes.training.trainable.install import attach, init_trainable
     from graft_nodes.training.trainable.settings import AdapterSettings
 
     draws = torch.Generator().manual_seed(0)
@@ -93,7 +93,7 @@ def equal_to_peft(setting: Setting) -> Iterator[Row]:
     for name, tensor in start.items():
         theirs[name].data.copy_(tensor)
     optimizers = [torch.optim.AdamW(group, lr=RATE, weight_decay=0.0) for group in (trained.values(), theirs.values())]
-    with attached(plain, settings, trained, lambda: (0, 0, "")), torch.enable_grad():
+    with attach(plain, settings, trained, lambda: (0, 0, "")), torch.enable_grad():
         for _ in range(STEPS):
             losses = [F.mse_loss(net(x), y) for net in (plain, adapted)]
             for loss, optimizer in zip(losses, optimizers, strict=True):

@@ -96,9 +96,7 @@ class Rotation:
     def to(self, device: torch.device) -> Rotation:
         """This map on another device."""
         stages = tuple(replace(stage, blocks=stage.blocks.to(device)) for stage in self.stages)
-        gains = None
-        if self.gains is not None:
-            gains = self.gains.to(device)
+        gains = self.gains.to(device) if self.gains is not None else None
         return Rotation(stages, self.fraction.to(device), gains)
 
 
@@ -139,7 +137,9 @@ def combine_scales(scales: Iterable[Map], channels: int) -> Scale:
 
 
 def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
-    """Apply maps, one after the other, to the channels of x in a dimension."""
+    """Apply maps, one after the other, to the channels of x in a dimension, which may count from the end. The result
+    has the shape of x.
+    """
     for channel_map in maps:
         if hasattr(channel_map, "factors"):
             x = x * channel_map.factors.view(-1, *(1,) * (x.ndim - 1 - dimension % x.ndim))
@@ -159,11 +159,13 @@ def transpose_maps(maps: Sequence[Map]) -> list[Map]:
 
 
 def rotate_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Every run of b rows rotated by its block of (blocks, b, b), or by the single shared block."""
+    """Every run of b of the rows (n, columns) rotated by its block of (n / b, b, b), or by the shared one (1, b, b)."""
     return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
 
 
 def rotate_butterfly(rows: Tensor, blocks: Tensor, half: int, run: int) -> Tensor:
-    """One stage: pair runs of `run` rows that are `half` apart, rotate them, and restore the order."""
+    """One stage of a butterfly (BOFT, arXiv 2311.06243): pair runs of `run` of the rows (n, columns) that are `half`
+    apart, rotate them by the blocks (n / b, b, b), and restore the order.
+    """
     mixed = rows.unflatten(0, (-1, 2, half // run, run)).transpose(1, 2)
     return rotate_blocks(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)

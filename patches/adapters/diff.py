@@ -13,12 +13,12 @@ from .channel_maps import Scale
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, Shapes, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK, ActivationForm, ReadWeight
+from .layer import MAX_FACTOR_RANK, ActivationForm, ReadWeight, StoredLayer
 from .trainable import FullWeights
 
 
 @dataclass(frozen=True, eq=False)
-class Diff:
+class Diff(StoredLayer):
     """delta = scale * diff, in the weight's own shape."""
 
     diff: Tensor
@@ -53,13 +53,9 @@ class Diff:
         """This for `length` rows of the weight from row `start` on."""
         return Diff(self.diff[start : start + length], self.scale)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.diff,)
-
 
 @dataclass(frozen=True, eq=False)
-class Set:
+class Set(StoredLayer):
     """apply(W) = value. (ComfyUI sets it at any strength; here strength blends from W to the value.)"""
 
     value: Tensor
@@ -83,10 +79,6 @@ class Set:
             return None
         return f"expected a weight {sides_text(shape)}, got {shape_text(self.value)}"
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.value,)
-
 
 def _build_diff(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     for role in ("diff", "w_norm"):
@@ -104,13 +96,7 @@ def _labels(shapes: Shapes) -> list[str]:
 
 def _block_parameter(key: str, state: Container[str]) -> tuple[str, str] | None:
     """Distilled Wan LoRAs save the difference of a block's own parameter `modulation` as `.diff_m`."""
-    if key.endswith(".diff_m"):
-        return key.removesuffix(".diff_m") + ".modulation", "diff"
-    return None
-
-
-def _build_set(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(Set(tensors["set_weight"]))
+    return (key.removesuffix(".diff_m") + ".modulation", "diff") if key.endswith(".diff_m") else None
 
 
 _DIFF = FileFormat(
@@ -129,7 +115,7 @@ _DIFF = FileFormat(
 _SET = FileFormat(
     name="set_weight",
     roles=(TensorRole("set_weight", refused_as="set_weight"),),
-    build=_build_set,
+    build=lambda tensors: [PlacedLayer(Set(tensors["set_weight"]))],
     place="beside",
 )
 

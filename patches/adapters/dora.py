@@ -13,13 +13,13 @@ from .channel_maps import Scale
 from .factor_products import shape_text
 from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, AdditiveLayer, ReadWeight
+from .layer import ActivationForm, AdditiveLayer, ReadWeight, StoredLayer
 from .lora import TrainableLoRA, pair_hook
 from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainedTensor, column_norms
 
 
 @dataclass(frozen=True, eq=False)
-class DoRA:
+class DoRA(StoredLayer):
     """apply(W) = magnitude * (W + delta) / ||W + delta||.
 
     Trainers differ in the axis of the norm: a magnitude (out) or (out, 1, …) has one number per row of W, (1, in, …)
@@ -34,9 +34,7 @@ class DoRA:
     @property
     def kind(self) -> str:
         """The kind's name, for reports."""
-        if self.inner.kind in ("LoRA", "LoCon"):
-            return "DoRA"
-        return f"{self.inner.kind} with DoRA"
+        return "DoRA" if self.inner.kind in ("LoRA", "LoCon") else f"{self.inner.kind} with DoRA"
 
     def apply(self, weight: Tensor) -> Tensor:
         """What a weight (out, in, ...) in float32 becomes."""
@@ -51,9 +49,7 @@ class DoRA:
         return magnitude / (norm + torch.finfo(torch.float32).eps)
 
     def _axis(self, shape: Sequence[int]) -> int:
-        if self.magnitude.shape[0] == self.magnitude.numel() == shape[0]:
-            return 0
-        return 1
+        return 0 if self.magnitude.shape[0] == self.magnitude.numel() == shape[0] else 1
 
     def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """Scales rows or columns, including the inner layer's; the norms are those of the current weight."""
@@ -80,10 +76,6 @@ class DoRA:
         if self.magnitude.shape[0] != self.magnitude.numel() or not hasattr(inner, "slice_rows"):
             return None
         return DoRA(inner.slice_rows(start, length), self.magnitude[start : start + length])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (*self.inner.tensors(), self.magnitude)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

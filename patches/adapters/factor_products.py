@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | str) -> Tensor:
-    """a @ b of flattened factors, or Tucker's product with a core; float32."""
+    """a (out, r) @ b (r, in, *kernel), or Tucker's product sum_ij core[i, j, *kernel] a[i, out] b[j, in]; float32."""
     a, b = a.to(device, torch.float32), b.to(device, torch.float32)
     if core is not None:
         return torch.einsum("ij...,ip,jr->pr...", core.to(device, torch.float32), a, b)
@@ -19,9 +19,7 @@ def product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | st
 
 def product_shape(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
     """The shape of `product`."""
-    if core is None:
-        return (a.shape[0], *b.shape[1:])
-    return (a.shape[1], b.shape[1], *core.shape[2:])
+    return (a.shape[0], *b.shape[1:]) if core is None else (a.shape[1], b.shape[1], *core.shape[2:])
 
 
 def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
@@ -56,11 +54,6 @@ def factorize_side(side: int, factor: int = -1) -> tuple[int, int]:
         limit = min(limit, factor)
     m = next(m for m in range(limit, 0, -1) if side % m == 0)
     return m, side // m
-
-
-def drop_none(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """The tensors that are not None."""
-    return tuple(tensor for tensor in tensors if tensor is not None)
 
 
 def shape_text(tensor: Tensor) -> str:

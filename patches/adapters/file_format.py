@@ -78,9 +78,7 @@ class TensorRole:
     @property
     def read_suffixes(self) -> tuple[str, ...]:
         """The ends of the names that are read."""
-        if self.suffixes is None:
-            return (f".{self.name}",)
-        return self.suffixes
+        return (f".{self.name}",) if self.suffixes is None else self.suffixes
 
     @property
     def saved_suffix(self) -> str:
@@ -172,6 +170,4 @@ class FileFormat:
 
     def names_in(self, shapes: Shapes) -> Sequence[str]:
         """The name for a layer with these tensors in a summary of a file."""
-        if self.labels is not None:
-            return self.labels(shapes)
-        return [self.name]
+        return self.labels(shapes) if self.labels is not None else [self.name]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from .channel_maps import LowRankMix
-from .factor_products import drop_none, shape_text, sides_text
+from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .lora import LoRA
 
 
 @dataclass(frozen=True, eq=False)
-class GLoRA:
+class GLoRA(StoredLayer):
     """apply(W) = W + scale * (W a1 a2 + b1 b2), b with a Tucker core `bm`. Older lycoris files store each pair in
     reverse order.
     """
@@ -43,16 +43,11 @@ class GLoRA:
         """What a weight (out, in, ...) in float32 becomes."""
         a1, a2, b1, b2 = (factor.to(weight.device, torch.float32) for factor in self._pairs(weight.shape[1]))
         mixed = torch.einsum("oi...,ir,rj->oj...", weight, a1, a2)
-        if self.bm is None:
-            added = b1 @ b2
-        else:
-            added = torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
+        added = b1 @ b2 if self.bm is None else torch.einsum("or,rm...,mi->oi...", b1, self.bm.to(b1), b2)
         return weight + self._scale(a2) * (mixed + added.reshape(weight.shape))
 
     def _scale(self, a2: Tensor) -> float:
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / a2.shape[0]
+        return 1.0 if self.alpha is None else self.alpha / a2.shape[0]
 
     def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm:
         """A mixture of what goes in, and a LoRA."""
@@ -79,10 +74,6 @@ class GLoRA:
         if ranks_fit and sides == (shape[1], shape[1], shape[0], columns):
             return None
         return f"expected a weight {sides_text(shape)}, got a1, a2, b1, b2 {shapes}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.a1, self.a2, self.b1, self.b2, self.bm)
 
 
 def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:

@@ -12,11 +12,11 @@ from .channel_maps import Scale
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 
 
 @dataclass(frozen=True, eq=False)
-class IA3:
+class IA3(StoredLayer):
     """apply(W) = W * (1 + factor) for lycoris, W * factor for PEFT (`whole`); the factor belongs to columns (`columns`)
     or rows.
     """
@@ -49,23 +49,13 @@ class IA3:
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
-        side = -1
-        if len(shape) > int(self.columns):
-            side = shape[int(self.columns)]
+        side = shape[int(self.columns)] if len(shape) > int(self.columns) else -1
         if self.factor.numel() == side:
             return None
         return f"expected {side} factors for a weight {sides_text(shape)}, got {shape_text(self.factor)}"
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.factor,)
-
 
 # --- in files ---------------------------------------------------------------------------------------------------------
-
-
-def _build_lycoris(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(IA3(tensors["factor"], bool(tensors["on_input"])))
 
 
 def _build_peft(tensors: LayerTensors) -> Iterator[PlacedLayer]:
@@ -96,15 +86,11 @@ def _weight_beside_on_input(key: str, state: Container[str]) -> tuple[str, str] 
 
 
 def _one_number_error(role: str, tensor: Tensor) -> str | None:
-    if tensor.numel() == 1:
-        return None
-    return f"expected one number, got {tuple(tensor.shape)}"
+    return None if tensor.numel() == 1 else f"expected one number, got {tuple(tensor.shape)}"
 
 
 def _vector_error(role: str, tensor: Tensor) -> str | None:
-    if tensor.ndim:
-        return None
-    return f"expected a vector or more, got {role} {tuple(tensor.shape)}"
+    return None if tensor.ndim else f"expected a vector or more, got {role} {tuple(tensor.shape)}"
 
 
 _LYCORIS = FileFormat(
@@ -113,7 +99,7 @@ _LYCORIS = FileFormat(
         TensorRole("factor", (), needed=True, refused_as="IA3", written=".weight"),
         TensorRole("on_input", needed=True, refused_as="IA3", check=_one_number_error),
     ),
-    build=_build_lycoris,
+    build=lambda tensors: [PlacedLayer(IA3(tensors["factor"], bool(tensors["on_input"])))],
     special_key=_weight_beside_on_input,
 )
 _PEFT = FileFormat(

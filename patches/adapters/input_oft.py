@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from .channel_maps import Rotation, RotationStage, Scale, rotate_blocks, rotate_butterfly
-from .factor_products import drop_none, sides_text
+from .factor_products import sides_text
 from .file_format import FileFormat, LayerError, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .oft import REFUSED_AS
 
 _TERMS = 5  # of PEFT's Neumann series, where its settings do not say it
 
 
 @dataclass(frozen=True, eq=False)
-class InputOFT:
+class InputOFT(StoredLayer):
     """apply(W) = W R', times `rescale` (out).
 
     `rotations` (stages, blocks, b, b) are already orthogonal; they act on the flattened columns of W, one stage after
@@ -72,10 +72,7 @@ class InputOFT:
         """Why this does not fit a weight of `shape`, or None."""
         stages, blocks, side, _ = self.rotations.shape
         columns = math.prod(shape[1:]) if len(shape) > 1 else 0
-        if blocks == 1:
-            fits = columns % side == 0
-        else:
-            fits = columns == blocks * side
+        fits = columns % side == 0 if blocks == 1 else columns == blocks * side
         if stages > 1 and (side % 2 or columns % (2 ** (stages - 1) * side)):
             fits = False
         if not columns or not fits:
@@ -83,10 +80,6 @@ class InputOFT:
         if self.rescale is None or self.rescale.numel() == shape[0]:
             return None
         return f"expected {shape[0]} numbers to rescale by, got {self.rescale.numel()}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.rotations, self.rescale)
 
 
 def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
@@ -105,10 +98,7 @@ def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
     identity = torch.eye(side)
     if not terms:
         return (identity - skew) @ torch.linalg.inv(identity + skew)
-    if terms < 3:
-        last = terms - 1
-    else:
-        last = max(3, terms - 1)
+    last = terms - 1 if terms < 3 else max(3, terms - 1)
     rotations, power = identity.repeat(blocks, 1, 1), skew
     for k in range(1, last + 1):
         factor = 1.0 if k == last > 1 else 2.0

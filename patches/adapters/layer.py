@@ -8,12 +8,16 @@ W). At strength 1, each matches the library that writes such files (lycoris, PEF
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from .channel_maps import Map
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_FACTOR_RANK = 64  # up to this rank a LoHa is merged more cheaply as a pair of factors than as a full difference
 
@@ -36,6 +40,40 @@ class Layer(Protocol):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
+
+
+class StoredLayer:
+    """What the layers of all kinds share. They are dataclasses, and their tensors are their fields."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor this holds, in the order of the fields; an inner layer's are in its place."""
+        found: list[Tensor] = []
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                found.append(value)
+            elif hasattr(value, "tensors"):
+                found += value.tensors()
+        return tuple(found)
+
+
+class RankedLayer(StoredLayer):
+    """A layer whose change is the product of factors, scaled by alpha / rank."""
+
+    alpha: float | None
+
+    @property
+    def rank(self) -> int:
+        """What alpha is divided by."""
+        raise NotImplementedError
+
+    @property
+    def scale(self) -> float:
+        """alpha / rank; 1 without alpha."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
+    def with_scale(self, scale: float | None) -> Self:
+        """This layer with another scale; None keeps it."""
+        return self if scale is None or scale == 1.0 else replace(cast(Any, self), alpha=scale * self.rank)
 
 
 class AdditiveLayer(Layer, Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -11,24 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models.convolution import convolve
-from .factor_products import drop_none, fits, product, product_error, product_shape, sides_text
+from .factor_products import fits, product, product_error, product_shape, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-    normal,
-    output_hook,
-)
+from .layer import MAX_FACTOR_RANK, RankedLayer
+from .trainable import AdapterHooks, Dropout, TargetSize, Tensors, TrainableAdapter, TrainedTensor, normal, output_hook
 
 
 @dataclass(frozen=True, eq=False)
-class LoHa:
+class LoHa(RankedLayer):
     """delta = scale * (w1_a @ w1_b) * (w2_a @ w2_b), elementwise; with cores t1, t2 (rank, rank, *kernel) the `a` are
     (rank, out).
     """
@@ -44,17 +35,9 @@ class LoHa:
     is_additive: ClassVar[bool] = True
 
     @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.w1_b.shape[0]
-
-    def with_scale(self, scale: float | None) -> LoHa:
-        """This layer with another scale; None keeps it."""
-        if scale is None or scale == 1.0:
-            return self
-        return replace(self, alpha=scale * self.w1_b.shape[0])
+    def rank(self) -> int:
+        """Rows of the factors on the right; what alpha is divided by."""
+        return self.w1_b.shape[0]
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor] | None:
         """The product of two low ranks as one pair of rank r1 * r2 while that is at most `max_rank`, not scaled; else
@@ -96,10 +79,6 @@ class LoHa:
             if not fits(factor_shape, shape):
                 return f"expected a weight {sides_text(shape)}, got {name} {sides_text(factor_shape)}"
         return None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t1, self.t2)
 
 
 # --- in files ---------------------------------------------------------------------------------------------------------

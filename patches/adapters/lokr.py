@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..models.convolution import convolve
 from .factor_products import (
-    drop_none,
     factorize_side,
     fits,
     product,
@@ -24,7 +23,7 @@ from .factor_products import (
 )
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
+from .layer import MAX_FACTOR_RANK, StoredLayer
 from .trainable import (
     AdapterHooks,
     Dropout,
@@ -38,7 +37,7 @@ from .trainable import (
 
 
 @dataclass(frozen=True, eq=False)
-class LoKr:
+class LoKr(StoredLayer):
     """delta = scale * kron(w1, w2); each is a matrix or a product a @ b; w2 can also be a convolution or have a Tucker
     core t2.
 
@@ -89,10 +88,7 @@ class LoKr:
         if self.t2 is not None or any(tensor.ndim > 2 for tensor in self.tensors()):
             return None
         second: tuple[Tensor, ...]
-        if self.w2 is not None:
-            second = (self.w2,)
-        else:
-            second = (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
+        second = (self.w2,) if self.w2 is not None else (cast(Tensor, self.w2_a), cast(Tensor, self.w2_b))
         # copies: files are read as inference tensors
         copies = tuple(factor.to("cpu", torch.float32, copy=True) for factor in second)
         return self.scale * _whole_or_product(self.w1, self.w1_a, self.w1_b, None, "cpu"), copies
@@ -129,10 +125,6 @@ class LoKr:
             return None
         first, second = self._factor_shapes()
         return f"expected a weight {sides_text(shape)}, got {sides_text(first)} (x) {sides_text(second)}"
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.w1, self.w2, self.w1_a, self.w1_b, self.w2_a, self.w2_b, self.t2)
 
 
 def _whole_or_product(

@@ -16,21 +16,12 @@ from .diff import Diff
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, Shapes, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    Hook,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-    uniform_fan_in,
-)
+from .layer import MAX_FACTOR_RANK, RankedLayer
+from .trainable import AdapterHooks, Dropout, Hook, TargetSize, Tensors, TrainableAdapter, TrainedTensor, uniform_fan_in
 
 
 @dataclass(frozen=True, eq=False)
-class LoRA:
+class LoRA(RankedLayer):
     """delta = scale * up @ down, reshaped to the weight. A convolution's factors (LoCon) flatten; `mid` is its Tucker
     core.
 
@@ -47,27 +38,12 @@ class LoRA:
     @property
     def kind(self) -> str:
         """The kind's name, for reports."""
-        if self.down.ndim > 2:
-            return "LoCon"
-        return "LoRA"
+        return "LoCon" if self.down.ndim > 2 else "LoRA"
 
     @property
     def rank(self) -> int:
         """Rows of `down`; what alpha is divided by."""
         return self.down.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.rank
-
-    def with_scale(self, scale: float | None) -> LoRA:
-        """This layer with another scale; None keeps it."""
-        if scale is None or scale == 1.0:
-            return self
-        return replace(self, alpha=scale * self.rank)
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor]:
         """(up (out, rank), down (rank, columns)), not scaled, so that delta = scale * up @ down; float32 with a Tucker
@@ -80,10 +56,7 @@ class LoRA:
 
     def weight_shape(self) -> tuple[int, ...]:
         """The weight's shape, as far as the tensors tell; a kernel may be flattened into the columns."""
-        if self.mid is None:
-            kernel = self.down.shape[2:]
-        else:
-            kernel = self.mid.shape[2:]
+        kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
         return (self.up.shape[0], self.down.shape[1], *kernel)
 
     def contradiction(self) -> str | None:
@@ -124,12 +97,6 @@ class LoRA:
         """This for `length` rows of the weight from row `start` on."""
         return replace(self, up=self.up[start : start + length])
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        if self.mid is None:
-            return (self.up, self.down)
-        return (self.up, self.down, self.mid)
-
 
 # --- in files ---------------------------------------------------------------------------------------------------------
 
@@ -144,9 +111,7 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def _labels(shapes: Shapes) -> list[str]:
-    if len(shapes.get("down", ())) > 2:
-        return ["LoCon"]
-    return ["LoRA"]
+    return ["LoCon"] if len(shapes.get("down", ())) > 2 else ["LoRA"]
 
 
 _FORMAT = FileFormat(
@@ -205,10 +170,7 @@ def pair_hook(size: TargetSize, tensors: Tensors, dropout: Dropout) -> Hook:
     dropping, convolution = dropout.is_enabled, len(size.shape) > 2
 
     def hidden_of(module: nn.Module, x: Tensor) -> Tensor | None:
-        if convolution:
-            hidden = convolve(module, x, down.to(x.dtype))
-        else:
-            hidden = F.linear(x, down.to(x.dtype))
+        hidden = convolve(module, x, down.to(x.dtype)) if convolution else F.linear(x, down.to(x.dtype))
         if not dropping:
             return hidden
         generator = dropout.generator()

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from .channel_maps import Rotation, RotationStage, rotate_butterfly
-from .factor_products import drop_none, factorize_side, shape_text, sides_text
+from .factor_products import factorize_side, shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import ActivationForm, ReadWeight
+from .layer import ActivationForm, ReadWeight, StoredLayer
 from .trainable import AdapterHooks, Dropout, Hook, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
-class OFT:
+class OFT(StoredLayer):
     """apply(W) = R W with R block-diagonal and orthogonal, times `rescale` (out, 1, …) if given.
 
     `blocks` (blocks, b, b): one rotation (OFT); (stages, blocks, b, b): a butterfly of stages (BOFT). `alpha` is
@@ -36,9 +36,7 @@ class OFT:
     @property
     def kind(self) -> str:
         """The kind's name, for reports."""
-        if self.blocks.ndim == 4:
-            return "BOFT"
-        return "OFT"
+        return "BOFT" if self.blocks.ndim == 4 else "OFT"
 
     def rotations(self, out: int, device: torch.device | str) -> Tensor:
         """Cayley's (I + Q)(I - Q)^-1 of every block."""
@@ -110,24 +108,12 @@ class OFT:
             return None
         return f"expected {rows} of rescale, got {shape_text(self.rescale)}"
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return drop_none(self.blocks, self.rescale)
-
 
 # --- in files ---------------------------------------------------------------------------------------------------------
 
 BLOCKS = "oft_blocks"
 REFUSED_AS = "OFT or BOFT"
 _PARTS = 4  # of a fused weight that kohya's OFT for Flux rotates one by one
-
-
-def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(OFT(tensors[BLOCKS], tensors.get("rescale"), tensors.alpha))
-
-
-def _build_rotated(tensors: LayerTensors) -> Iterator[PlacedLayer]:
-    yield PlacedLayer(OFT(tensors["oft_diag"], rotated=True))
 
 
 def _build_parts(tensors: LayerTensors) -> Iterator[PlacedLayer]:
@@ -155,12 +141,12 @@ _LYCORIS = FileFormat(
         TensorRole(BLOCKS, needed=True, refused_as=REFUSED_AS),
         TensorRole("rescale", refused_as=REFUSED_AS),
     ),
-    build=_build,
+    build=lambda tensors: [PlacedLayer(OFT(tensors[BLOCKS], tensors.get("rescale"), tensors.alpha))],
 )
 _LYCORIS_2 = FileFormat(
     name="OFT of lycoris 2.0",
     roles=(TensorRole("oft_diag", needed=True, refused_as=REFUSED_AS),),
-    build=_build_rotated,
+    build=lambda tensors: [PlacedLayer(OFT(tensors["oft_diag"], rotated=True))],
 )
 _KOHYA_PARTS = FileFormat(
     name="OFT in parts",

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layer import ActivationForm, ReadWeight, WeightLayer
+from .layer import ActivationForm, ReadWeight, StoredLayer, WeightLayer
 
 
 @dataclass(frozen=True, eq=False)
-class InRowOrder:
+class InRowOrder(StoredLayer):
     """apply(W) is what the layer makes of W with its rows in the file's order, in the model's order again.
 
     Row n of the model's weight is row `rows[n]` of the file's.
@@ -47,10 +47,6 @@ class InRowOrder:
     def mismatch(self, shape: Sequence[int]) -> str | None:
         """Why this does not fit a weight of `shape`, or None."""
         return self.inner.mismatch(shape)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (*self.inner.tensors(), self.rows)
 
 
 def row_order(function: Callable[[Tensor], Tensor], shape: Sequence[int]) -> Tensor | None:

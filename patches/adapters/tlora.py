@@ -20,22 +20,13 @@ from ..models.convolution import convolve, convolve_pointwise
 from .factor_products import shape_text, sides_text
 from .file_format import FileFormat, LayerTensors, PlacedLayer, TensorRole
 from .kind import AdapterKind
-from .layer import MAX_FACTOR_RANK
+from .layer import MAX_FACTOR_RANK, RankedLayer
 from .rank_mask import RankMask, current_timesteps, timesteps_of_rows
-from .trainable import (
-    AdapterHooks,
-    Dropout,
-    InitRule,
-    InitSource,
-    TargetSize,
-    Tensors,
-    TrainableAdapter,
-    TrainedTensor,
-)
+from .trainable import AdapterHooks, Dropout, InitRule, InitSource, TargetSize, Tensors, TrainableAdapter, TrainedTensor
 
 
 @dataclass(frozen=True, eq=False)
-class TLoRA:
+class TLoRA(RankedLayer):
     """delta at full rank; `min_rank` and `exponent` say which ranks work at a noise level, `min_rank` 0: all always.
 
     `q` is (rank, in, *kernel), `p` (out, rank) or (out, rank, 1, 1), `lambdas` (1, rank); `base_q`, `base_p` and
@@ -58,13 +49,6 @@ class TLoRA:
     def rank(self) -> int:
         """Rows of `q`; what alpha is divided by."""
         return self.q.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / rank; 1 without alpha."""
-        if self.alpha is None:
-            return 1.0
-        return self.alpha / self.rank
 
     @property
     def rank_mask(self) -> RankMask | None:
@@ -122,10 +106,6 @@ class TLoRA:
         up, down = (factor.to(device) for factor in self.factors())
         return (self.scale * (up @ down)).reshape(tuple(shape))
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor this holds."""
-        return (self.q, self.p, self.lambdas, self.base_q, self.base_p, self.base_lambdas)
-
 
 def _factors(
     q: Tensor, p: Tensor, lambdas: Tensor, base_q: Tensor, base_p: Tensor, base_lambdas: Tensor
@@ -157,7 +137,8 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
     yield PlacedLayer(TLoRA(*factors, *base, tensors.alpha, min_rank, exponent))
 
 
-def _schedule_error(role: str, tensor: Tensor) -> str | None:
+def schedule_error(role: str, tensor: Tensor) -> str | None:
+    """Why a tensor of a file is no rank schedule, or None: it holds the smallest rank and the exponent."""
     if tensor.shape == (2,) and 0 <= float(tensor[0]) < 2**16 and 0 < float(tensor[1]) < 2**16:
         return None
     return f"expected a smallest rank and an exponent above 0, got {tensor.tolist()}"
@@ -185,7 +166,7 @@ _FORMAT = FileFormat(
         _role("base_q", BASE_Q),
         _role("base_p", BASE_P),
         _role(BASE_LAMBDAS, BASE_LAMBDAS),
-        TensorRole(SCHEDULE, refused_as="T-LoRA", check=_schedule_error, keeps_type=True),
+        TensorRole(SCHEDULE, refused_as="T-LoRA", check=schedule_error, keeps_type=True),
     ),
     build=_build,
     incomplete=(
@@ -277,10 +258,7 @@ class TrainableTLoRA(TrainableAdapter):
                 return out
             up, down = _factors(*_ordered_tensors(tensors))
             down = down.view(-1, *size.shape[1:])
-            if convolution:
-                hidden = convolve(module, x, down.to(x.dtype))
-            else:
-                hidden = F.linear(x, down.to(x.dtype))
+            hidden = convolve(module, x, down.to(x.dtype)) if convolution else F.linear(x, down.to(x.dtype))
             channels = 1 if convolution else hidden.ndim - 1
             gate = _gate(size, hidden, channels)
             if dropout.is_enabled:

@@ -209,9 +209,7 @@ class TrainableAdapter(TrainableKind):
 
     def scale(self, suffixes: Container[str], rank: int, alpha: float) -> float:
         """What the change is multiplied by: alpha / rank, 1 where alpha does not count."""
-        if self.alpha_counts(suffixes):
-            return alpha / rank
-        return 1.0
+        return alpha / rank if self.alpha_counts(suffixes) else 1.0
 
     def change(self, tensors: Tensors, size: TargetSize) -> Tensor:
         """The difference (out, in, *kernel) that the adapter adds to the weight, in float32; of DoRA without its

@@ -76,7 +76,8 @@ def draw_cells(table: CellTable) -> Tensor:
             box = [_LEFT + place * step, y, _LEFT + (place + 1) * step - 1, y + height - 2]
             pen.rectangle(box, fill=_cell_color(value))
             if value is not None and step >= 34:
-                pen.text((box[0] + step / 2, y + height / 2), f"{value:+.2f}", fill=_cell_ink(value), anchor="mm")
+                ink = _PAPER if abs(value) > 0.25 else _INK
+                pen.text((box[0] + step / 2, y + height / 2), f"{value:+.2f}", fill=ink, anchor="mm")
     for place, name in enumerate(table.columns):
         draw_upright(image, name, _LEFT + (place + 0.5) * step, top + height * len(table.lines) + 5)
     return to_image(image)
@@ -85,18 +86,10 @@ def draw_cells(table: CellTable) -> Tensor:
 def _cell_color(value: float | None) -> tuple[int, int, int]:
     if value is None:
         return _GRID
-    end = _STRONG
-    if value < 0:
-        end = _RED
+    end = _RED if value < 0 else _STRONG
     share = min(1.0, abs(value)) ** 0.5  # small cosines matter too
     red, green, blue = (round(paper + share * (ink - paper)) for paper, ink in zip(_PAPER, end, strict=True))
     return red, green, blue
-
-
-def _cell_ink(value: float) -> tuple[int, int, int]:
-    if abs(value) > 0.25:
-        return _PAPER
-    return _INK
 
 
 def to_image(image: object) -> Tensor:

@@ -160,9 +160,7 @@ def _combine(layers: Sequence[LayerOverlap], size: float) -> Overlap:
 
 
 def _cosine(product: float, size: float) -> float:
-    if not size:
-        return 0.0
-    return max(-1.0, min(1.0, product / size))
+    return 0.0 if not size else max(-1.0, min(1.0, product / size))
 
 
 def inner_product(first: FileChange, second: FileChange) -> float:
@@ -212,7 +210,9 @@ def _compare_bases(
 
 
 def _overlap_share(basis: Tensor, other: Tensor) -> float:
-    """The squared cosines of the principal angles are the squared singular values of basis.T @ other."""
+    """The mean squared cosine of the principal angles of two orthonormal bases (n, r) and (n, s): their cosines are the
+    singular values of basis.T @ other, so |basis.T @ other|^2 / min(r, s).
+    """
     return min(1.0, float((basis.T @ other).square().sum()) / min(basis.shape[1], other.shape[1]))
 
 
@@ -241,9 +241,7 @@ def find_fights(conflicts: Conflicts, threshold: float) -> list[Fight]:
             if abs(overlap.cosine) < threshold:
                 continue
             first, second = pair
-            weaker = second
-            if conflicts.energies[first][block] < conflicts.energies[second][block]:
-                weaker = first
+            weaker = first if conflicts.energies[first][block] < conflicts.energies[second][block] else second
             factor = round(1.0 - abs(overlap.cosine), 2)
             found.append(Fight(pair, block, overlap, weaker, factor))
     return sorted(found, key=lambda fight: -round(abs(fight.overlap.cosine), 6))
@@ -271,8 +269,9 @@ def report(conflicts: Conflicts, found: Sequence[Fight], threshold: float) -> st
     lines.append(f"Blocks with a cosine of {threshold:g} or more, the strongest first:")
     for fight in found[:_SHOWN]:
         first, second = fight.pair
+        verb = "cancel" if fight.overlap.cosine < 0 else "repeat each other"
         lines.append(
-            f"   {fight.block:<5} rows {first + 1} and {second + 1} {_verb(fight.overlap)}: {_words(fight.overlap)};"
+            f"   {fight.block:<5} rows {first + 1} and {second + 1} {verb}: {_words(fight.overlap)};"
             f" row {fight.weaker + 1} times {fight.factor:g}"
         )
     if len(found) > _SHOWN:
@@ -297,12 +296,6 @@ def _layer_lines(conflicts: Conflicts, threshold: float) -> list[str]:
     if len(layers) > _SHOWN:
         lines.append(f"   and {len(layers) - _SHOWN} more layers")
     return lines
-
-
-def _verb(overlap: Overlap) -> str:
-    if overlap.cosine < 0:
-        return "cancel"
-    return "repeat each other"
 
 
 def _words(overlap: Overlap) -> str:

@@ -115,9 +115,7 @@ def _measure_row(row: RowPatches, predicted: _CheckedPrediction, base: Sequence[
     for block in row.blocks:
         on = predicted(row.patches_in([block]), f"{name} in block {block}")
         changes[block] = relative_changes(on, base)
-    whole = base
-    if row.blocks:
-        whole = predicted(row.patches_in(list(row.blocks)), name)
+    whole = predicted(row.patches_in(list(row.blocks)), name) if row.blocks else base
     kept = strongest_blocks({block: mean(levels) for block, levels in changes.items()}, keep)
     missed = 0.0
     if len(kept) < len(row.blocks):

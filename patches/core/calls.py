@@ -6,11 +6,12 @@ torch.compile notices a changed forward but misses hooks that come and go.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -207,7 +208,7 @@ def _held_objects(value: Any) -> Iterator[Any]:
     if isinstance(value, MethodType):
         yield from (value.__func__, value.__self__)
     elif isinstance(value, FunctionType):
-        yield from (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        yield from closure_contents(value)
         yield from (value.__defaults__ or ())
         yield getattr(value, "__wrapped__", None)
     elif isinstance(value, functools.partial):
@@ -220,9 +221,8 @@ def _held_objects(value: Any) -> Iterator[Any]:
         yield from getattr(value, "__dict__", {}).values()
 
 
-def _is_filled(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:  # a variable that has no value yet
-        return False
-    return True
+def closure_contents(function: Any) -> Iterator[Any]:
+    """What the variables of a function's closure hold, without those that have no value yet; nothing of others."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):
+            yield cell.cell_contents

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from ..adapters.lora import LoRA
-from ..adapters.registry import tensor_names
 from .key_formats import registry as key_formats
 from .key_formats.key_format import Group
 from .low_rank import cut_to_rank
 from .pairing import rename_as_first
-from .parse import group_by_layer
+from .parse import dividing_ranks, group_by_layer
 
 ALGEBRAS = ("factors", "products")
 
@@ -46,10 +45,7 @@ def average(
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: averaging method is {algebra!r}, expected one of {', '.join(ALGEBRAS)}.")
     if rank < 0 or (rank and algebra == "factors"):
-        if rank > 0:
-            why = "factors keep their own rank, use 0"
-        else:
-            why = "expected 0 or more"
+        why = "factors keep their own rank, use 0" if rank > 0 else "expected 0 or more"
         raise ValueError(f"Averaging LoRAs: maximum rank is {rank}; {why}.")
     if not states or not len(states) == len(shares) == len(names):
         raise ValueError(
@@ -178,9 +174,10 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
 
 
 def concatenate(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Concatenate weighted layers: (up (out, all ranks), down (all ranks, columns)) in float64.
+    """Concatenate weighted layers of one weight: (up (out, all ranks), down (all ranks, columns)) in float64.
 
-    Their product is the weighted sum of the layers' products.
+    Their product is the weighted sum of the layers' changes: sum share_i scale_i up_i @ down_i = [share_i scale_i up_i]
+    @ [down_i]. Convolutions are flattened, as `LoRA.factors` gives them.
     """
     ups, downs = [], []
     for layer, share in zip(layers, shares, strict=True):
@@ -191,10 +188,7 @@ def concatenate(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor
 
 
 def _pair(group: Group) -> LoRA:
-    if "alpha" in group:
-        alpha = float(group["alpha"][1])
-    else:
-        alpha = None
+    alpha = float(group["alpha"][1]) if "alpha" in group else None
     return LoRA(group["up"][1], group["down"][1], alpha, group["mid"][1] if "mid" in group else None)
 
 
@@ -202,10 +196,8 @@ def _scale(group: Group) -> float:
     """alpha / rank, which is 1 without alpha: PEFT's files have none where kohya's have alpha equal to the rank."""
     if "alpha" not in group:
         return 1.0
-    divided = [role.name for role in tensor_names().roles.values() if role.divides_alpha and role.name in group]
-    if not divided:
-        return math.nan
-    return float(group["alpha"][1]) / len(group[divided[0]][1])
+    ranks = dividing_ranks(group)
+    return float(group["alpha"][1]) / ranks[0] if ranks else math.nan
 
 
 def _sum(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

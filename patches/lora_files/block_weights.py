@@ -221,10 +221,7 @@ def parse_for_model(text: str, weights: Iterable[str]) -> dict[str, float]:
             for length, (name, block_names) in weight_lists().items()
             if set(block_names) <= model_blocks
         ]
-        if fits:
-            advice = f"; expected a list of {' or '.join(fits)} numbers"
-        else:
-            advice = ""
+        advice = f"; expected a list of {' or '.join(fits)} numbers" if fits else ""
         raise ValueError(
             f"blocks: this model has no {', '.join(missing[:6])}{' …' if len(missing) > 6 else ''}{advice}"
         )
@@ -277,6 +274,11 @@ def _fits(name: str, block: str) -> bool:
     return not name or (kind, number) == _split(block) or (number is None and kind == _split(block)[0])
 
 
+def kind_of(block: str) -> str:
+    """The kind of a block, its name without the number: OUT of OUT04."""
+    return block.rstrip("0123456789")
+
+
 def _split(name: str) -> tuple[str, int | None]:
-    kind = name.rstrip("0123456789")
+    kind = kind_of(name)
     return kind, int(name[len(kind) :]) if len(kind) < len(name) else None

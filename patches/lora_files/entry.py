@@ -35,12 +35,8 @@ class LoraEntry(NamedTuple):
 
     def strength(self, space: str) -> float:
         """The strength on the "model" or the "clip"."""
-        if space == "model":
-            return self.strength_model
-        return self.strength_clip
+        return self.strength_model if space == "model" else self.strength_clip
 
     def block_strengths(self) -> Mapping[str, float]:
         """Strength by block; empty when the entry has no block weights."""
-        if not self.blocks:
-            return {}
-        return block_weights.parse(self.blocks)
+        return {} if not self.blocks else block_weights.parse(self.blocks)

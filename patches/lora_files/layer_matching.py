@@ -178,8 +178,15 @@ def _other_encoder(number: str, encoders: set[str]) -> str:
 
 def _model_names(shapes: Shapes) -> dict[str, Target]:
     """{name: target}: the model's weights under their own names, and under diffusers' where those differ."""
-    weight_names = [name for space, name in shapes if space == "model" and _is_of_a_layer(name)]
-    tables = _tables(weight_names)
+    # a bias goes with its weight
+    weight_names = [
+        name for space, name in shapes if space == "model" and name.startswith(GENERIC_PREFIX) and name[-5:] != ".bias"
+    ]
+    tables = [
+        table
+        for table in registry.layer_names()
+        if table.model_sign is not None and any(re.search(table.model_sign, weight) for weight in weight_names)
+    ]
     names: dict[str, Target] = {}
     for weight in weight_names:
         names[_path(weight)] = Target("model", weight)
@@ -190,23 +197,8 @@ def _model_names(shapes: Shapes) -> dict[str, Target]:
     return names
 
 
-def _is_of_a_layer(name: str) -> bool:
-    """Whether a model's tensor is in its network, and no bias: those go with their weight."""
-    return name.startswith(GENERIC_PREFIX) and not name.endswith(".bias")
-
-
 def _path(weight: str) -> str:
     return weight.removeprefix(GENERIC_PREFIX).removesuffix(".weight").removesuffix(".scale")
-
-
-def _tables(own: Sequence[str]) -> list[LayerNames]:
-    """The layer name tables of the model families whose names a model's weights have."""
-    tables = []
-    for names in registry.layer_names():
-        sign = names.model_sign
-        if sign is not None and any(re.search(sign, weight) for weight in own):
-            tables.append(names)
-    return tables
 
 
 def _add_diffusers_names(names: dict[str, Target], weight: str, table: LayerNames, shapes: Shapes) -> None:

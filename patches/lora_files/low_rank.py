@@ -32,7 +32,7 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Reduce a matrix to a rank: (up, down, squared norm of what is lost).
+    """Reduce a matrix (out, columns) to a rank: (up (out, rank), down (rank, columns), squared norm of what is lost).
 
     The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
     randomized SVD, with a fixed seed of its own. What is lost is measured by itself, never as the difference of two
@@ -55,7 +55,7 @@ def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
 
 
 class SVD(NamedTuple):
-    """An SVD: left @ diag(values) @ right, the largest value first."""
+    """An SVD: left (out, r) @ diag(values (r,)) @ right (r, columns), the largest value first."""
 
     left: Tensor
     values: Tensor
@@ -77,7 +77,9 @@ class SVD(NamedTuple):
 
 
 def svd(matrix: Tensor) -> SVD:
-    """The exact SVD of a matrix, in float64 up to a few hundred rows or columns, else in float32."""
+    """The exact SVD of a matrix (out, columns) with r = min(out, columns): computed in float64 up to a few hundred rows
+    or columns, else in float32; the result is float64.
+    """
     if min(matrix.shape) <= _SMALL:
         matrix = matrix.double()
     return SVD(*(part.double() for part in torch.linalg.svd(matrix, full_matrices=False)))
@@ -118,26 +120,6 @@ class RankRule:
         return f"{target:g}, expected above 0 and at most 1 with {self.name}, such as 0.9"
 
 
-def _all(values: Tensor, target: float) -> int:
-    return len(values)
-
-
-def _energy(values: Tensor, target: float) -> int:
-    return _first_reaching(values.square(), target)
-
-
-def _frobenius(values: Tensor, target: float) -> int:
-    return _first_reaching(values.square(), target**2)
-
-
-def _cumulative(values: Tensor, target: float) -> int:
-    return _first_reaching(values, target)
-
-
-def _ratio(values: Tensor, target: float) -> int:
-    return max(1, int((values > values[0] / target).sum()))
-
-
 def _first_reaching(parts: Tensor, share: float) -> int:
     """How many of `parts` it takes until they add up to a share of all."""
     sums = parts.cumsum(0)
@@ -147,14 +129,22 @@ def _first_reaching(parts: Tensor, share: float) -> int:
 RANK_RULES: Registry[RankRule] = Registry(
     "resize",
     (
-        RankRule(name="none", help="maximum rank alone decides", rank=_all),
-        RankRule(name="energy", help="keeps this share of the squared singular values", rank=_energy),
-        RankRule(name="sv_fro", help="keeps this share of the Frobenius norm", rank=_frobenius),
-        RankRule(name="sv_cumulative", help="keeps this share of the sum of the singular values", rank=_cumulative),
+        RankRule(name="none", help="maximum rank alone decides", rank=lambda values, target: len(values)),
+        RankRule(
+            name="energy",
+            help="keeps this share of the squared singular values",
+            rank=lambda values, target: _first_reaching(values.square(), target),
+        ),
+        RankRule(
+            name="sv_fro",
+            help="keeps this share of the Frobenius norm",
+            rank=lambda values, target: _first_reaching(values.square(), target**2),
+        ),
+        RankRule(name="sv_cumulative", help="keeps this share of the sum of the singular values", rank=_first_reaching),
         RankRule(
             name="sv_ratio",
             help="keeps singular values above the largest divided by this",
-            rank=_ratio,
+            rank=lambda values, target: max(1, int((values > values[0] / target).sum())),
             target_is_ratio=True,
         ),
     ),

@@ -212,18 +212,14 @@ def _missing_blocks(
     A partial LoRA need not have every block of a list.
     """
     blocks = {block_weights.block_of_name(pairing_name(key.rpartition(".")[0]), diffusers) for key in state}
-    kinds = block_weights.related_kinds({_kind(block) for block in blocks}) | {block_weights.REST}
+    kinds = block_weights.related_kinds({block_weights.kind_of(block) for block in blocks}) | {block_weights.REST}
     missing = []
     for block in by_block:
-        if block and block not in block_weights.TEXT and _kind(block) not in kinds:
+        if block and block not in block_weights.TEXT and block_weights.kind_of(block) not in kinds:
             missing.append(block)
     if not missing:
         return []
     return [f"{name}: blocks: it has no {', '.join(missing[:6])}; its blocks are {', '.join(sorted(kinds))}"]
-
-
-def _kind(block: str) -> str:
-    return block.rstrip("0123456789")
 
 
 # --- LoRAs and differences with a model -------------------------------------------------------------------------------
@@ -318,9 +314,7 @@ class _Tally:
 
 
 def _share(left_out: float, whole: float) -> float:
-    if left_out <= _ROUNDING * whole:
-        return 0.0
-    return (left_out / whole) ** 0.5
+    return 0.0 if left_out <= _ROUNDING * whole else (left_out / whole) ** 0.5
 
 
 class _MergedLayers:
@@ -433,9 +427,7 @@ class _MergedLayers:
     def add_whole(self, base: str, change: Tensor, bias: bool = False) -> None:
         """Add a difference unchanged."""
         self.cut.add(base, energy(change), 0.0)
-        key = f"{base}.diff"
-        if bias:
-            key = f"{base}.diff_b"
+        key = f"{base}.diff_b" if bias else f"{base}.diff"
         self.state[key] = change.contiguous()
 
     def add_cut(self, base: str, change: Tensor, limit: int) -> None:

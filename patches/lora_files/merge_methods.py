@@ -44,9 +44,7 @@ class FileChange:
     @property
     def factors(self) -> tuple[Tensor, Tensor] | None:
         """(up, down), or None."""
-        if self.up is None or self.down is None:
-            return None
-        return self.up, self.down
+        return None if self.up is None or self.down is None else (self.up, self.down)
 
     def whole(self) -> Tensor:
         """The difference (shape) in float32."""
@@ -113,10 +111,7 @@ def _random_by_rank(change: Tensor, settings: MergeSettings, generator: torch.Ge
     An element is dropped with density p = 1 - density: p - epsilon / 2 for the largest of n, and epsilon / n more for
     each place after it.
     """
-    if change.ndim > 1:
-        rows = change.flatten(1)
-    else:
-        rows = change[None]
+    rows = change.flatten(1) if change.ndim > 1 else change[None]
     order = rows.abs().argsort(dim=1, descending=True, stable=True)
     by_place = settings.density + settings.epsilon / 2 - torch.arange(rows.shape[1]) * settings.epsilon / rows.shape[1]
     chances = torch.empty_like(rows).scatter_(1, order, by_place.to(rows).expand_as(rows))
@@ -144,10 +139,7 @@ def _dropping_merge(sparsify: Sparsify, elects: bool) -> Merge:
             mask, divisor = sparsify(whole, settings, mask_generator(settings.mask_seed, layer, change.file))
             kept_elements.append(whole * mask / divisor)
             masks.append(mask)
-        if elects:
-            total = _elect(kept_elements, masks)
-        else:
-            total = _add_up(kept_elements)
+        total = _elect(kept_elements, masks) if elects else _add_up(kept_elements)
         left_out = []
         for change, mask in zip(changes, masks, strict=True):
             left_out.append(energy(change.whole() * ~mask))
@@ -248,9 +240,7 @@ def _orthogonal(changes: Sequence[FileChange], settings: MergeSettings, layer: s
     several files share exactly counts once. If the ranks add up to more than the weight's, each file keeps its largest
     singular values. Biases and norms are added up.
     """
-    parts = []
-    if len(changes[0].shape) > 1:
-        parts = [_exact_svd(change) for change in changes]
+    parts = [_exact_svd(change) for change in changes] if len(changes[0].shape) > 1 else []
     if not any(len(part.values) for part in parts):
         return _sum(changes)
     most = min(parts[0][0].shape[0], parts[0][2].shape[1])

@@ -58,10 +58,7 @@ def summarize_contents(state: Mapping[str, Tensor]) -> str:
     shapes = key_formats.generic_keys({name: tuple(tensor.shape) for name, tensor in state.items()})
     kinds, ranks = parse.summarize(shapes)
     family = recognize_lora(shapes.items())
-    if kinds:
-        parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))]
-    else:
-        parts = ["no LoRA layers"]
+    parts = [", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))] if kinds else ["no LoRA layers"]
     if ranks:
         parts.append(f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}")
     return ", ".join([*parts, *([f"for {family.title}"] if family else [])])
@@ -154,9 +151,7 @@ def _settings(metadata: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _cut(text: str, most: int = _MOST_SHOWN) -> str:
-    if len(text) <= most:
-        return text
-    return text[: most - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _first(metadata: Mapping[str, str], entries: Sequence[str]) -> str:

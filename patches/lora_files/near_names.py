@@ -33,7 +33,8 @@ def near_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
         if file == missing_file:
             same.append(other)
         elif _may_be_near(missing, file):
-            score = _likeness(missing, _read(other))
+            parts, pairs = _read(other)
+            score = max(_share(missing.parts, parts), _pair_share(missing.pairs, pairs))  # whichever says more
             if score >= _LEAST:
                 scored.append((score, len(folders & _folders(other)), other))
     scored.sort(reverse=True)  # of equals the highest version comes first
@@ -42,14 +43,10 @@ def near_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
 
 def _may_be_near(missing: _Name, file: str) -> bool:
     """Whether it is worth a closer look: a name that shares neither a part nor a third of the pairs never gets near."""
-    for part in missing.parts:
-        if part in file:
-            return True
-    return 3 * _count(missing.pairs, _BETWEEN.sub("", file)) >= len(missing.pairs)
-
-
-def _count(pairs: frozenset[str], text: str) -> int:
-    return sum(pair in text for pair in pairs)
+    letters = _BETWEEN.sub("", file)
+    return any(part in file for part in missing.parts) or (
+        3 * sum(pair in letters for pair in missing.pairs) >= len(missing.pairs)
+    )
 
 
 def file_name(name: str) -> str:
@@ -68,11 +65,6 @@ def _read(name: str) -> _Name:
     return _Name(frozenset(parts), frozenset(joined[at : at + 2] for at in range(len(joined) - 1)))
 
 
-def _likeness(one: _Name, other: _Name) -> float:
-    """From 0 to 1: how much of two names is the same, by whole parts or by pairs of letters, whichever says more."""
-    return max(_share(one.parts, other.parts), _pair_share(one.pairs, other.pairs))
-
-
 def _share(one: frozenset[str], other: frozenset[str]) -> float:
     all_letters = sum(map(len, one | other))
     if not all_letters:
@@ -82,6 +74,4 @@ def _share(one: frozenset[str], other: frozenset[str]) -> float:
 
 def _pair_share(one: frozenset[str], other: frozenset[str]) -> float:
     """Dice's coefficient; 0 for names so short that a pair says nothing."""
-    if len(one) < 2 or len(other) < 2:
-        return 0.0
-    return 2 * len(one & other) / (len(one) + len(other))
+    return 0.0 if len(one) < 2 or len(other) < 2 else 2 * len(one & other) / (len(one) + len(other))

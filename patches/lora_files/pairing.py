@@ -23,9 +23,7 @@ def pairing_name(base: str) -> str:
 
 
 def _number_encoder(match: re.Match[str]) -> str:
-    if match[1] == "clip_g":
-        return "te2."
-    return "te1."
+    return "te2." if match[1] == "clip_g" else "te1."
 
 
 def _mlp_place(match: re.Match[str]) -> str:

@@ -114,7 +114,8 @@ def read(
             problems.append("mark the row as partial to use the rest")
     embeddings = key_formats.embedding_names(state)
     if not problems and not (groups or strangers) and embeddings:
-        problems += _unread_embeddings(embeddings, embeddings_are_read)
+        if not embeddings_are_read:
+            problems.append(f"it holds embeddings only ({_list_some(embeddings)}): {_EMBEDDINGS_ONLY}")
     elif not problems:
         problems += _explain_unusable(state, groups, layers, unmatched, encoder_names, partial, hint, model_family)
     if problems:
@@ -160,13 +161,6 @@ def _purpose(hint: str, matches: bool, fits: bool, model_family: Callable[[], st
     return ""
 
 
-def _unread_embeddings(embeddings: Collection[str], are_read: bool) -> list[str]:
-    """Why a file with embeddings alone cannot be used, if no CLIP gets them."""
-    if are_read:
-        return []
-    return [f"it holds embeddings only ({_list_some(embeddings)}): {_EMBEDDINGS_ONLY}"]
-
-
 def read_layers(
     state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
 ) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
@@ -195,7 +189,7 @@ def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> 
         config = config_for(configs, base)
         if config is None or "alpha" in group:
             continue
-        ranks = [len(group[role.name][1]) for role in _roles(group) if role.divides_alpha]
+        ranks = dividing_ranks(group)
         scale = config.scale(base, ranks[0] if ranks else None)
         if scale is None:
             continue
@@ -207,6 +201,11 @@ def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> 
                 key, tensor = group[role.name]
                 scaled[key] = tensor.float() * scale
     return scaled
+
+
+def dividing_ranks(group: Group) -> list[int]:
+    """The sides of a layer's tensors that alpha is divided by; where there are several the first one counts."""
+    return [len(group[role.name][1]) for role in _roles(group) if role.divides_alpha]
 
 
 def _roles(group: Group) -> list[TensorRole]:
@@ -476,9 +475,7 @@ def _tensor_errors(role: str, key: str, tensor: Tensor) -> Iterator[str]:
 
 def _rows(part: Slice | None) -> Slice | None:
     """The part of the bias for a part of its weight."""
-    if part is not None and part[0] == 0:
-        return part
-    return None
+    return part if part is not None and part[0] == 0 else None
 
 
 def _misfit(target: Target, layer: Layer, shapes: Mapping[tuple[str, str], Sequence[int]]) -> str | None:

@@ -30,9 +30,7 @@ class PeftConfig:
 
     def scales_inputs(self, layer: str) -> bool | None:
         """Whether an IA3 layer scales its input instead of its output; None if the settings do not say."""
-        if self.feedforward is None:
-            return None
-        return layer.endswith(self.feedforward)
+        return None if self.feedforward is None else layer.endswith(self.feedforward)
 
     def scale(self, layer: str, rank: int | None = None) -> float | None:
         """PEFT's scale of a layer: alpha / rank, or alpha / root of the rank for rsLoRA; None if the settings do not
@@ -62,10 +60,7 @@ def peft_configs(metadata: Mapping[str, str]) -> tuple[PeftConfig, ...]:
                 raise ValueError(f"{place}: not JSON ({error}), {expected}; {again}") from error
             if not isinstance(content, dict):
                 raise ValueError(f"{place}: {expected}, got {metadata[key][:80]!r}; {again}")
-            if key == _HEADER:
-                parts = {name.rpartition(".")[0] for name in content}
-            else:
-                parts = {""}
+            parts = {name.rpartition(".")[0] for name in content} if key == _HEADER else {""}
             configs += [
                 _config(part, {name.removeprefix(f"{part}."): value for name, value in content.items()})
                 for part in parts

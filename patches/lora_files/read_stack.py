@@ -348,9 +348,7 @@ def patches_by_weight(
         if entry.strength(space) == 0.0:
             continue
         by_block = entry.block_strengths()
-        schedule = None
-        if space == "model":
-            schedule = entry.schedule
+        schedule = entry.schedule if space == "model" else None
         for weight, layer, part in parse.patches_of(lora, space, shapes):
             strength = _strength_on(entry, by_block, space, weight)
             if strength != 0.0:
@@ -387,9 +385,7 @@ def entry_report(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> st
 
 
 def _count_embeddings(names: Sequence[str]) -> str:
-    if len(names) == 1:
-        return "1 embedding"
-    return f"{len(names)} embeddings"
+    return "1 embedding" if len(names) == 1 else f"{len(names)} embeddings"
 
 
 def _describe_changes(entry: LoraEntry, lora: parse.ParsedLora, has_clip: bool) -> str:

@@ -42,12 +42,8 @@ def _block(layer: str, diffusers: Any) -> str:
     return block_weights.block_of_name(key_formats.strip_prefixes(layer), diffusers)
 
 
-def _kind(block: str) -> str:
-    return block.rstrip("0123456789")
-
-
 def _place(block: str) -> tuple[int, str]:
-    kind = _kind(block)
+    kind = block_weights.kind_of(block)
     if kind in ORDER:
         return ORDER.index(kind), block
     return len(ORDER), block
@@ -65,8 +61,11 @@ def foreign_blocks(blocks: list[str], text: str) -> str:
     """What is wrong with block weights that name blocks of another family than a file's; "" if nothing is."""
     if not blocks or not text.strip() or "blocks" in check_texts(text, ""):
         return ""
-    kinds = block_weights.related_kinds({_kind(block) for block in blocks}) | {block_weights.REST, *block_weights.TEXT}
-    foreign = [name for name in block_weights.parse(text) if name and _kind(name) not in kinds]
+    kinds = block_weights.related_kinds({block_weights.kind_of(block) for block in blocks}) | {
+        block_weights.REST,
+        *block_weights.TEXT,
+    }
+    foreign = [name for name in block_weights.parse(text) if name and block_weights.kind_of(name) not in kinds]
     if not foreign:
         return ""
     some = ", ".join(foreign[:6]) + (" …" if len(foreign) > 6 else "")

@@ -162,9 +162,7 @@ def parse_schedule(text: str) -> Schedule | None:
 
 
 def _share(text: str) -> float:
-    if text.endswith("%"):
-        return _number(text[:-1]) / 100.0
-    return _number(text)
+    return _number(text[:-1]) / 100.0 if text.endswith("%") else _number(text)
 
 
 def _strength(text: str) -> float:

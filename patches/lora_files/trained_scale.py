@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .key_formats.key_format import Group
-from .parse import group_by_layer
+from .parse import dividing_ranks, group_by_layer
 
 _GRAFT_STATE = "graft_state"  # whose own files need no correction
 _LYCORIS = "lycoris.kohya"
@@ -203,11 +203,8 @@ def _rank_stabilization(group: Group, alpha: float, training: _Training) -> floa
 
 def _stored_rank(group: Group) -> int:
     """The rank that a layer's alpha is divided by, 0 if it has none."""
-    from ..adapters.registry import tensor_names
-
     if any(tensor.ndim < 2 for role, (_, tensor) in group.items() if role != "alpha"):
         return 0
     if "a2" in group:  # GLoRA's, whose older files store each pair in reverse order
         return min(group["a2"][1].flatten(1).shape)
-    roles = (role for role in tensor_names().roles.values() if role.divides_alpha and role.name in group)
-    return next((len(group[role.name][1]) for role in roles), 0)
+    return next(iter(dividing_ranks(group)), 0)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.calls import closure_contents
+
 # ComfyUI's function names. Its FlashAttention is a custom operation without a backward; the others quantize and have
 # none either.
 INFERENCE_ONLY = {
@@ -51,8 +53,7 @@ def refuse_inference_only(kernel: Any) -> None:
     """Raise InferenceOnly, with the kernel's name, if an attention kernel (or the kernel a closure calls) has no
     backward pass.
     """
-    cells = (cell.cell_contents for cell in getattr(kernel, "__closure__", None) or () if _filled(cell))
-    names = [kernel_name(kernel), *(kernel_name(content) for content in cells if callable(content))]
+    names = [kernel_name(kernel), *map(kernel_name, filter(callable, closure_contents(kernel)))]
     for name in names:
         title = INFERENCE_ONLY.get(name.rpartition(".")[2])
         if title is None:
@@ -92,12 +93,3 @@ def _to_narrowest_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     """The three in the narrowest type that one of them has: that of the products, which nothing has widened."""
     dtype = min((v.dtype, q.dtype, k.dtype), key=lambda dtype: dtype.itemsize)
     return q.to(dtype), k.to(dtype), v.to(dtype)
-
-
-def _filled(cell: Any) -> bool:
-    """Whether a closure's variable has a value yet."""
-    try:
-        cell.cell_contents  # noqa: B018  (reading is the question)
-    except ValueError:
-        return False
-    return True

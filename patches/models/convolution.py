@@ -35,18 +35,17 @@ def _operation(x: Tensor, compiled: bool) -> Callable[..., Tensor]:
 
 
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution with another weight instead of the module's (no bias), using its stride, dilation and padding."""
+    """A convolution of x (B, in, *size) with another weight (out, in / groups, *kernel) instead of the module's, using
+    its stride, dilation and padding, without bias. `compiled`: torch.compile does not look into it.
+    """
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
-        if module.padding_mode == "zeros":
-            mode = "constant"
-        else:
-            mode = module.padding_mode
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         x, padding = F.pad(x, module._reversed_padding_repeated_twice, mode=mode), (0,) * (weight.ndim - 2)
     return _operation(x, compiled)(x, weight, module.stride, padding, module.dilation, groups)
 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
-    """A convolution with kernel size 1."""
+    """A convolution of x (B, in, *size) with a weight (out, in, 1 …), without bias."""
     ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
     return _operation(x, compiled)(x, weight, ones, zeros, ones, 1)

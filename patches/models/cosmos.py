@@ -61,9 +61,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
     t5_ids, text = conditions.get("t5xxl_ids"), text_length(context)
     if t5_ids is not None:
         text = max(_ANIMA_TEXT, t5_ids.shape[-1])
-    period = 1
-    if text == total:
-        period = 2
+    period = 2 if text == total else 1
     return Layout(frames, grid, {total: Place(0, period=period)})
 
 

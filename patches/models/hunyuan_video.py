@@ -115,9 +115,7 @@ def _layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Map
 
 
 def _tokens(latents: Tensor, depth: int, patch: int) -> int:
-    frames = 1
-    if latents.ndim == 5:
-        frames = frame_count(latents.shape[2], depth)
+    frames = frame_count(latents.shape[2], depth) if latents.ndim == 5 else 1
     return frames * token_count(latents.shape, patch)
 
 

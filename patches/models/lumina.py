@@ -149,9 +149,7 @@ FAMILY = ModelFamily(
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
     """What reads pictures as references, which training does not give."""
-    if not hasattr(model, "ref_image_patch_embedder"):
-        return ()
-    return ("ref_image_",)
+    return () if not hasattr(model, "ref_image_patch_embedder") else ("ref_image_",)
 
 
 def _omnigen2_layout(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mapping[str, Any]) -> Layout:

@@ -12,16 +12,7 @@ from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
-from .token_layout import (
-    Layout,
-    Place,
-    TokenLayout,
-    TransformerClass,
-    patch_size,
-    text_length,
-    token_count,
-    token_grid,
-)
+from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_count, token_grid
 
 _MORE_THAN_FLUX = (  # Flux has 19 such blocks, and other names in files that do not begin as diffusers' do
     r"(diffusion_model_|lora_unet_)transformer_blocks_\d|transformer_blocks_(19|[2-5]\d)_"

@@ -12,15 +12,7 @@ from .diffusers_names import LayerNames, SwappedHalves, equal_qkv, rename_by_tab
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
-from .token_layout import (
-    Layout,
-    Place,
-    TokenLayout,
-    TransformerClass,
-    patch_size,
-    text_length,
-    token_grid,
-)
+from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_grid
 
 _RENAMES = (
     (r"^joint_blocks\.(\d+)\.x_block\.attn\.proj$", r"transformer_blocks.\1.attn.to_out.0"),

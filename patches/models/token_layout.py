@@ -89,16 +89,12 @@ def whole_patches(latent: Sequence[int], patch: int) -> int:
 
 def text_length(context: Tensor | None) -> int:
     """The number of tokens of a text (B, L, D), 0 without one."""
-    if context is None:
-        return 0
-    return context.shape[1]
+    return 0 if context is None else context.shape[1]
 
 
 def round_up(count: int, multiple: int | None) -> int:
     """A count rounded up to a multiple; unchanged for None."""
-    if multiple is None:
-        return count
-    return math.ceil(count / multiple) * multiple
+    return count if multiple is None else math.ceil(count / multiple) * multiple
 
 
 def frame_count(length: int, depth: int) -> int:

@@ -101,9 +101,7 @@ def _humo(model: nn.Module, x: Tensor, context: Tensor | None, conditions: Mappi
     if reference is not None:
         after = (reference.shape[-3] // depth) * whole_patches(reference.shape, patch)
     total = frames * grid[0] * grid[1] + after
-    period = 1
-    if text_length(context) == total:
-        period = 2
+    period = 2 if text_length(context) == total else 1
     return Layout(frames, grid, {total: Place(0, period=period)})
 
 
@@ -122,9 +120,7 @@ def _frames(x: Tensor, depth: int, conditions: Mapping[str, Any]) -> int:
 
 def _unread(model: nn.Module) -> tuple[str, ...]:
     """What reads pictures of CLIP vision, which training does not give."""
-    if getattr(model, "img_emb", None) is None:
-        return ()
-    return ("img_emb.",)
+    return () if getattr(model, "img_emb", None) is None else ("img_emb.",)
 
 
 def _boundary(model: nn.Module) -> float | None:

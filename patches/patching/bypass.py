@@ -32,7 +32,10 @@ def supports_bypass(module: nn.Module) -> bool:
 
 
 def put_bypass(module: nn.Module, adapter: Bypass) -> Handle:
-    """Put an adapter around a module's forward, until the handle leaves."""
+    """Put an adapter around a module's forward, until the handle leaves.
+
+    Raises ValueError where the module runs compiled: its own forward would be left out.
+    """
     key = str(id(module))
     if adapter.compiled:
         _COMPILED[key] = adapter.parts
@@ -40,19 +43,11 @@ def put_bypass(module: nn.Module, adapter: Bypass) -> Handle:
     def call(module: nn.Module, inner: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         if not adapter.is_on:
             return inner(*args, **kwargs)
-        if args:
-            name = None
-        else:
-            name = next(iter(kwargs))
-        if name is None:
-            x = args[0]
-        else:
-            x = kwargs[name]
+        name = None if args else next(iter(kwargs))
+        x = args[0] if name is None else kwargs[name]
 
         def own(x: Tensor) -> Tensor:
-            if name is None:
-                return inner(x, *args[1:], **kwargs)
-            return inner(**{**kwargs, name: x})
+            return inner(x, *args[1:], **kwargs) if name is None else inner(**{**kwargs, name: x})
 
         if adapter.compiled:
             return adapter.run(module, x, own, _COMPILED[key])
@@ -143,13 +138,13 @@ class Bypass:
                 torch._dynamo.mark_dynamic(self.parts.places, 0)
 
     def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
-        """`__call__` with the given parts."""
+        """`__call__` with parts that are in the type and on the device of x:
+
+        y = outputs(f(inputs(x))) + sum of multiplier * (diff or kron) @ x + up @ (multipliers * (down @ x)) + biases
+        """
         if not parts.own:
             return self._added(module, x, None, parts)
-        if is_linear(module):
-            channels = -1
-        else:
-            channels = 1
+        channels = -1 if is_linear(module) else 1
         output = own(apply_maps(parts.inputs, x.float(), channels).to(x.dtype) if parts.inputs else x)
         if not parts.outputs:
             return self._added(module, x, output, parts)
@@ -158,10 +153,7 @@ class Bypass:
     def _added(self, module: nn.Module, x: Tensor, output: Tensor | None, parts: Parts) -> Tensor:
         down, up, places = parts.down, parts.up, parts.places
         scheduled = places is not None or any(place for place, _ in (*parts.diffs, *parts.krons, *parts.biases))
-        if scheduled:
-            gains = self.clock.values.to(x.device, x.dtype)
-        else:
-            gains = None
+        gains = self.clock.values.to(x.device, x.dtype) if scheduled else None
         for place, diff in parts.diffs:
             diff = diff.to(x.device, x.dtype)
             if diff.ndim == 2:
@@ -174,10 +166,7 @@ class Bypass:
         assert output is not None  # if the module's own output is not used, a difference replaces it
         if down is not None and up is not None:
             down, up = down.to(x.device, x.dtype), up.to(x.device, x.dtype)
-            if down.ndim == 2:
-                hidden = F.linear(x, down)
-            else:
-                hidden = convolve(module, x, down, compiled=self.compiled)
+            hidden = F.linear(x, down) if down.ndim == 2 else convolve(module, x, down, compiled=self.compiled)
             if places is not None and gains is not None:
                 hidden = hidden * gains[places].view(-1, *(1,) * (down.ndim - 2))
             output = _add_product(output, hidden, up, self.compiled)

@@ -104,10 +104,7 @@ class Composed:
                 raise ValueError("a T-LoRA cannot change a grouped convolution by noise level: set patch mode to merge")
             if groups > 1 and fused.up.shape[1]:
                 product = (fused.up @ fused.down.float()).reshape(self.shape)
-                if diff is None:
-                    diff = product
-                else:
-                    diff = diff + product
+                diff = product if diff is None else diff + product
             elif fused.up.shape[1]:
                 self.pairs.append((indices, fused.up, fused.down.float()))
             if diff is not None:
@@ -116,10 +113,7 @@ class Composed:
     def _kron(self, patch: Patch) -> Kron | None:
         """A patch as a separate Kronecker product; None if it is not one, or not of a matrix."""
         layer: Any = patch.layer
-        if hasattr(layer, "kronecker_factors") and len(self.shape) == 2:
-            factors = layer.kronecker_factors()
-        else:
-            factors = None
+        factors = layer.kronecker_factors() if hasattr(layer, "kronecker_factors") and len(self.shape) == 2 else None
         if factors is None:
             return None
         return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
@@ -164,10 +158,7 @@ class Composed:
         """Add the changes of the bias. Maps of the weight do not apply to it."""
         constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not are_additive(constant)
-        if changed:
-            base_bias = read()
-        else:
-            base_bias = None
+        base_bias = read() if changed else None
         if base_bias is None:
             remaining = patches
         else:
@@ -239,10 +230,7 @@ def make_uniform(
         made = Composed(made.shape, diffs=[(0, change.cpu())])
         made.add([patch for patch in patches if patch.changes is not None], place, groups)
     made.expand()
-    if made.own:
-        outputs = made.outputs
-    else:
-        outputs = (Scale(torch.zeros(made.shape[0])),)
+    outputs = made.outputs if made.own else (Scale(torch.zeros(made.shape[0])),)
     constant_diffs = [diff for index, diff in made.diffs if not index]
     if groups > 1:
         diffs = [
@@ -250,10 +238,7 @@ def make_uniform(
             *(scheduled_diff for scheduled_diff in made.diffs if scheduled_diff[0]),
         ]
         return Composed(made.shape, made.inputs, outputs, diffs=diffs)
-    if constant_diffs:
-        summed = [(0, sum(constant_diffs, torch.zeros(made.shape)))]
-    else:
-        summed = []
+    summed = [(0, sum(constant_diffs, torch.zeros(made.shape)))] if constant_diffs else []
     factors = [
         (range(index, index + 1), *_factors(diff))
         for index, diff in (*summed, *(scheduled_diff for scheduled_diff in made.diffs if scheduled_diff[0]))

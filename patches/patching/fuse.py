@@ -202,16 +202,10 @@ def apply_patches(base: Tensor, patches: Sequence[Patch], out: Tensor | None = N
     the shape, type and device of `base` and may be `base` itself. Patches that do more than add (DoRA, OFT, set_weight
     …) get the result of the patches before them. A `seed` makes the rounding stochastic.
     """
-    if out is None:
-        result = torch.empty(base.shape, dtype=base.dtype, device=base.device)
-    else:
-        result = out
+    result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed in place
         return result.copy_(apply_patches(base, patches, seed=seed))
-    if seed is None:
-        generator = None
-    else:
-        generator = torch.Generator(base.device).manual_seed(seed)
+    generator = None if seed is None else torch.Generator(base.device).manual_seed(seed)
     if not are_additive(patches):
         return result.copy_(_round(apply_in_order(base.float(), patches), base.dtype, generator))
     fused = fuse(patches, base.shape, base.device)
@@ -251,10 +245,7 @@ def _add_product(rows: Tensor, fused: Fused, target: Tensor) -> None:
         for block in _blocks(len(rows), step):
             base = rows[block, columns]
             up = fused.up_of(block)
-            if half:
-                factors = bfloat16_factors(up, down, base)
-            else:
-                factors = (up, down)
+            factors = bfloat16_factors(up, down, base) if half else (up, down)
             torch.addmm(base, *factors, out=target[block, columns])
 
 
@@ -278,9 +269,7 @@ def _blocks(rows: int, step: int) -> Iterator[slice]:
 
 
 def _round(values: Tensor, dtype: torch.dtype, draws: torch.Generator | None) -> Tensor:
-    if draws is None:
-        return values.to(dtype)
-    return round_stochastically(values, dtype, draws)
+    return values.to(dtype) if draws is None else round_stochastically(values, dtype, draws)
 
 
 def are_additive(patches: Iterable[Patch]) -> bool:
@@ -324,10 +313,7 @@ def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Te
     exact = down.dtype == torch.bfloat16
     if not exact:
         down = down.float()
-    if exact:
-        ways = [_round_once, _split_high_and_low]
-    else:
-        ways = [_round_once, _round_twice, _split_high_and_low]
+    ways = [_round_once, _split_high_and_low] if exact else [_round_once, _round_twice, _split_high_and_low]
     shares = _choose_ways(up, down, base, (1.0,) if exact else (2.0, 2.0 * _LEFT))
     factors = [
         way(up[:, components], down[components])

@@ -156,9 +156,7 @@ def _merge_or_bypass(plan: WeightPlan, name: str, mode: str, no_bypass: str | No
 
 def why_not_bypass(module: nn.Module, attribute: str) -> str | None:
     """Why a weight cannot be patched at the activations, or None."""
-    if has_bypass(module, attribute):
-        return None
-    return f"{type(module).__name__} has no bypass"
+    return None if has_bypass(module, attribute) else f"{type(module).__name__} has no bypass"
 
 
 def has_bypass(module: nn.Module, attribute: str) -> bool:
@@ -184,11 +182,12 @@ def split_by_schedule(patches: Patches) -> tuple[dict[str, list[Patch]], dict[st
 
 def scheduled_weights(stacks: Iterable[Stack]) -> set[str]:
     """The weights whose strength changes during sampling."""
-    return {weight for stack in stacks for weight in stack.patches if _has_schedule(stack.patches[weight])}
-
-
-def _has_schedule(patches: Iterable[Patch]) -> bool:
-    return any(patch.changes is not None for patch in patches)
+    return {
+        weight
+        for stack in stacks
+        for weight, on_weight in stack.patches.items()
+        if any(patch.changes is not None for patch in on_weight)
+    }
 
 
 def refuse_after_scheduled(patches: Patches, carried: Sequence[Stack]) -> None:

@@ -15,14 +15,7 @@ from torch import Tensor, nn
 
 from ..core.ledger import Joint, enter_joint, find_joint
 from ..core.slots import Slot, Swaps, copy_to_host, find_slot, hold_values, is_held, slots_by_tensor, write_
-from ..models.layers import (
-    COARSE,
-    dequantize,
-    requantize,
-    requantizes,
-    shape_of,
-    why_not_plain,
-)
+from ..models.layers import COARSE, dequantize, requantize, requantizes, shape_of, why_not_plain
 from ..models.weight_caches import clear_weight_caches
 from .bypass import Bypass, put_bypass, supports_bypass
 from .fuse import Patch, Stack, apply_patches, are_additive, effective_patches, split_stacks
@@ -108,9 +101,7 @@ class _PatchedWeight:
     @property
     def is_there(self) -> bool:
         """Whether it is in its slots, and nobody else has put something there since."""
-        if self.swaps is None:
-            return is_held(self.slots[0], self.live)
-        return self.swaps.is_there
+        return is_held(self.slots[0], self.live) if self.swaps is None else self.swaps.is_there
 
 
 class Stacks(Joint[Stack, Version]):

@@ -35,17 +35,9 @@ class Schedule:
 
     @classmethod
     def from_range(cls, start: float, end: float) -> Schedule:
-        """1 from start to end, both included, and 0 outside."""
-        before: tuple[tuple[float, float], ...]
-        after: tuple[tuple[float, float], ...]
-        if start > 0.0:
-            before = ((0.0, 0.0), (start, 0.0))
-        else:
-            before = ()
-        if end < 1.0:
-            after = ((math.nextafter(end, 2.0), 0.0),)
-        else:
-            after = ()
+        """1 from start to end, both included, and 0 outside; both are shares of sampling from 0 to 1."""
+        before = ((0.0, 0.0), (start, 0.0)) if start > 0.0 else ()
+        after = ((math.nextafter(end, 2.0), 0.0),) if end < 1.0 else ()
         return cls((*before, (start, 1.0), (end, 1.0), *after))
 
     def at(self, percent: float) -> float:

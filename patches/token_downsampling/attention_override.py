@@ -265,10 +265,7 @@ def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 def _with_fewer_keys(override: Kernel, kernel: Kernel, *args: Any, **kwargs: Any) -> Tensor:
     """Call an override with fewer keys than queries; if another node's override fails, the error names it."""
-    if isinstance(override, TrainingKernel):
-        foreign = override.previous
-    else:
-        foreign = override
+    foreign = override.previous if isinstance(override, TrainingKernel) else override
     if foreign is None:
         return override(kernel, *args, **kwargs)
     try:

@@ -17,9 +17,7 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
 
     They include grids if the latent's shape (..., [frames,] height, width) is given.
     """
-    frames = 1
-    if latent is not None and len(latent) == 5:
-        frames = int(latent[2])
+    frames = int(latent[2]) if latent is not None and len(latent) == 5 else 1
     rows = []
     for depth, (patchable, foreign) in sorted(todo.depths.items()):
         factor, patched = 1.0, 0
@@ -31,9 +29,7 @@ def report_rows(todo: ToDo, latent: Sequence[int] | None = None) -> list[DepthRe
         if latent is not None:
             before = todo.grid_at(depth, latent)
             after = target_grid(before, factor)
-        width = 1
-        if isinstance(todo, ToDoPatch):
-            width = todo.widths[depth]
+        width = todo.widths[depth] if isinstance(todo, ToDoPatch) else 1
         rows.append(DepthReport(depth, factor, before, after, patched, patchable - patched + foreign, frames, width))
     return rows
 
@@ -92,9 +88,7 @@ def report_data(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence
 
 def _cell(todo: ToDo, depth: int) -> int:
     """How many of the latent's values one token of a depth covers, per side."""
-    if isinstance(todo, TransformerToDo):
-        return todo.patch
-    return 2 ** todo.levels[depth]
+    return todo.patch if isinstance(todo, TransformerToDo) else 2 ** todo.levels[depth]
 
 
 def report_text(todo: ToDo, latent: Sequence[int] | None = None, notes: Sequence[str] = ()) -> str:
@@ -161,19 +155,14 @@ def _training_lines(settings: ToDoSettings, saving: float | None) -> list[str]:
 
 
 def _over_all(share: float, saving: float | None) -> str:
-    if saving is None:
-        return ""
-    return f": about {100 * share * saving:.0f}% saved over all of it"
+    return "" if saving is None else f": about {100 * share * saving:.0f}% saved over all of it"
 
 
 def _row_text(row: DepthReport) -> str:
     line = f"depth {row.depth}: factor {row.factor:g}, {row.patched} blocks patched, {row.skipped} left alone"
     if row.before is None or row.after is None:
         return line
-    if row.frames > 1:
-        frames = f"{row.frames} frames of "
-    else:
-        frames = ""
+    frames = f"{row.frames} frames of " if row.frames > 1 else ""
     before, after = (row.frames * grid[0] * grid[1] for grid in (row.before, row.after))
     return f"{line}, K/V tokens {before} ({frames}{_sides(row.before)}) -> {after} ({_sides(row.after)})"
 

@@ -151,9 +151,7 @@ class ToDoSettings:
     @property
     def sampling_share(self) -> float:
         """The fraction of sampling that is downsampled, 0 to 1."""
-        if self.phase == "training":
-            return 0.0
-        return self.end_percent - self.start_percent
+        return 0.0 if self.phase == "training" else self.end_percent - self.start_percent
 
     @property
     def training_share(self) -> float | None:

@@ -64,13 +64,10 @@ def tokens_of(model: nn.Module) -> TransformerClass:
             f"token downsampling does not know where {name} keeps its image tokens, so it would do nothing or harm; "
             f"it knows LDM-layout UNets and these transformers: {known}"
         )
-    missing = [block_list for block_list in tokens.blocks if not _is_list(getattr(model, block_list, None))]
+    lists = nn.ModuleList | nn.ModuleDict
+    missing = [name for name in tokens.blocks if not isinstance(getattr(model, name, None), lists)]
     if missing:
         raise TypeError(
             f"this {name} has no {' and no '.join(missing)}: it is not the ComfyUI class that token downsampling knows"
         )
     return tokens
-
-
-def _is_list(module: Any) -> bool:
-    return isinstance(module, nn.ModuleList | nn.ModuleDict)

@@ -133,9 +133,7 @@ def active_pass() -> RoutedPass | None:
 
 def enter_pass(call: RoutedPass | None) -> AbstractContextManager[None]:
     """A context in which the blocks of a call run on fewer tokens; backward passes have threads of their own."""
-    if call is None or call in _active_passes():
-        return nullcontext()
-    return call.enter()
+    return nullcontext() if call is None or call in _active_passes() else call.enter()
 
 
 @functools.cache
@@ -264,9 +262,7 @@ class _Route:
     def _end(self, out: Any, called: RoutedBlocks) -> Any:
         """What the last block returns, with all tokens."""
         assert self._full is not None and self._kept is not None
-        image = out
-        if called.returned is not None:
-            image = out[called.returned]
+        image = out[called.returned] if called.returned is not None else out
         if called.grid:
             image = image.flatten(1, -2)
         start, kept = self._offset(called), self._kept.shape[1]
@@ -284,9 +280,7 @@ class _Route:
 
 def _stream(place: Place, length: int, called: RoutedBlocks) -> tuple[int, int]:
     """The part of a whole sequence that a block is given as its image's tokens."""
-    if called.joint:
-        return 0, length
-    return place.stream or (place.start, length)
+    return (0, length) if called.joint else place.stream or (place.start, length)
 
 
 class _Arguments:

@@ -21,7 +21,7 @@ def kept_count(count: int, ratio: float, others: int = 0, taken: Collection[int]
 
 
 def choose_kept(seed: int, rows: int, count: int, kept: int, device: torch.device) -> Tensor:
-    """Indices (rows, kept) of the tokens that stay, ascending, each row's own draw.
+    """Indices (rows, kept) of those of `count` tokens that stay, ascending, each row's own draw.
 
     They are drawn on the CPU, so that every device keeps the same.
     """

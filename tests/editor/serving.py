@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from graft_nodes.comfyui_api_stubs.tests.editor import serving
-from graft_nodes.comfyui_api_stubs.tests.editor.serving import PATIENCE, Client, at_once, front_end, picture, shows
+from graft_nodes.comfyui_api_stubs.tests.editor.serving import (
+    PATIENCE,
+    Client,
+    Reply,
+    at_once,
+    front_end,
+    picture,
+    shows,
+)
 
-__all__ = ["PATIENCE", "Client", "at_once", "front_end", "picture", "shows"]
+__all__ = ["PATIENCE", "Client", "Reply", "at_once", "front_end", "picture", "shows"]
 
 ROOT = Path(__file__).resolve().parents[2]
 UPLOAD_GB = "0.002"  # the servers of the browser tests take no larger LoRA

@@ -104,7 +104,7 @@ def test_a_saved_state_that_lacks_a_file_names_it(run):
 
 
 def test_averages_that_are_missing_are_named(run):
-    for one in snapshots.found(run.folder / "run"):
+    for one in snapshots.find_snapshots(run.folder / "run"):
         one.path.unlink()
         with pytest.raises(ValueError, match=f"{one.path.name} is missing"):
             snapshots.read(one)

@@ -80,10 +80,10 @@ class States(Target):
             for act in (
                 lambda: store.load(self.place / "run" / STATE, self.like),
                 lambda: store.load(self.place / PARTS, self.like),
-                lambda: listing.shown(self.place, "run", "latest"),
+                lambda: listing.describe_state(self.place, "run", "latest"),
                 lambda: saved_states.load(self.place, "saved", "model"),
                 lambda: saved_states.needs_clip(self.place, "saved"),
-                lambda: [snapshots.read(one) for one in snapshots.found(self.place / "run")],
+                lambda: [snapshots.read(one) for one in snapshots.find_snapshots(self.place / "run")],
             ):
                 try:
                     act()

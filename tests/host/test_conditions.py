@@ -5,7 +5,7 @@ pictures at all. The models here stand for ComfyUI's: they note what they are as
 import pytest
 import torch
 from graft_nodes.host.conditions import Conditions, can_concat
-from graft_nodes.training.data.batches import with_extras
+from graft_nodes.training.data.batches import add_extras
 from graft_nodes.training.data.dataset import Conditioning
 
 CPU = torch.device("cpu")
@@ -155,7 +155,7 @@ def test_captions_that_are_trained_and_modules_that_run_are_made_anew():
 )
 def test_control_pictures_that_a_model_does_not_take_are_refused(name, words):
     of_image = {name: [torch.ones(1, 4, 2, 3)], "guidance": 3.5}
-    pictures = with_extras(caption(), of_image)
+    pictures = add_extras(caption(), of_image)
     with pytest.raises(ValueError, match=f"^Model takes no {words}, so the control pictures would do nothing"):
         Conditions(Model("guidance"), CPU).get(pictures, latents())
     conditions = Conditions(Model(name), CPU)
@@ -166,15 +166,15 @@ def test_a_model_is_asked_once_for_each_kind_whether_it_takes_them():
     """It is asked a second time without them; it takes them when something about its conditions is different then."""
     model = Model("reference_latents")
     conditions = Conditions(model, CPU)
-    first = with_extras(caption(), {"reference_latents": [torch.ones(1, 4, 2, 3)]})
-    second = with_extras(caption(), {"reference_latents": [torch.zeros(1, 4, 2, 3)]})
+    first = add_extras(caption(), {"reference_latents": [torch.ones(1, 4, 2, 3)]})
+    second = add_extras(caption(), {"reference_latents": [torch.zeros(1, 4, 2, 3)]})
     conditions.get(first, latents())
     assert len(model.asked) == 2 and "reference_latents" not in model.asked[1]
     conditions.get(second, latents())
     assert len(model.asked) == 3
     with pytest.raises(ValueError, match="takes no concatenated latents"):
-        conditions.get(with_extras(caption(), {"concat_latent_image": torch.ones(1, 4, 2, 3)}), latents())
-    conditions.get(with_extras(caption(), {"width": 64}), latents())  # no control picture
+        conditions.get(add_extras(caption(), {"concat_latent_image": torch.ones(1, 4, 2, 3)}), latents())
+    conditions.get(add_extras(caption(), {"width": 64}), latents())  # no control picture
     conditions.get(caption(reference_latents=[torch.ones(2)]), latents())  # the caption's own
     assert len(model.asked) == 7
 
@@ -201,7 +201,7 @@ def test_what_counts_as_a_difference(with_picture, without, is_taken):
                 value = with_picture
             return {"same": Made(1), "asked": Made(value)}
 
-    pictures = with_extras(caption(), {"reference_latents": [torch.ones(1, 4, 2, 3)]})
+    pictures = add_extras(caption(), {"reference_latents": [torch.ones(1, 4, 2, 3)]})
     if is_taken:
         Conditions(Answers(), CPU).get(pictures, latents())
     else:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from graft_nodes import host as wall
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from PIL import Image
 
 from ..model_device import LOAD
@@ -296,7 +296,7 @@ def test_gradients_are_those_of_interpolation_with_and_without_checkpointing(hos
     wanted = gradient(reference)
     assert wanted.abs().sum() > 0
     assert torch.equal(gradient(patched), wanted) and torch.equal(gradient(patched, whole), wanted)
-    with checkpointed(unet.model.diffusion_model):  # as TrainStep does: block by block
+    with checkpoint_blocks(unet.model.diffusion_model):  # as TrainStep does: block by block
         assert torch.equal(gradient(patched), wanted)
     weight.requires_grad_(False)
 

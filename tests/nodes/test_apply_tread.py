@@ -7,7 +7,7 @@ import torch
 from graft_nodes.host.token_routing import apply_routing, routing_of
 from graft_nodes.patches.token_routing.settings import RoutingSettings
 from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
 from .test_training import _bytes, _clear, _inputs, _run, _workflow, lora_metadata, pictures, run  # noqa: F401
 
@@ -95,7 +95,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(small):
             forward(patched, training(patched)).square().sum().backward()
         return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
-    plain, again = gradients(contextlib.nullcontext()), gradients(checkpointed(model))
+    plain, again = gradients(contextlib.nullcontext()), gradients(checkpoint_blocks(model))
     assert plain and plain.keys() == again.keys()
     assert all(torch.equal(value, again[name]) for name, value in plain.items())
     assert not any("forward" in module.__dict__ for module in model.modules()), "no trace afterwards"

@@ -317,7 +317,7 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
     """Six numbers as SDXL was trained with them: height, width, top, left, target height and width,
     each as sinusoids.
     """
-    from graft_nodes.training.data.batches import with_size_conditioning
+    from graft_nodes.training.data.batches import add_size_conditioning
     from graft_nodes.training.data.buckets import frame
 
     patcher = _model("EPS", sdxl=True)
@@ -331,7 +331,7 @@ def test_the_size_and_cut_of_each_picture_reach_sdxl(wall):
             denoiser.denoise(
                 torch.zeros(2, 4, 8, 8, device=LOAD),
                 torch.ones(2, device=LOAD),
-                [with_size_conditioning(plain, framing) for framing in framings],
+                [add_size_conditioning(plain, framing) for framing in framings],
                 {},
             )
         finally:

@@ -67,7 +67,7 @@ def test_it_is_trained_saved_and_applied(host, trained):
     conditioning = state.subject.dataset.conditionings[""]
     with wall.open_denoiser(base) as denoiser, torch.inference_mode(False), torch.no_grad():
         plain = denoiser.denoise(x, sigma, [conditioning], {})
-        attached = host.module("training.trainable.install").attached
+        attached = host.module("training.trainable.install").attach
         there = {name: tensor.to(denoiser.device) for name, tensor in state.trained.items()}
         with attached(denoiser.module, state.start.adapter, there, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})

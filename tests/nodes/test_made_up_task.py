@@ -79,7 +79,7 @@ def feature_task(host):
             return {"critic": self.critic}
 
         def losses(self, context, batch, draws):
-            x, target, drawn = self.noised(context, batch, draws)
+            x, target, drawn = self.add_noise(context, batch, draws)
             denoised = context.denoiser.denoise(x, drawn.sigma, batch.conditionings, draws.options)
             if draws.number is None:
                 self.critic.learn(denoised, target)
@@ -228,7 +228,7 @@ def test_two_calls_a_saved_state_and_another_optimizer_go_on_from_the_network(ho
     assert states.equal(whole, ended) and whole.history == ended.history
     assert torch.equal(kernel(host, whole), kernel(host, ended))
     (lion,) = host.call("GraftOptimizer", optimizer="lion", learning_rate=1e-3, batch_size=2, total_steps=8)
-    other = states.with_settings(half, lion.optimizer, None)
+    other = states.change_settings(half, lion.optimizer, None)
     assert torch.equal(kernel(host, other), kernel(host, half)) and len(other.optimizer) == 1
     registry = host.module("training.tasks.registry")
     registry.TASKS.unregister("features")

@@ -157,7 +157,7 @@ def _measured(host, state):
     with recorded() as record, torch.inference_mode(False), opened as denoiser:
         work = Workspace(state, denoiser, dataset)
         work.loader.until = 2
-        with work.installed():
+        with work.install():
             advance_(work)
             advance_(work)
         work.close()

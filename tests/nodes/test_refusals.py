@@ -358,7 +358,7 @@ def test_a_rate_at_which_nothing_is_learned_is_refused_at_its_widget(host):
 
 def test_an_optimizer_that_is_not_installed_is_refused(host, monkeypatch):
     build = host.module("training.optimizers.build")
-    monkeypatch.setattr(build, "_installed", lambda module: module != "prodigyopt")
+    monkeypatch.setattr(build, "_is_installed", lambda module: module != "prodigyopt")
     said = refused(host, "GraftOptimizer", optimizer="prodigy")
     assert "optimizer prodigy needs the package prodigyopt: pip install prodigyopt" in said["optimizer"]
 

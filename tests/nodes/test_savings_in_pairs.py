@@ -142,7 +142,7 @@ def _slope(small, pair, at=0.0, along=None):
         work = Workspace(state, denoiser, data)
         work.loader.until = 1
         try:
-            with work.installed():
+            with work.install():
                 if along is not None:
                     with torch.no_grad():
                         for name, tensor in work.trained.items():

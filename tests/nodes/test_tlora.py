@@ -71,7 +71,7 @@ def predictions(host, model, sigmas, state=None):
             rows = zip(x.split(1), levels.split(1), strict=True)
             return torch.cat([denoiser.denoise(row, level, conditioning[:1], {}) for row, level in rows])
         there = {name: tensor.to(denoiser.device) for name, tensor in state.trained.items()}
-        with install.attached(denoiser.module, state.start.adapter, there, lambda: (0, 0, "")):
+        with install.attach(denoiser.module, state.start.adapter, there, lambda: (0, 0, "")):
             return denoiser.denoise(x, levels, conditioning, {})
 
 
@@ -110,7 +110,7 @@ def test_previews_know_the_noise_level(host, trained, monkeypatch):
     latent = {"samples": torch.zeros(1, 3, 32, 32)}
     with wall.open_denoiser(model) as denoiser:
         there = {name: tensor.to(denoiser.device) for name, tensor in trained.trained.items()}
-        with install.attached(denoiser.module, trained.start.adapter, there, lambda: (0, 0, "")):
+        with install.attach(denoiser.module, trained.start.adapter, there, lambda: (0, 0, "")):
             host.module("host.previews").sample(model, positive, None, latent, 0)
     levels = list(dict.fromkeys(seen))
     assert len(levels) == 20 and levels == sorted(levels, reverse=True) and levels[0] > 900 > 100 > levels[-1]

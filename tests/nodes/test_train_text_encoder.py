@@ -85,7 +85,7 @@ def test_both_are_trained_and_what_comes_out_has_it_on(host, pictures):
             for name, t in state.trained.items()
         }
         with (
-            adapters.attached(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder),
+            adapters.attach(denoiser.module, state.start.adapter, weights, lambda: (0, 0, ""), denoiser.text_encoder),
             torch.no_grad(),
         ):
             (live,) = denoiser.encode(["a red square left"], [state.subject.dataset.conditionings["a red square left"]])
@@ -130,7 +130,7 @@ def test_gradients_of_the_text_encoder_are_those_of_finite_differences(host, pic
     with torch.inference_mode(False), wall.denoiser.open_denoiser(subject.model, clip=subject.clip) as denoiser:
         work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 batch, *_ = work.loader.take(work.step, 0)
 
                 def loss():

@@ -327,7 +327,7 @@ def test_gradients_are_those_of_finite_differences(host, pictures, monkeypatch, 
     with torch.inference_mode(False), coders.open_vae(state.subject.vae) as coder:
         work = host.module("training.run.workspace").Workspace(state, coder, state.subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 batch, *_ = work.loader.take(work.step, 0)
 
                 def loss():
@@ -436,12 +436,10 @@ def test_pictures_beyond_what_stays_in_memory_are_read_when_they_are_drawn(host,
 
 
 def test_a_run_of_a_diffusion_model_is_stored_as_before(host):
-    states, settings = host.module("training.state"), host.module("training.trainable.autoencoder")
+    states, settings = host.module("training.state"), host.module("training.trainable.vae_parts")
     plain = states.Start("model", "data")
     assert plain.digest == "8a7d735619add62ead9d7f1b2c3402ec072ab1aa3535305c75c3a3f84eafef39"
-    assert (
-        states.Start("model", "data", task="vae", task_settings=settings.AutoencoderSettings()).digest != plain.digest
-    )
+    assert states.Start("model", "data", task="vae", task_settings=settings.VaeSettings()).digest != plain.digest
 
 
 REFUSED = {

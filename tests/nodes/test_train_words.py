@@ -198,7 +198,7 @@ def test_gradients_are_those_of_finite_differences(host, alone):
     with torch.inference_mode(False), wall.denoiser.open_denoiser(subject.model, clip=subject.clip) as denoiser:
         work = host.module("training.run.workspace").Workspace(state, denoiser, subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 batch, *_ = work.loader.take(work.step, 0)
 
                 def loss():

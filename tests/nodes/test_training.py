@@ -257,9 +257,9 @@ def test_the_model_output_has_the_lora_and_the_average_is_emamerges(host, pictur
         trained, average = (
             {name: t.to(denoiser.device) for name, t in of.items()} for of in (state.trained, state.average)
         )
-        with install.attached(denoiser.module, state.start.adapter, trained, lambda: (0, 0, "")):
+        with install.attach(denoiser.module, state.start.adapter, trained, lambda: (0, 0, "")):
             expected = denoiser.denoise(x, sigma, [conditioning], {})
-        with install.attached(denoiser.module, state.start.adapter, average, lambda: (0, 0, "")):
+        with install.attach(denoiser.module, state.start.adapter, average, lambda: (0, 0, "")):
             expected_average = denoiser.denoise(x, sigma, [conditioning], {})
     assert torch.allclose(patched, expected, atol=1e-4) and torch.allclose(averaged, expected_average, atol=1e-4)
     assert not torch.allclose(patched, base, atol=1e-3) and not torch.allclose(patched, averaged, atol=1e-4)
@@ -454,7 +454,7 @@ def test_previews_are_sent_as_pictures_and_disturb_nothing(host, pictures, run, 
     assert not np.array_equal(seen[0], seen[2])
     assert "4 previews, from " in result["captured"]["report"]
     (kept,) = result["history"]["10"]["graft_run"]
-    stored = listing.shown(os.path.join(host.output, "graft"), run, kept["key"])
+    stored = listing.describe_state(os.path.join(host.output, "graft"), run, kept["key"])
     told = [{**data["pictures"][0], "step": data["step"]} for data in sent]
     assert wall.previews.list_kept(run, stored["start"], 4) == told, "a page that is opened later finds them"
     assert (
@@ -895,7 +895,7 @@ def test_a_run_begins_with_what_a_saved_file_holds(host, pictures, run, names):
     prompt["31"] = _inputs(host, "GraftMergeLoRAs", lora_stack=["30", 0], model=["1", 0])
     prompt["3"]["inputs"]["initial"] = ["31", 0]
     begun = _run(host, prompt, state=["7", 0])["state"]
-    kept, found = (install.as_lora(dict(one.trained), one.start.adapter, None) for one in (captured["state"], begun))
+    kept, found = (install.make_lora(dict(one.trained), one.start.adapter, None) for one in (captured["state"], begun))
 
     def delta(lora, path):
         return lora[f"{path}.lora_up.weight"].flatten(1) @ lora[f"{path}.lora_down.weight"].flatten(1)

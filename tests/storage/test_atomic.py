@@ -112,7 +112,8 @@ def test_of_many_new_files_of_one_name_one_is_written(tmp_path, monkeypatch, has
     def write(number):
         together.wait()
         try:
-            atomic.write_new(tmp_path / "file", [b"%d" % number])
+            with atomic.whole_draft(tmp_path / "file", [b"%d" % number]) as draft:
+                atomic.move_to_free_name(draft, tmp_path / "file")
         except FileExistsError:
             return None
         return number

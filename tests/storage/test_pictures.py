@@ -162,7 +162,7 @@ from PIL import Image
 most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with pictures.open_picture(sys.argv[1]) as file:
     before = most()
-    small = pictures.shrunk(file, 160)
+    small = pictures.shrink(file, 160)
 print((most() - before) // 1024)
 """
 

@@ -228,6 +228,15 @@ def test_a_header_that_cannot_be_read(tmp_path, content, message):
         safetensors.read_header(str(path))
 
 
+@pytest.mark.parametrize("metadata", ['["a"]', '"a"', "1", '{"a": 1}', '{"a": null}', '{"a": "b", "c": ["d"]}'])
+def test_metadata_are_texts_by_name(tmp_path, metadata):
+    header = f'{{"__metadata__": {metadata}}}'.encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="its metadata are not texts by name"):
+        safetensors.read_header(str(path))
+
+
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4665a5ea\nsize 1234\n"
 
 

@@ -18,7 +18,7 @@ import comfyui_version
 import pytest
 import torch
 from graft_nodes.training.data.dataset import Conditioning
-from graft_nodes.training.data.parts import ENTRY, Parts, packed
+from graft_nodes.training.data.parts import ENTRY, Parts, pack_parts
 from tiny_families import EVERY, Family
 
 
@@ -169,7 +169,7 @@ def _with_frames(shape: tuple[int, ...], frames: int | None) -> tuple[int, ...]:
 def latents(name: str, seed: int, count: int = 1, frames: int | None = None) -> torch.Tensor:
     """A batch of a family's latents, of clips of so many frames; those of video with its sound packed."""
     if parts := parts_of(name, frames):
-        return packed([random(count, *shape, seed=seed + 50 * number) for number, shape in enumerate(parts)])
+        return pack_parts([random(count, *shape, seed=seed + 50 * number) for number, shape in enumerate(parts)])
     return random(count, *_with_frames(EVERY[name].latent, frames), seed=seed)
 
 

@@ -130,7 +130,7 @@ CARDS = (Card("RTX 3060 12 GB", 12, 112, 1.777), Card("RTX 3090", 24, 328, 1.695
 
 def chosen(facts: ModelFacts, size: int) -> Recipe:
     """The recipe for a card, as for someone who has not installed bitsandbytes."""
-    with mock.patch.object(choose, "missing", return_value=["bitsandbytes is not installed"]):
+    with mock.patch.object(choose, "missing_package", return_value=["bitsandbytes is not installed"]):
         return choose.recipe(facts, Wish(memory=f"{size} GB"), DEVICE)
 
 

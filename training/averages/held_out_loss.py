@@ -13,7 +13,7 @@ from ..objective.denoiser import Denoiser
 from ..run.validation import MOST_IMAGES, validate
 from ..run.workspace import Workspace
 from ..state import TrainState
-from ..trainable.install import from_lora
+from ..trainable.install import read_lora
 from ..trainable.settings import AS_LOADED
 
 
@@ -36,7 +36,7 @@ def held_out_loss(
             base = state.base()
         else:
             base = None
-        trained = from_lora(lora, state.start.adapter, base)
+        trained = read_lora(lora, state.start.adapter, base)
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):
@@ -44,7 +44,7 @@ def held_out_loss(
         start = replace(state.start, ema=None, adapter=replace(state.start.adapter, base_weights=AS_LOADED))
         start_state = replace(state, start=start, trained=trained, optimizer={}, average={}, powers={})
         work = Workspace(start_state, denoiser, dataset)
-        with work.installed():
+        with work.install():
             held = validate(work, numbers)
         if held is None:
             return None

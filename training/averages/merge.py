@@ -12,7 +12,7 @@ from ...ema import post_hoc, weighted_sum
 from ...ema.post_hoc import Profile
 from ...patches.lora_files import average
 from ..reports.curves import PALE, Curve
-from ..trainable.install import as_lora
+from ..trainable.install import make_lora
 from ..trainable.settings import AdapterSettings
 from .sources import Sources
 
@@ -21,7 +21,7 @@ SWEEP = 10  # widths that profile best tries when none are given
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedAverage:
     """The average as a LORA_MODEL, the curves of its profile over the steps, and the report's lines.
 
     `text_encoder` is how many tensors of text encoders the averaged checkpoints hold, which are left out.
@@ -74,7 +74,7 @@ def _steps(sources: Sources, profile: str) -> list[int]:
     return [file.step for file in sources.files if file.step is not None]
 
 
-def merged(
+def merge_files(
     sources: Sources,
     profile: str,
     width: float,
@@ -82,16 +82,16 @@ def merged(
     algebra: str = "auto",
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
-) -> Merged:
+) -> MergedAverage:
     """Average files with the shares of `profile`. A file whose share is 0 is not opened.
 
     `base` returns the model's own weights; checkpoints are saved as differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
-    return with_shares(sources, shares, lines, algebra, rank, base, width if profile == "width" else None)
+    return merge_with_shares(sources, shares, lines, algebra, rank, base, width if profile == "width" else None)
 
 
-def with_shares(
+def merge_with_shares(
     sources: Sources,
     shares: Sequence[float],
     lines: Sequence[str],
@@ -99,28 +99,28 @@ def with_shares(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
     width: float | None = None,
-) -> Merged:
+) -> MergedAverage:
     """Average files with these shares, as `merged` does. The report begins with `lines`; `width` is drawn beside the
     average.
     """
-    used, used_shares = _used(sources, shares)
+    used, used_shares = _files_in_use(sources, shares)
     files, names = [file.load() for file in used.files], [file.name for file in used.files]
     if used.files[0].kind == "checkpoint":
-        lora, line = _checkpoints(files, used_shares, names, base)
+        lora, line = _merge_checkpoints(files, used_shares, names, base)
     else:
-        lora, line = _loras(used, files, used_shares, names, algebra, rank)
+        lora, line = _merge_loras(used, files, used_shares, names, algebra, rank)
     lines = [*lines, line, *(f"{file.name}: {share:.4f}" for file, share in zip(sources.files, shares, strict=True))]
     text_encoder = sum(file.text_encoder for file in used.files)
-    return Merged(lora, curves(sources, shares, width), tuple(lines), text_encoder)
+    return MergedAverage(lora, curves(sources, shares, width), tuple(lines), text_encoder)
 
 
-def _used(sources: Sources, shares: Sequence[float]) -> tuple[Sources, list[float]]:
+def _files_in_use(sources: Sources, shares: Sequence[float]) -> tuple[Sources, list[float]]:
     """The files that an average is made of, and their shares: those with a share other than 0."""
     files = [file for file, share in zip(sources.files, shares, strict=True) if share]
     return replace(sources, files=tuple(files)), [share for share in shares if share]
 
 
-def _checkpoints(
+def _merge_checkpoints(
     files: Sequence[Mapping[str, Tensor]],
     shares: Sequence[float],
     names: Sequence[str],
@@ -137,13 +137,13 @@ def _checkpoints(
         )
     weighted_sum.check_equal([model_weights, files[0]], ["the model", names[0]])
     averaged = weighted_sum.mix(files, shares, names)
-    lora = as_lora(
+    lora = make_lora(
         {name: averaged[name] for name in model_weights}, AdapterSettings("full", targets="all"), model_weights
     )
     return lora, "checkpoints: whole weights are averaged, and put on as the difference from the model's own"
 
 
-def _loras(
+def _merge_loras(
     sources: Sources,
     files: Sequence[Mapping[str, Tensor]],
     shares: Sequence[float],
@@ -284,7 +284,7 @@ def sweep(
     loaded: dict[str, Mapping[str, Tensor]] = {}
     rows = []
     for width, reconstruction in zip(widths, reconstructions, strict=True):
-        used, shares = _used(sources, reconstruction.weights)
+        used, shares = _files_in_use(sources, reconstruction.weights)
         for file in used.files:
             if file.path not in loaded:
                 loaded[file.path] = file.load()

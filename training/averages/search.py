@@ -183,7 +183,7 @@ def minimize(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tri
     replaces the step that lowered the value most.
     """
     generator = torch.Generator().manual_seed(seed)
-    tried = _Tried(value, tries)
+    tried = _Trials(value, tries)
     tried.value(start)
     steps = steps.clone()
     idle = 0
@@ -192,7 +192,7 @@ def minimize(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tri
         gains = torch.zeros(len(steps), dtype=torch.float64)
         for number in torch.randperm(len(steps), generator=generator).tolist():
             at = tried.best[1]
-            steps[number] *= _go_along(tried, steps[number])
+            steps[number] *= _search_along(tried, steps[number])
             gains[number] = at - tried.best[1]
         change = tried.best[0] - begin
         if before - tried.best[1] <= _ENOUGH * abs(before):
@@ -200,11 +200,11 @@ def minimize(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tri
             continue
         idle = 0
         if len(steps) > 1:
-            steps[int(gains.argmax())] = change * _go_along(tried, change)
+            steps[int(gains.argmax())] = change * _search_along(tried, change)
     return Minimum(*tried.best, tried.count)
 
 
-class _Tried:
+class _Trials:
     """Values of points, the lowest of them, and how many tries are left."""
 
     def __init__(self, value: Callable[[Tensor], float], tries: int) -> None:
@@ -223,7 +223,7 @@ class _Tried:
         return value
 
 
-def _go_along(tried: _Tried, step: Tensor) -> float:
+def _search_along(tried: _Trials, step: Tensor) -> float:
     """Try points along a step from the best one. Returns by how much a next step should be longer, 0.25 to 2."""
     begin, at_begin = tried.best
     ahead = tried.value(begin + step)

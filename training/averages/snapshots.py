@@ -49,7 +49,7 @@ def path_of(folder: Path, start: str, position: Position, width: float) -> Path:
     return folder / FOLDER / f"{state_key(start, position)[:32]}-{width:g}.safetensors"
 
 
-def expected(state: TrainState, folder: Path) -> list[Snapshot]:
+def expected_snapshots(state: TrainState, folder: Path) -> list[Snapshot]:
     """All snapshots that a run has taken up to `state`, by step and width, whether their files still exist or not."""
     ema = state.start.ema
     if ema is None or not ema.snapshots:
@@ -84,15 +84,15 @@ def read(snapshot: Snapshot) -> dict[str, Tensor]:
 
     Raises ValueError naming the file if it is missing, damaged or another one.
     """
-    return from_float16(_checked(snapshot))
+    return from_float16(_open_checked(snapshot))
 
 
 def read_as_stored(snapshot: Snapshot) -> dict[str, Tensor]:
     """`read`, memory-mapped in float16: the same numbers, and no copy of them."""
-    return apply_scales(_checked(snapshot))
+    return apply_scales(_open_checked(snapshot))
 
 
-def _checked(snapshot: Snapshot) -> dict[str, Tensor]:
+def _open_checked(snapshot: Snapshot) -> dict[str, Tensor]:
     """A snapshot's tensors, memory-mapped, after their hash was compared with the recorded one."""
     if not snapshot.path.is_file():
         raise ValueError(
@@ -101,12 +101,12 @@ def _checked(snapshot: Snapshot) -> dict[str, Tensor]:
     tensors, metadata = load_safetensors(str(snapshot.path))
     if metadata.get("graft_tensors") != sha256_of_tensors(tensors):
         raise ValueError(f"{snapshot.path}: its hash is not the recorded one; it was changed or cut short")
-    if recorded(snapshot.path, metadata) != snapshot:
+    if snapshot_of(snapshot.path, metadata) != snapshot:
         raise ValueError(f"{snapshot.path}: it is not the snapshot that its name says")
     return tensors
 
 
-def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
+def snapshot_of(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
     """The snapshot that a file's metadata describe, or None."""
     if not metadata.keys() >= {"graft_run", "graft_width", "graft_position"}:
         return None
@@ -117,7 +117,7 @@ def recorded(path: Path, metadata: Mapping[str, str]) -> Snapshot | None:
         raise ValueError(f"{path}: what it says of itself cannot be read ({error})") from error
 
 
-def found(folder: Path) -> list[Snapshot]:
+def find_snapshots(folder: Path) -> list[Snapshot]:
     """Every snapshot in a run's folder, with any start and settings, by step and width. Only headers are read."""
     kept = []
     for name in names_in(folder / FOLDER):
@@ -125,7 +125,7 @@ def found(folder: Path) -> list[Snapshot]:
         if path.suffix != ".safetensors":
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it since
-            snapshot = recorded(path, read_header(str(path))[1])
+            snapshot = snapshot_of(path, read_header(str(path))[1])
             if snapshot is not None:
                 kept.append(snapshot)
     return sorted(kept, key=lambda kept: (kept.start, kept.profile.step, kept.width, kept.path.name))

@@ -99,7 +99,7 @@ class Sources:
         return "\n".join(lines)
 
 
-def _of_snapshots(snapshots: Sequence[Snapshot]) -> Sources:
+def _sources_of(snapshots: Sequence[Snapshot]) -> Sources:
     files = []
     for snapshot in sorted(snapshots, key=lambda snapshot: (snapshot.profile.step, snapshot.width)):
         path = snapshot.path
@@ -107,13 +107,13 @@ def _of_snapshots(snapshots: Sequence[Snapshot]) -> Sources:
     return Sources(tuple(files), True)
 
 
-def of_state(state: TrainState, folder: Path) -> Sources:
+def sources_of_state(state: TrainState, folder: Path) -> Sources:
     """The snapshots that a state's run has taken; raises ValueError that lists those that are missing."""
     if state.start.ema is None or not state.start.ema.snapshots:
         raise ValueError(
             "this run takes no snapshots of averages: set snapshot every N steps in EMA Settings before Start Training"
         )
-    expected = snapshots.expected(state, folder)
+    expected = snapshots.expected_snapshots(state, folder)
     missing = [snapshot for snapshot in expected if not snapshot.path.is_file()]
     if missing:
         lines = "\n".join(
@@ -128,15 +128,15 @@ def of_state(state: TrainState, folder: Path) -> Sources:
             f"the state is at step {state.step}, before the first snapshot (step {state.start.ema.snapshots}): train"
             " further"
         )
-    return _of_snapshots(expected)
+    return _sources_of(expected)
 
 
-def of_run(folder: Path, way: str = "") -> Sources:
+def sources_of_run(folder: Path, way: str = "") -> Sources:
     """The snapshots in a run's folder.
 
     `way` is the first characters of a branch's key, for a run that was started or continued in several ways.
     """
-    found_snapshots = snapshots.found(folder)
+    found_snapshots = snapshots.find_snapshots(folder)
     if not found_snapshots:
         raise ValueError(
             f"run {folder.name!r} has no snapshots of averages: set snapshot every N steps in EMA Settings before Start"
@@ -145,7 +145,7 @@ def of_run(folder: Path, way: str = "") -> Sources:
     branches = snapshots.branches(found_snapshots)
     keys = [key for key in branches if key.startswith(way)]
     if len(keys) == 1:
-        return _of_snapshots(branches[keys[0]])
+        return _sources_of(branches[keys[0]])
     problem = "was begun or continued in several ways"
     if not keys:
         problem = f"none that begins with {way!r}"
@@ -157,7 +157,7 @@ def of_run(folder: Path, way: str = "") -> Sources:
     )
 
 
-def of_files(files: Sequence[tuple[str, str]]) -> Sources:
+def sources_of_files(files: Sequence[tuple[str, str]]) -> Sources:
     """(name, path) of LoRAs or of checkpoints, put in the order of their recorded steps; in the order given where any
     records none.
 
@@ -183,7 +183,7 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
         return Sources(tuple(sources), notes=(f"in the order given: no step is recorded in {', '.join(no_step)}",))
     of_snapshots = [source.snapshot for source in sources if source.snapshot is not None]
     if len(of_snapshots) == len(sources):
-        return _of_one_branch(of_snapshots)
+        return _pick_branch(of_snapshots)
     # next to other files, a snapshot is treated as a normal file
     by_step = sorted((replace(source, snapshot=None) for source in sources), key=lambda source: source.step or 0)
     notes = ["in the order of the steps recorded in them"]
@@ -193,7 +193,7 @@ def of_files(files: Sequence[tuple[str, str]]) -> Sources:
     return Sources(tuple(by_step), notes=tuple(notes))
 
 
-def _of_one_branch(kept: list[Snapshot]) -> Sources:
+def _pick_branch(kept: list[Snapshot]) -> Sources:
     branches = snapshots.branches(kept)
     if len(branches) > 1:
         lines = ""
@@ -201,7 +201,7 @@ def _of_one_branch(kept: list[Snapshot]) -> Sources:
             for snapshot in branch:
                 lines += f"\n- {snapshot.path.name}: {key[:12]}"
         raise ValueError(f"Snapshots of different runs:{lines}")
-    return _of_snapshots(kept)
+    return _sources_of(kept)
 
 
 _STEP_KEYS = ("ss_steps", "graft_step", "step", "global_step")  # in the metadata; the first number counts
@@ -219,7 +219,7 @@ def _open_source(name: str, path: str) -> Source:
     text_encoder = 0
     if kind == "checkpoint":
         text_encoder = sum(key.startswith(_TEXT_ENCODERS) for key in tensors)
-    snapshot = snapshots.recorded(Path(path), metadata)
+    snapshot = snapshots.snapshot_of(Path(path), metadata)
     embeddings = tuple(embedding_names(tensors)) if kind == "lora" else ()
     return Source(name, os.path.abspath(path), step, run, kind, snapshot, text_encoder, embeddings)
 

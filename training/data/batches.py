@@ -151,7 +151,7 @@ def _draw_item(
 _SIZE_CONDITIONED: weakref.WeakKeyDictionary[Conditioning, dict[Framing, Conditioning]] = weakref.WeakKeyDictionary()
 
 
-def with_size_conditioning(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
+def add_size_conditioning(conditioning: Conditioning, framing: Framing | None) -> Conditioning:
     """The conditioning with SDXL's original size, crop and target size; unchanged if `framing` is None.
 
     Equal arguments give the same object as long as the first lives, so that a host may recognize it.
@@ -176,7 +176,7 @@ class ImageConditioning(Conditioning):
 _OF_IMAGES: weakref.WeakValueDictionary[tuple[int, int], ImageConditioning] = weakref.WeakValueDictionary()
 
 
-def with_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditioning:
+def add_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditioning:
     """The conditioning with the entries of an image in place of its own; unchanged if there are none.
 
     The same two objects give the same result as long as somebody holds it, so that a host may recognize it. There may
@@ -200,15 +200,15 @@ def image_conditioning(
     place of the caption's, and another for where that is `dropped`.
     """
     if crop.brought is not None:
-        return with_extras(_brought(crop.brought, dropped), crop.extras_of(flipped))
+        return add_extras(_extras_brought(crop.brought, dropped), crop.extras_of(flipped))
     framing = crop.framing
     if flipped and framing:
         framing = framing.flipped
-    conditioning = with_size_conditioning(dataset.conditionings[crop.prompt(caption, flipped)], framing)
-    return with_extras(conditioning, crop.extras_of(flipped))
+    conditioning = add_size_conditioning(dataset.conditionings[crop.prompt(caption, flipped)], framing)
+    return add_extras(conditioning, crop.extras_of(flipped))
 
 
-def _brought(brought: SampleConditioning, dropped: bool) -> Conditioning:
+def _extras_brought(brought: SampleConditioning, dropped: bool) -> Conditioning:
     if not dropped:
         return read_conditioning(brought.conditioning)
     assert brought.empty is not None
@@ -220,7 +220,7 @@ def collate(items: Sequence[BatchItem]) -> Batch:
     latents = torch.stack([_latent(item) for item in items])
     return Batch(
         latents,
-        tuple(_conditioning(item) for item in items),
+        tuple(image_conditioning(one.dataset, one.caption, one.crop, one.flipped, one.dropped) for one in items),
         torch.tensor([item.is_regularization for item in items]),
         tuple(item.caption for item in items),
         _masks(items),
@@ -238,7 +238,10 @@ def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
     sets = [slider.sets[item.image.prompt_set] for item in items]
 
     def encoded(prompts: Sequence[str]) -> tuple[Conditioning, ...]:
-        return tuple(_encoded_as(item, prompt) for item, prompt in zip(items, prompts, strict=True))
+        return tuple(
+            image_conditioning(item.dataset, prompt, item.crop, item.flipped)
+            for item, prompt in zip(items, prompts, strict=True)
+        )
 
     anchor: tuple[Conditioning, ...] = ()
     if slider.anchor:
@@ -250,14 +253,6 @@ def _directions(items: Sequence[BatchItem]) -> SliderConditionings | None:
         encoded([""] * len(items)),
         anchor,
     )
-
-
-def _encoded_as(item: BatchItem, prompt: str) -> Conditioning:
-    return image_conditioning(item.dataset, prompt, item.crop, item.flipped)
-
-
-def _conditioning(item: BatchItem) -> Conditioning:
-    return image_conditioning(item.dataset, item.caption, item.crop, item.flipped, item.dropped)
 
 
 def _latent(item: BatchItem) -> Tensor:

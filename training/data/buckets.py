@@ -84,7 +84,7 @@ def shrunk_bucket(
     area, aspect = resolution[0] * resolution[1], size[0] / size[1]
     scaled = size
     if size[0] * size[1] > area:
-        scaled = _shrunk(area, aspect, step)
+        scaled = _shrink(area, aspect, step)
     bucket = (scaled[0] // step * step, scaled[1] // step * step)
     if not all(bucket):
         raise ValueError(
@@ -94,7 +94,7 @@ def shrunk_bucket(
     return bucket, scaled
 
 
-def _shrunk(area: int, aspect: float, step: int) -> tuple[int, int]:
+def _shrink(area: int, aspect: float, step: int) -> tuple[int, int]:
     """The size of about `area` pixels in which one side is a multiple of `step`: the side that keeps the shape better
     when the other one is rounded too.
     """

@@ -77,7 +77,7 @@ class Cache:
     def _path(self, kind: str, key: str) -> Path:
         return self.folder / kind / key[:2] / f"{key}{_SUFFIX}"
 
-    def _packed(self, kind: str, key: str) -> PackedEntry | None:
+    def _find_packed(self, kind: str, key: str) -> PackedEntry | None:
         """Where an entry lies in a pack; None when no pack has it."""
         if self._index is None:
             self._index = self._read_index()
@@ -92,14 +92,14 @@ class Cache:
 
     def holds(self, kind: str, key: str) -> bool:
         """Whether the file exists; `read` checks whether it is complete."""
-        packed = self._packed(kind, key)
+        packed = self._find_packed(kind, key)
         if packed is not None and os.path.isfile(packed.path):
             return True
         return self._path(kind, key).is_file()
 
     def keep(self, kind: str, key: str) -> bool:
         """As `holds`, and counts the entry as used: `trim` leaves it."""
-        packed = self._packed(kind, key)
+        packed = self._find_packed(kind, key)
         if packed is not None and self._use(packed.path):
             return True
         return self._use(str(self._path(kind, key)))
@@ -115,7 +115,7 @@ class Cache:
         """The shapes of an entry's tensors by name, None when there is no such entry. Reads no tensors, and counts the
         entry as used.
         """
-        packed = self._packed(kind, key)
+        packed = self._find_packed(kind, key)
         if packed is not None and self._use(packed.path):
             self._count(kind, key)
             return packed.shapes
@@ -134,7 +134,7 @@ class Cache:
 
     def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
         """(tensors, plain values) that were written under a key, None when there are none or the file is damaged."""
-        packed = self._packed(kind, key)
+        packed = self._find_packed(kind, key)
         found = None
         if packed is not None:
             found = self._read_packed(packed)

@@ -40,7 +40,7 @@ def caption_path(image: Path, folder: Path, source: str, encoding: str) -> Path:
     """The text file with the caption of an image, or where one would be, for a caption source. Raises ValueError where
     the caption is in a file of another kind.
     """
-    layouts = registry.selected(source)
+    layouts = registry.find_layouts(source)
     filters, names = Filters(encoding=encoding), FolderNames()
     for layout in layouts:
         for name in caption_paths(image):
@@ -64,7 +64,7 @@ def read_caption(path: Path, encoding: str) -> CaptionText:
     content = _content(path)
     if content is None:
         return CaptionText(None, "")
-    return CaptionText(_decoded(path, content, encoding), _version(content))
+    return CaptionText(_decode(path, content, encoding), _version(content))
 
 
 def write_caption(path: Path, encoding: str, text: str | None, version: str) -> tuple[str | None, CaptionText]:
@@ -81,7 +81,7 @@ def write_caption(path: Path, encoding: str, text: str | None, version: str) -> 
             )
         old_text = None
         if before is not None:
-            old_text = _decoded(path, before, encoding)
+            old_text = _decode(path, before, encoding)
         if before is not None and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "the file is read-only; grant the right to write it", str(path))
         if text is None:
@@ -89,7 +89,7 @@ def write_caption(path: Path, encoding: str, text: str | None, version: str) -> 
                 path.unlink()
             sync_folder(path.parent)
             return old_text, CaptionText(None, "")
-        content = _encoded(path, text, before or b"", encoding)
+        content = _encode(path, text, before or b"", encoding)
         write_whole(path, [content], shared=True)
         return old_text, CaptionText(text, _version(content))
 
@@ -111,7 +111,7 @@ def _version(content: bytes | None) -> str:
     return sha256(content).hexdigest()
 
 
-def _decoded(path: Path, content: bytes, encoding: str) -> str:
+def _decode(path: Path, content: bytes, encoding: str) -> str:
     try:
         text = content.decode(marked_encoding(content, encoding))
     except UnicodeDecodeError as error:
@@ -123,7 +123,7 @@ def _decoded(path: Path, content: bytes, encoding: str) -> str:
     return text
 
 
-def _encoded(path: Path, text: str, before: bytes, encoding: str) -> bytes:
+def _encode(path: Path, text: str, before: bytes, encoding: str) -> bytes:
     """The bytes of a text, with the mark and the line ends that the file had."""
     marked = marked_encoding(before, encoding)
     if "\r" not in text and "\r\n" in before.decode(marked):

@@ -96,7 +96,7 @@ class KnownHashes:
             self._hashes.pop(next(iter(self._hashes)))
         self._hashes[name] = known
 
-    def below(self, folder: Path) -> dict[str, list[Any]]:
+    def list_below(self, folder: Path) -> dict[str, list[Any]]:
         """What is known of the files below a folder, as plain values."""
         start = f"{folder}{os.sep}"
         found: dict[str, list[Any]] = {}
@@ -126,7 +126,7 @@ def recall_hashes(cache: Cache, folder: Path) -> None:
 
 def keep_hashes(cache: Cache, folder: Path) -> None:
     """Write the hashes of a folder's files into the cache, where they are others than there."""
-    tensor = tensor_of(json.dumps(KNOWN.below(folder), sort_keys=True))
+    tensor = tensor_of(json.dumps(KNOWN.list_below(folder), sort_keys=True))
     stored = cache.read("files", _hashes_key(folder))
     if stored is None or not torch.equal(stored[0]["hashes"], tensor):
         cache.write("files", _hashes_key(folder), {"hashes": tensor})

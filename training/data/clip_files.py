@@ -59,10 +59,10 @@ def frame_files(folder: Path) -> list[Path]:
     hidden files are none of them, as macOS's ._2.png.
     """
     pictures = (path for path in folder.iterdir() if images.is_image(path.name) and not is_of_system(path.name))
-    return sorted(pictures, key=_by_number)
+    return sorted(pictures, key=_sort_key)
 
 
-def _by_number(path: Path) -> tuple[list[str | int], str]:
+def _sort_key(path: Path) -> tuple[list[str | int], str]:
     """A name as a text, a number, a text and so on."""
     parts: list[str | int] = list(_DIGITS.split(path.name))
     parts[1::2] = map(int, parts[1::2])

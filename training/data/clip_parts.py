@@ -17,12 +17,12 @@ MOST_FRAMES = 36_000  # of one clip
 _ROUNDED = Fraction(1, 4)  # of a frame, that rounded times may add to a clip's length
 
 
-def rounded(frames: int, step: int) -> int:
+def round_frames(frames: int, step: int) -> int:
     """The largest number of frames, at most that many, that a VAE takes: a multiple of its step and one more."""
     return (frames - 1) // step * step + 1
 
 
-def resampled(ticks: Sequence[int], per_second: int, rate: float) -> list[int]:
+def resample(ticks: Sequence[int], per_second: int, rate: float) -> list[int]:
     """The numbers of the frames that a clip shows at `rate` frames a second: each time the frame that is nearest.
 
     `ticks` are when its frames are shown, in 1 / `per_second` seconds, the first one's 0. Without a rate, or where the
@@ -48,14 +48,16 @@ def _nearest(ticks: Sequence[int], time: Fraction) -> int:
     return after
 
 
-def parts(count: int, lengths: Sequence[int], way: str, number: int, stride: int, step: int) -> list[tuple[int, int]]:
+def split_frames(
+    count: int, lengths: Sequence[int], way: str, number: int, stride: int, step: int
+) -> list[tuple[int, int]]:
     """(first frame, frames) of each part of a clip of `count` frames, for each of `lengths` that it is long enough for.
 
     head: one part from its beginning. uniform: `number` parts, spread evenly. chunk: one part after the other. slide: a
     part every `stride` frames. full: the whole clip, at most the longest of `lengths`, in steps of the VAE.
     """
     if way == "full":
-        return [(0, rounded(min(count, max(lengths)), step))]
+        return [(0, round_frames(min(count, max(lengths)), step))]
     found: list[tuple[int, int]] = []
     for length in lengths:
         if length <= count:

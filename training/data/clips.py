@@ -94,7 +94,7 @@ def scan(path: Path, check: Callable[[], object] = lambda: None) -> ClipInfo:
     return ClipInfo(first.size, tuple(ticks), per_second)
 
 
-def look(path: Path) -> ClipInfo:
+def read_header(path: Path) -> ClipInfo:
     """What the header and the first frame say; the number of frames may be wrong. Raises ValueError when it is no clip
     or its first frame cannot be read.
     """
@@ -102,7 +102,7 @@ def look(path: Path) -> ClipInfo:
         first = next(frames, None)
     if first is None:
         raise ValueError("it has no frame that can be read")
-    count, rate = _promised(path)
+    count, rate = _stated_length(path)
     return ClipInfo(first.size, tuple(number * rate[1] for number in range(min(count, MOST_FRAMES))), rate[0])
 
 
@@ -173,12 +173,12 @@ def _frames(path: Path) -> Generator[_Frame, None, None]:
     return _animation_frames(path)
 
 
-def _promised(path: Path) -> tuple[int, tuple[int, int]]:
+def _stated_length(path: Path) -> tuple[int, tuple[int, int]]:
     """(how many frames a clip says it has, its frame rate as numerator and denominator, or 0 and 1)."""
     if is_frame_folder(path.name):
         return len(frame_files(path)), (0, 1)
     if is_video(path.name):
-        with _opened(path) as (container, stream):
+        with _open_container(path) as (container, stream):
             rate = stream.average_rate or 0
             count = stream.frames or int((_seconds(container, stream) or 0) * rate + 0.5) or 1
             return count, (int(rate.numerator), int(rate.denominator))
@@ -200,12 +200,12 @@ def _animation_frames(path: Path) -> Generator[_Frame, None, None]:
         for number in range(getattr(file, "n_frames", 1)):
             file.seek(number)
             file.load()
-            yield _Frame(tick, 1000, file.size, lambda: images.over_white(file)[0])
+            yield _Frame(tick, 1000, file.size, lambda: images.lay_over_white(file)[0])
             tick += int(file.info.get("duration", 0)) or _BROWSERS_TICKS
 
 
 def _video_frames(path: Path) -> Generator[_Frame, None, None]:
-    with _opened(path) as (container, stream):
+    with _open_container(path) as (container, stream):
         seconds = _seconds(container, stream)
         times: list[float] = []
         count = 0
@@ -216,7 +216,7 @@ def _video_frames(path: Path) -> Generator[_Frame, None, None]:
                 if frame.time is not None:
                     times = [*times[:1], frame.time]
                 count += 1
-                yield _as_frame(frame, count - 1, _pixel_shape(stream))
+                yield _make_frame(frame, count - 1, _pixel_shape(stream))
         if seconds and len(times) > 1:
             shown = (times[-1] - times[0]) * count / (count - 1)
             if shown < _LEAST_SHARE * seconds:
@@ -230,7 +230,7 @@ def _pixel_shape(stream: Any) -> Fraction:
     return Fraction(shape) if shape else Fraction(1)
 
 
-def _as_frame(frame: Any, number: int, pixel_shape: Fraction) -> _Frame:
+def _make_frame(frame: Any, number: int, pixel_shape: Fraction) -> _Frame:
     """A frame as PyAV gives it, turned and as wide as the file says."""
     width, height = round(frame.width * pixel_shape), frame.height
     _check_pixels(frame.width, frame.height)
@@ -240,12 +240,12 @@ def _as_frame(frame: Any, number: int, pixel_shape: Fraction) -> _Frame:
     if turns % 2:
         size = (height, width)
     if frame.pts is None or frame.time_base is None:
-        return _Frame(number, 0, size, lambda: _turned(frame, turns, size))
+        return _Frame(number, 0, size, lambda: _rotate(frame, turns, size))
     tick = frame.pts * frame.time_base.numerator
-    return _Frame(tick, frame.time_base.denominator, size, lambda: _turned(frame, turns, size))
+    return _Frame(tick, frame.time_base.denominator, size, lambda: _rotate(frame, turns, size))
 
 
-def _turned(frame: Any, turns: int, size: tuple[int, int]) -> Image.Image:
+def _rotate(frame: Any, turns: int, size: tuple[int, int]) -> Image.Image:
     import numpy as np
     from PIL import Image
 
@@ -259,7 +259,7 @@ def _check_pixels(width: int, height: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+def _open_container(path: Path) -> Iterator[tuple[Any, Any]]:
     """(container, its video stream) of a file. PyAV's errors inside the block say what is wrong."""
     av = _pyav(path)
     if path.stat().st_size > MOST_BYTES:

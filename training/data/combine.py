@@ -12,9 +12,8 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from ...storage.digest import sha256_of_spaced_json
-from .changed_files import WatchedFiles
 from .dataset import Conditioning, Dataset, DatasetImage, prompt_parts
-from .kohya_metadata import joined_metadata
+from .kohya_metadata import join_metadata
 
 
 class JoinedConditionings(Mapping[str, Conditioning]):
@@ -41,16 +40,16 @@ class JoinedConditionings(Mapping[str, Conditioning]):
 
     def sees(self, pictures: str) -> bool:
         """Whether these are pictures that one of the parts has, by their key."""
-        return self._seeing(pictures) is not None
+        return self._part_with_pictures(pictures) is not None
 
-    def _seeing(self, pictures: str) -> Any:
+    def _part_with_pictures(self, pictures: str) -> Any:
         return next((part for part in self._parts if hasattr(part, "sees") and part.sees(pictures)), None)
 
     def _part(self, text: str) -> Any:
         """The part that has a text or can encode it."""
         pictures = prompt_parts(text)[1]
         if pictures:
-            return self._seeing(pictures)
+            return self._part_with_pictures(pictures)
         return self._part_of.get(text, self._encoding)
 
     def prepare(self, texts: Iterable[str], done: Callable[[int, int], object] = lambda done, total: None) -> int:
@@ -74,14 +73,14 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     """
     first = datasets[0]
     if len(datasets) == 1:
-        return _without_trained(first)
+        return _drop_trained_of(first)
     check_together(datasets)
-    images = tuple(image for dataset in datasets for image in _with_own_settings(dataset, dataset.images))
+    images = tuple(image for dataset in datasets for image in _give_own_settings(dataset, dataset.images))
     regularized = next((dataset for dataset in datasets if dataset.regularization is not None), first)
-    held_out = _in_turn([_with_own_settings(dataset, dataset.held_out) for dataset in datasets])
-    held_out = _not_trained(held_out, [*images, *_regularization_images(regularized)])
+    held_out = _interleave([_give_own_settings(dataset, dataset.held_out) for dataset in datasets])
+    held_out = _drop_trained(held_out, [*images, *_regularization_images(regularized)])
     return replace(
-        _joined(first, datasets),
+        _join(first, datasets),
         images=images,
         digest=sha256_of_spaced_json(
             ["several datasets", [[dataset.digest, dataset.resolution] for dataset in datasets]]
@@ -92,32 +91,32 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
         batch_size=0,
         resolution=0,
         folder="",
-        kohya_metadata=joined_metadata([dataset.kohya_metadata for dataset in datasets]),
+        kohya_metadata=join_metadata([dataset.kohya_metadata for dataset in datasets]),
         pictures=lambda: combine([dataset.as_pictures() for dataset in datasets]),
     )
 
 
-def with_validation(dataset: Dataset, validation: Dataset, every: str = "", without: str = "") -> Dataset:
+def hold_out(dataset: Dataset, validation: Dataset, every: str = "", without: str = "") -> Dataset:
     """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too: the
     error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
     """
     check_together([dataset, validation])
     trained = [*dataset.images, *_regularization_images(dataset)]
-    held_out = tuple(_not_trained(_with_own_settings(validation, validation.images), trained))
+    held_out = tuple(_drop_trained(_give_own_settings(validation, validation.images), trained))
     if not held_out:
         every = every or f"Dataset: every image of validation folder {validation.folder!r}"
         without = without or "leave validation folder empty"
         raise ValueError(f"{every} is trained on too, so it measures nothing. Put other images there, or {without}.")
-    joined = _joined(dataset, [dataset, validation])
+    joined = _join(dataset, [dataset, validation])
     digest = sha256_of_spaced_json(["validation dataset", dataset.digest, validation.digest])
 
     def pictures() -> Dataset:
-        return with_validation(dataset.as_pictures(), validation.as_pictures(), every, without)
+        return hold_out(dataset.as_pictures(), validation.as_pictures(), every, without)
 
     return replace(joined, held_out=held_out, digest=digest, pictures=pictures)
 
 
-def _joined(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:
+def _join(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:
     """The dataset with the conditionings, files, threads and notes of all parts."""
     return replace(
         dataset,
@@ -125,15 +124,11 @@ def _joined(dataset: Dataset, parts: Sequence[Dataset]) -> Dataset:
         unhashed=tuple(dict.fromkeys(chain.from_iterable(part.unhashed for part in parts))),
         workers=max(part.workers for part in parts),
         write_schedule=any(part.write_schedule for part in parts),
-        watched=_watched(parts),
+        watched=tuple(chain.from_iterable(part.watched for part in parts)),
     )
 
 
-def _watched(parts: Sequence[Dataset]) -> tuple[WatchedFiles, ...]:
-    return tuple(chain.from_iterable(part.watched for part in parts))
-
-
-def _with_own_settings(dataset: Dataset, images: Iterable[DatasetImage]) -> list[DatasetImage]:
+def _give_own_settings(dataset: Dataset, images: Iterable[DatasetImage]) -> list[DatasetImage]:
     """Images that say of themselves what their dataset says of them all."""
     described: list[DatasetImage] = []
     for image in images:
@@ -150,13 +145,13 @@ def _with_own_settings(dataset: Dataset, images: Iterable[DatasetImage]) -> list
     return described
 
 
-def _in_turn(groups: Sequence[Sequence[DatasetImage]]) -> list[DatasetImage]:
+def _interleave(groups: Sequence[Sequence[DatasetImage]]) -> list[DatasetImage]:
     """The first image of each group, then the second ones …, as validation measures only the first images."""
     rows = zip_longest(*groups)
     return [image for row in rows for image in row if image is not None]
 
 
-def _not_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> list[DatasetImage]:
+def _drop_trained(held_out: Sequence[DatasetImage], trained: Sequence[DatasetImage]) -> list[DatasetImage]:
     seen = set(chain.from_iterable(map(_contents, trained)))
     return [image for image in held_out if seen.isdisjoint(_contents(image))]
 
@@ -175,15 +170,15 @@ def _regularization_images(dataset: Dataset) -> Sequence[DatasetImage]:
     return dataset.regularization.images
 
 
-def _without_trained(dataset: Dataset) -> Dataset:
+def _drop_trained_of(dataset: Dataset) -> Dataset:
     """The dataset without held-out images that are regularization images too."""
-    held_out = tuple(_not_trained(dataset.held_out, _regularization_images(dataset)))
+    held_out = tuple(_drop_trained(dataset.held_out, _regularization_images(dataset)))
     if held_out == dataset.held_out:
         return dataset
     return replace(dataset, held_out=held_out)
 
 
-def unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:
+def count_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:
     """How many held-out images of the parts the whole leaves out, because it trains on them."""
     return sum(len(part.held_out) for part in parts) - len(whole.held_out)
 

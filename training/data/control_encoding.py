@@ -17,7 +17,7 @@ from . import images
 from .buckets import Framing
 from .cache import Cache, key_of
 from .changed_files import is_unchanged
-from .control_methods import ControlMethod, FramedControl, unpacked_mask
+from .control_methods import ControlMethod, FramedControl, unpack_mask
 from .dataset import Conditioning, prompt_parts
 from .listing import ControlPicture, ImageEntry
 from .reading_ahead import check_may_encode
@@ -32,7 +32,7 @@ _FRAMES_PER_LATENT = 4  # of video models
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenPictures:
     """The control pictures of one crop of an image, as the text encoder sees them."""
 
     entry: ImageEntry
@@ -84,10 +84,10 @@ class ControlEncoder:
                 f"Dataset: {entry.name} is a clip, and control pictures set to {self.method.name} are for pictures:"
                 " connect clips to Samples, through the model's own node."
             )
-        encoded = [self._encoded(entry, control, framing, frames, flipped) for control in entry.controls]
+        encoded = [self._read_or_encode(entry, control, framing, frames, flipped) for control in entry.controls]
         entries = self.method.entries([one["latent"] for one in encoded])
         if self.method.mask is not None:
-            entries["concat_mask"] = unpacked_mask(encoded[0]["mask"])
+            entries["concat_mask"] = unpack_mask(encoded[0]["mask"])
         return entries
 
     def see(self, entry: ImageEntry, framing: Framing, flipped: bool) -> str:
@@ -96,7 +96,7 @@ class ControlEncoder:
             return ""
         contents = [[control.sha256, framing.original, framing.scaled, framing.box] for control in entry.controls]
         key = key_of("seen pictures", self.method.name, contents, flipped)
-        self.seen[key] = _Seen(entry, framing, flipped)
+        self.seen[key] = _SeenPictures(entry, framing, flipped)
         return key
 
     def encode(self, prompt: str) -> Conditioning:
@@ -107,10 +107,10 @@ class ControlEncoder:
         pictures: list[Tensor] = []
         for control in seen.entry.controls:
             pixels = self.method.seen(FramedControl(self._open(control), seen.framing))
-            pictures.append(_flipped(pixels, seen.flipped))
+            pictures.append(_flip(pixels, seen.flipped))
         return self.encode_prompt(caption, pictures, self.method)
 
-    def _encoded(
+    def _read_or_encode(
         self, entry: ImageEntry, control: ControlPicture, framing: Framing, frames: int, flipped: bool
     ) -> dict[str, Tensor]:
         """The `latent` of a control picture, and the `mask` where it is one."""
@@ -124,14 +124,14 @@ class ControlEncoder:
         if self.method.mask is not None:
             image = self._open(ControlPicture(entry.name, entry.sha256, entry.size))
         framed = FramedControl(self._open(control), framing, frames, image)
-        encoded = {"latent": self.encode_pixels(_flipped(self.method.for_vae(framed), flipped)).clone()}
+        encoded = {"latent": self.encode_pixels(_flip(self.method.for_vae(framed), flipped)).clone()}
         if not torch.isfinite(encoded["latent"]).all():
             raise ValueError(
                 f"Dataset: the VAE makes NaN or infinite latents of {control.name}, as some do in float16: start"
                 " ComfyUI with --fp32-vae or --bf16-vae, or take the picture away."
             )
         if self.method.mask is not None:
-            encoded["mask"] = _flipped(self.method.mask(framed).movedim(1, -1), flipped).movedim(-1, 1).contiguous()
+            encoded["mask"] = _flip(self.method.mask(framed).movedim(1, -1), flipped).movedim(-1, 1).contiguous()
         if self.cache is not None:
             self.cache.write("latents", key, encoded)
         return encoded
@@ -165,7 +165,7 @@ def _frames(latent: Latent) -> int:
     return 1
 
 
-def _flipped(pixels: Tensor, flipped: bool) -> Tensor:
+def _flip(pixels: Tensor, flipped: bool) -> Tensor:
     if flipped:
         return pixels.flip(2)
     return pixels

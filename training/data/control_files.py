@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .file_names import composed
+from .file_names import compose
 
 MOST_CONTROLS = 3  # of one image
 _ENDING = re.compile(r"(.+)(?:\.control|-condlabel)[_-]?([1-9]?)", re.IGNORECASE)
@@ -107,54 +107,52 @@ class _Places:
         self._by_folder: dict[tuple[Path, str], list[Path]] = {}
         self._beside: dict[tuple[Path, str], list[Path]] = {}
         for image in images:
-            self.by_stem.setdefault(composed(image.stem), []).append(image)
-            self._by_folder.setdefault((image.parent, composed(image.stem)), []).append(image)
-            self._beside.setdefault((image.parent.parent, composed(image.stem)), []).append(image)
+            self.by_stem.setdefault(compose(image.stem), []).append(image)
+            self._by_folder.setdefault((image.parent, compose(image.stem)), []).append(image)
+            self._beside.setdefault((image.parent.parent, compose(image.stem)), []).append(image)
 
-    def of(self, folder: Path, stem: str) -> list[Path]:
+    def find(self, folder: Path, stem: str) -> list[Path]:
         """The images of that name in a folder; if there are none, in the folders right below it."""
-        stem = composed(stem)
+        stem = compose(stem)
         return self._by_folder.get((folder, stem)) or self._beside.get((folder, stem), [])
 
-    def beside(self, path: Path, stem: str) -> list[Path]:
+    def find_beside(self, path: Path, stem: str) -> list[Path]:
         """The images of that name in the folder of a picture."""
-        return self._by_folder.get((path.parent, composed(stem)), [])
+        return self._by_folder.get((path.parent, compose(stem)), [])
 
 
 def _looks_like_control(path: Path, folder: Path) -> bool:
-    return _ENDING.fullmatch(path.stem) is not None or _is_control_folder(path.parent, folder)
-
-
-def _is_control_folder(parent: Path, folder: Path) -> bool:
-    return parent != folder and _FOLDER.fullmatch(parent.name) is not None
+    """Whether its name ends as a control picture's does, or it lies in a folder of control pictures."""
+    is_in_control_folder = path.parent != folder and _FOLDER.fullmatch(path.parent.name) is not None
+    return _ENDING.fullmatch(path.stem) is not None or is_in_control_folder
 
 
 def _candidate(path: Path, places: _Places) -> _Candidate:
     ending = _ENDING.fullmatch(path.stem)
     if ending is not None:
-        owners = places.beside(path, ending[1])
+        owners = places.find_beside(path, ending[1])
         return _Candidate(path, int(ending[2] or 1), tuple(owners), (path.parent, "beside"))
     match = _FOLDER.fullmatch(path.parent.name)
     assert match is not None
     first, base = int(match[1] or 1), path.parent.parent
-    owners = places.of(base, path.stem)
+    owners = places.find(base, path.stem)
     number = 0
     if not owners:
-        stem, number = _without_number(path.stem)
-        owners = places.of(base, stem)
+        stem, number = _split_number(path.stem)
+        owners = places.find(base, stem)
     return _Candidate(path, first + number, tuple(owners), (path.parent, "inside"))
 
 
 def _owners_by_name(stem: str, images: dict[str, list[Path]]) -> tuple[list[Path], int]:
     """(the images of a control picture of that name, which of theirs it is, from 0)."""
-    stem = composed(stem)
+    stem = compose(stem)
     if stem in images:
         return images[stem], 0
-    name, number = _without_number(stem)
+    name, number = _split_number(stem)
     return images.get(name, []), number
 
 
-def _without_number(stem: str) -> tuple[str, int]:
+def _split_number(stem: str) -> tuple[str, int]:
     """musubi-tuner's `name_0` as ("name", 0); a name without a number has the number 0."""
     match = _NUMBERED.fullmatch(stem)
     if match is None:

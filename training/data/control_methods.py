@@ -187,7 +187,7 @@ def _lanczos(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     return images.image_tensor(picture.resize(size, Image.Resampling.LANCZOS))
 
 
-def _by_area(area: int, step: int = 1) -> Callable[[FramedControl], Tensor]:
+def _area_scaler(area: int, step: int = 1) -> Callable[[FramedControl], Tensor]:
     """Scales a picture to an area, each pixel the mean of those that it covers."""
 
     def scale(control: FramedControl) -> Tensor:
@@ -224,24 +224,24 @@ def _outside_mask(control: FramedControl) -> Tensor:
     """The image, with gray where it is drawn anew."""
     assert control.image is not None
     pixels = images.image_tensor(images.crop_image(control.image, control.framing))
-    kept = 1.0 - unpacked_mask(_inpainting_mask(control)).round().movedim(1, -1)
+    kept = 1.0 - unpack_mask(_inpainting_mask(control)).round().movedim(1, -1)
     return (pixels - 0.5) * kept + 0.5
 
 
-def unpacked_mask(mask: Tensor) -> Tensor:
+def unpack_mask(mask: Tensor) -> Tensor:
     """A mask of 8 bit in 0..1."""
     return mask.float() / 255.0
 
 
-def _as_references(latents: Sequence[Tensor]) -> dict[str, Any]:
+def _make_references(latents: Sequence[Tensor]) -> dict[str, Any]:
     return {"reference_latents": list(latents)}
 
 
-def _as_concatenated(latents: Sequence[Tensor]) -> dict[str, Any]:
+def _make_concatenated(latents: Sequence[Tensor]) -> dict[str, Any]:
     return {"concat_latent_image": latents[0]}
 
 
-def _as_first_frame(latents: Sequence[Tensor]) -> dict[str, Any]:
+def _make_first_frame(latents: Sequence[Tensor]) -> dict[str, Any]:
     mask = torch.ones(1, 1, latents[0].shape[2], *latents[0].shape[-2:])
     mask[:, :, :1] = 0.0
     return {"concat_latent_image": latents[0], "concat_mask": mask}
@@ -262,7 +262,7 @@ METHODS = (
         "ReferenceLatent",
         "Flux.2, OmniGen2 and others, at the size that is trained",
         _reference,
-        _as_references,
+        _make_references,
         tokenizers=("Flux2Tokenizer", "KleinTokenizer", "KleinTokenizer8B", "Omnigen2Tokenizer"),
     ),
     ControlMethod(
@@ -270,27 +270,27 @@ METHODS = (
         "FluxKontextImageScale and ReferenceLatent",
         "Flux.1 Kontext",
         _kontext,
-        _as_references,
+        _make_references,
         tokenizers=("FluxTokenizer",),
     ),
     ControlMethod(
         "Qwen-Image-Edit",
         "TextEncodeQwenImageEdit",
         "the first Qwen-Image-Edit, one picture",
-        _by_area(_MEGAPIXEL),
-        _as_references,
+        _area_scaler(_MEGAPIXEL),
+        _make_references,
         most=1,
-        seen=_by_area(_MEGAPIXEL),
+        seen=_area_scaler(_MEGAPIXEL),
         prompt=_edit_prompt,
     ),
     ControlMethod(
         "Qwen-Image-Edit Plus",
         "TextEncodeQwenImageEditPlus",
         "Qwen-Image-Edit 2509 and 2511",
-        _by_area(_MEGAPIXEL, 8),
-        _as_references,
+        _area_scaler(_MEGAPIXEL, 8),
+        _make_references,
         tokenizers=("QwenImageTokenizer",),
-        seen=_by_area(_SEEN_PIXELS),
+        seen=_area_scaler(_SEEN_PIXELS),
         prompt=_edit_plus_prompt,
     ),
     ControlMethod(
@@ -298,7 +298,7 @@ METHODS = (
         "InstructPixToPixConditioning",
         "InstructPix2Pix, Flux.1 Canny and Depth, HiDream-E1, one picture",
         FramedControl.as_image,
-        _as_concatenated,
+        _make_concatenated,
         most=1,
     ),
     ControlMethod(
@@ -306,7 +306,7 @@ METHODS = (
         "WanImageToVideo",
         "Wan I2V, the first frame",
         _start_of_video,
-        _as_first_frame,
+        _make_first_frame,
         most=1,
         tokenizers=("WanT5Tokenizer",),
     ),
@@ -315,7 +315,7 @@ METHODS = (
         "InpaintModelConditioning",
         "Flux.1 Fill and other inpainting models, a mask: white is drawn anew",
         _outside_mask,
-        _as_concatenated,
+        _make_concatenated,
         most=1,
         mask=_inpainting_mask,
     ),
@@ -328,11 +328,11 @@ def options() -> list[str]:
     return [AUTO, *_BY_NAME, OFF]
 
 
-def with_size(method: ControlMethod, size: ControlSize) -> ControlMethod:
+def set_size(method: ControlMethod, size: ControlSize) -> ControlMethod:
     """The method with control pictures of this size for the VAE. Raises ValueError where the method has one size."""
     if size == NODES_SIZE:
         return method
-    if method.entries is not _as_references:
+    if method.entries is not _make_references:
         raise ValueError(
             f"Dataset: control_resolution and no_resize_control do not fit control pictures {method.name}: there a"
             " control picture has the size of its image. Take the keys out of dataset_config.toml."

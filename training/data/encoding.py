@@ -169,7 +169,7 @@ class ImageEncoder:
             self.cache.write_together("latents", {key: ({"latent": one}, None) for key, one in self._fresh.items()})
         self.images[entry.key] = self._image(entry)
         if entry.name not in self._names and len(self.sheet) < images.SHEET_IMAGES:
-            self.sheet.append(images.crop_image(self._shown(entry), entry.framings[0]))
+            self.sheet.append(images.crop_image(self._sheet_picture(entry), entry.framings[0]))
         self._names.add(entry.name)
 
     def close(self) -> None:
@@ -178,14 +178,14 @@ class ImageEncoder:
             self._clip.close()
         self._clip = None
 
-    def _shown(self, entry: ImageEntry) -> Image.Image:
+    def _sheet_picture(self, entry: ImageEntry) -> Image.Image:
         """The picture of an entry on the contact sheet."""
         if not entry.frames:
             return self._open(entry)[0]
         with images.errors_name(entry.name):
-            return clips.first_frame(self._unchanged(entry))
+            return clips.first_frame(self._check_unchanged(entry))
 
-    def _unchanged(self, entry: ImageEntry) -> Path:
+    def _check_unchanged(self, entry: ImageEntry) -> Path:
         """The path of an entry; raises ValueError when the file is not the one that was listed."""
         path = self.listing.folder / entry.name
         if not is_unchanged(path, entry.sha256):
@@ -196,7 +196,7 @@ class ImageEncoder:
         """A crop of a picture as (1, H, W, 3), of a clip as (frames, H, W, 3), in 0..1."""
         if not entry.frames:
             return images.image_tensor(images.crop_image(self._open(entry)[0], framing))
-        path = self._unchanged(entry)
+        path = self._check_unchanged(entry)
         if self._clip is None or (self._clip.path, self._clip.framing) != (path, framing):
             self.close()
             self._clip = ClipReader(path, framing)
@@ -206,7 +206,7 @@ class ImageEncoder:
     def _open(self, entry: ImageEntry) -> tuple[Image.Image, Image.Image | None]:
         """(image, alpha) of an entry; raises ValueError when the file is not the one that was listed."""
         if self._opened is None or self._opened_name != entry.name:
-            path = self._unchanged(entry)
+            path = self._check_unchanged(entry)
             with images.errors_name(entry.name):
                 self._opened_name, self._opened = entry.name, images.open_image(path)
         return self._opened
@@ -250,9 +250,9 @@ class ImageEncoder:
         if entry.mask:
             crop = replace(crop, mask=self._mask(entry, framing, crop.latent))
         if self.controls is not None and entry.controls:
-            crop = self._with_controls(crop, entry, framing, self.controls)
+            crop = self._add_controls(crop, entry, framing, self.controls)
         if entry.worse is not None:
-            crop = replace(crop, worse=self._worse(entry.of_worse(), framing))
+            crop = replace(crop, worse=self._worse(entry.worse_entry(), framing))
         return crop
 
     def _worse(self, entry: ImageEntry, framing: Framing) -> WorsePicture:
@@ -261,7 +261,7 @@ class ImageEncoder:
             flipped = self._latent(entry, framing, True)
         return WorsePicture(self._latent(entry, framing, False), flipped, entry.sha256)
 
-    def _with_controls(
+    def _add_controls(
         self, crop: ImageCrop, entry: ImageEntry, framing: Framing, controls: ControlEncoder
     ) -> ImageCrop:
         extras = controls.extras(entry, framing, crop.latent, False)
@@ -281,7 +281,7 @@ class ImageEncoder:
         in memory.
         """
         key = self._key(entry, framing, flipped)
-        load = partial(self._encoded, entry, framing, flipped)
+        load = partial(self._read_or_encode, entry, framing, flipped)
         fresh = self._fresh.get(key)
         if fresh is None:
             assert self.cache is not None
@@ -317,7 +317,7 @@ class ImageEncoder:
         """Where the cache has the latent of a crop."""
         return key_of("latent", self.encoder, entry.sha256, framing.scaled, framing.box, flipped, *_frames_key(entry))
 
-    def _encoded(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
+    def _read_or_encode(self, entry: ImageEntry, framing: Framing, flipped: bool) -> Tensor:
         """The latent of a crop from the cache, or encoded and written there."""
         key = self._key(entry, framing, flipped)
         if self.cache is not None:
@@ -361,7 +361,7 @@ def _crops_of(entry: ImageEntry) -> Iterator[tuple[ImageEntry, Framing, bool]]:
     """(entry, framing, whether flipped) of everything that is encoded of an entry and of the worse one of its pair."""
     entries = [entry]
     if entry.worse is not None:
-        entries.append(entry.of_worse())
+        entries.append(entry.worse_entry())
     for one in entries:
         for framing in one.framings:
             yield one, framing, False

@@ -31,17 +31,17 @@ def is_of_system(folder: str) -> bool:
     return folder.startswith(".") or folder.lower() in SYSTEM_FOLDERS
 
 
-def without_thumbnails(paths: Iterable[Path]) -> list[Path]:
+def drop_thumbnails(paths: Iterable[Path]) -> list[Path]:
     """Pictures without those that lie in a folder as `thumbs` below another one of their name."""
     paths = list(paths)
     candidates = {path for path in paths if path.parent.name.lower() in _THUMBNAIL_FOLDERS}
     if not candidates:
         return paths
-    stems = {(path.parent, composed(path.stem)) for path in paths}
-    return [path for path in paths if path not in candidates or (path.parent.parent, composed(path.stem)) not in stems]
+    stems = {(path.parent, compose(path.stem)) for path in paths}
+    return [path for path in paths if path not in candidates or (path.parent.parent, compose(path.stem)) not in stems]
 
 
-def composed(name: str) -> str:
+def compose(name: str) -> str:
     """A name with each accented letter as one character, however a disk has it."""
     if name.isascii():
         return name
@@ -75,7 +75,7 @@ class FolderNames:
                 return Path(found)
         return None
 
-    def beside(self, image: Path, suffixes: Iterable[str]) -> Path | None:
+    def find_beside(self, image: Path, suffixes: Iterable[str]) -> Path | None:
         """The first of the files that have an image's name with one of these suffixes in place of its own."""
         stem = str(image).removesuffix(image.suffix)
         return self.first(stem + suffix for suffix in suffixes)
@@ -84,7 +84,7 @@ class FolderNames:
         folder, name = os.path.split(path)
         if folder not in self._folders and os.path.isfile(path):  # False for names too long, too
             return path
-        listed = self._listed(folder)
+        listed = self._list_folder(folder)
         if listed is None:
             return None
         place, names = listed
@@ -96,7 +96,7 @@ class FolderNames:
         path = os.path.join(place, found)
         return path if os.path.isfile(path) else None
 
-    def _listed(self, folder: str) -> tuple[str, dict[str, list[str]]] | None:
+    def _list_folder(self, folder: str) -> tuple[str, dict[str, list[str]]] | None:
         """(the folder as the disk has it, its names by `_key` of what is in front of their endings)."""
         if folder not in self._folders:
             self._folders[folder] = self._list(folder)
@@ -118,7 +118,7 @@ class FolderNames:
         parent, name = os.path.split(folder)
         if not name or parent == folder:
             return None
-        around = self._listed(parent)
+        around = self._list_folder(parent)
         if around is None:
             return None
         place, names = around
@@ -126,23 +126,23 @@ class FolderNames:
         if len(alike) != 1:
             return None
         other = os.path.join(place, alike[0])
-        return None if other == folder else self._listed(other)
+        return None if other == folder else self._list_folder(other)
 
 
 def _best(candidates: list[str], name: str, alike: list[str]) -> str | None:
     """Which of the files that are spelled almost like `name` is meant; `alike` are all with such a name."""
     if name in candidates:
         return name
-    stem = composed(os.path.splitext(name)[0])
-    same = [one for one in candidates if composed(os.path.splitext(one)[0]) == stem]
+    stem = compose(os.path.splitext(name)[0])
+    same = [one for one in candidates if compose(os.path.splitext(one)[0]) == stem]
     if same:
         return same[0]
     if len(candidates) != 1:
         return None
-    own = composed(os.path.splitext(candidates[0])[0])
-    is_of_another = any(one != candidates[0] and composed(os.path.splitext(one)[0]) == own for one in alike)
+    own = compose(os.path.splitext(candidates[0])[0])
+    is_of_another = any(one != candidates[0] and compose(os.path.splitext(one)[0]) == own for one in alike)
     return None if is_of_another else candidates[0]
 
 
 def _key(name: str) -> str:
-    return composed(name).casefold()
+    return compose(name).casefold()

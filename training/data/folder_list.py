@@ -23,7 +23,7 @@ class PictureFolders:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LastLook:
     """What a folder held when it was last looked at."""
 
     changed: int  # its modification time in ns
@@ -32,7 +32,7 @@ class _Seen:
     entries: int
 
 
-_seen: dict[str, _Seen] = {}  # by path; of folders that had been left alone for a while
+_seen: dict[str, _LastLook] = {}  # by path; of folders that had been left alone for a while
 _MOST_SEEN = 20_000
 _SETTLED = 2_000_000_000  # ns after which a further change gives a folder another modification time
 
@@ -58,13 +58,13 @@ def picture_folders(root: str, most_entries: int = 500_000, seconds: float = 5.0
     return found
 
 
-def _look(path: str, most: int) -> _Seen:
+def _look(path: str, most: int) -> _LastLook:
     """What lies in a folder, at most one entry more than `most`. It is not read again while its time stays."""
     now = time.time_ns()
     try:
         changed = os.stat(path).st_mtime_ns
     except OSError:
-        return _Seen(0, 0, (), 0)
+        return _LastLook(0, 0, (), 0)
     known = _seen.get(path)
     if known is not None and known.changed == changed and known.entries <= most:
         return known
@@ -78,7 +78,7 @@ def _look(path: str, most: int) -> _Seen:
             pictures += 1
         elif entry.is_dir(follow_symlinks=False) and _has_pictures(entry.name):
             folders.append(entry.name)
-    seen = _Seen(changed, pictures, tuple(folders), entries)
+    seen = _LastLook(changed, pictures, tuple(folders), entries)
     if entries <= most and now - changed > _SETTLED:
         if len(_seen) >= _MOST_SEEN:
             _seen.clear()

@@ -38,7 +38,7 @@ class Counts:
         self.settings_notes += [note for note in notes if note not in self.settings_notes]
 
 
-def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
+def write_notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
     """Lines for the report."""
     entries = unique_images(entries)
     lines = [f"{count} left out {reason}" for reason, count in sorted(counts.left_out.items()) if count]
@@ -46,7 +46,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         names = first_names(counts.too_small)
         lines.append(f"{len(counts.too_small)} left out, smaller than their bucket (small: skip): {names}")
     if counts.fallbacks:
-        lines.append(f"{counts.fallbacks} {registry.selected(settings.captions)[0].fallback_note}")
+        lines.append(f"{counts.fallbacks} {registry.find_layouts(settings.captions)[0].fallback_note}")
     lines += _class_words(settings, counts, entries)
     if counts.more_lines:
         lines.append(
@@ -55,7 +55,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
         )
     lines += _separators(entries)
     lines += _unused_triggers(settings, entries)
-    lines += _cut(entries)
+    lines += _note_cut_images(entries)
     lines += _other_shapes(counts)
     lines += _alpha_masks(counts)
     if counts.conditions:
@@ -65,7 +65,7 @@ def notes(folder: Path, settings: FolderSettings, counts: Counts, entries: Seque
             " them"
         )
     lines += _clips(folder, settings, counts, entries)
-    lines += _not_read(folder)
+    lines += _note_unread_files(folder)
     lines += _folder_repeats(folder, entries)
     lines += _duplicates(entries)
     if not settings.filters.wildcards:
@@ -103,7 +103,7 @@ def _unused_triggers(settings: FolderSettings, entries: Sequence[ImageEntry]) ->
     return [f"{len(names)} captions have [trigger] as it is, as filters have no trigger: {first_names(names)}"]
 
 
-def _cut(entries: Sequence[ImageEntry]) -> list[str]:
+def _note_cut_images(entries: Sequence[ImageEntry]) -> list[str]:
     """Which images lose more than half to the shape of their bucket."""
     names = [entry.name for entry in entries if entry.framings[0].kept < 0.5]
     if not names:
@@ -141,7 +141,7 @@ def _clips(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequ
             f"{len(names)} clips are left out, as frames of clips is 0: {first_names(names)}; set it, to 17 for"
             " example, to train a video model on them"
         ]
-    lines = _rounded(settings)
+    lines = _note_rounded_frames(settings)
     if counts.too_short:
         lines.append(
             f"{len(counts.too_short)} clips left out, shorter than {settings.frame_counts[0]} frames:"
@@ -157,21 +157,21 @@ def _clips(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequ
     return lines
 
 
-def _rounded(settings: FolderSettings) -> list[str]:
+def _note_rounded_frames(settings: FolderSettings) -> list[str]:
     """Which numbers of frames are not those that were asked for."""
     step = max(1, settings.frame_step)
     lines: list[str] = []
     for count in dict.fromkeys(read_frames(settings.frames)):
-        taken = clip_parts.rounded(count, step)
+        taken = clip_parts.round_frames(count, step)
         if taken != count:
             lines.append(f"frames of clips {count} is taken as {taken}: this VAE takes multiples of {step} and 1 more")
     return lines
 
 
-def _not_read(folder: Path) -> list[str]:
+def _note_unread_files(folder: Path) -> list[str]:
     """What lies in the folder and is not read: linked folders, and pictures of other formats."""
-    links, others = images.ignored(folder, images.OTHER_SUFFIXES)
-    videos = images.ignored(folder, clip_files.OTHER_SUFFIXES)[1]
+    links, others = images.find_ignored(folder, images.OTHER_SUFFIXES)
+    videos = images.find_ignored(folder, clip_files.OTHER_SUFFIXES)[1]
     others_own = images.others_pictures(folder)
     lines: list[str] = []
     if others_own:

@@ -173,7 +173,7 @@ def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
 
 
 def _held_out_names(entries: Sequence[ImageEntry], share: float) -> set[str]:
-    return validation_split.held_out(validation_split.contents(unique_images(entries)), share)
+    return validation_split.choose_held_out(validation_split.contents(unique_images(entries)), share)
 
 
 def _refuse_endless_epochs(folder: Path, entries: Sequence[ImageEntry]) -> None:
@@ -231,7 +231,7 @@ class _FolderReader:
         if self.filters.wildcards:
             self._word_lists, self._problems = wildcards.read_word_lists(folder, self.filters.encoding)
         is_chosen = settings.captions != registry.AUTO
-        self._selected = registry.selected(settings.captions)
+        self._selected = registry.find_layouts(settings.captions)
         self._readers = [(layout, layout.open(folder, self.filters, is_chosen)) for layout in self._selected]
         self._fallback: tuple[DatasetLayout, CaptionReader] | None = None
         if is_chosen:
@@ -296,7 +296,7 @@ class _FolderReader:
 
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
-        paths = self._considered()
+        paths = self._consider()
         self._note_pairs(paths)
         return paths
 
@@ -317,7 +317,7 @@ class _FolderReader:
         """A path relative to the folder; control pictures may lie beside it."""
         return Path(os.path.relpath(path, self.folder)).as_posix()
 
-    def _considered(self) -> list[Path]:
+    def _consider(self) -> list[Path]:
         if self.settings.subset is not None:
             return self._paths_of_subset(self.settings.subset)
         self._pairs = training_pictures(self.folder, self.settings)
@@ -357,7 +357,7 @@ class _FolderReader:
 
     def notes(self, entries: Sequence[ImageEntry]) -> list[str]:
         """Lines for the report, beside the problems."""
-        return folder_notes.notes(self.folder, self.settings, self.counts, entries)
+        return folder_notes.write_notes(self.folder, self.settings, self.counts, entries)
 
     def entries(self, path: Path) -> list[ImageEntry]:
         """An image's entries, one per resolution. None of them when it is left out, for a problem or by a filter."""
@@ -440,10 +440,10 @@ class _FolderReader:
     def _parts(self, name: str, info: ClipInfo) -> list[tuple[int, ...]]:
         """The frames of each part of a clip."""
         settings, filters = self.settings, self.filters
-        shown = clip_parts.resampled(info.ticks, info.per_second, settings.frame_rate)
+        shown = clip_parts.resample(info.ticks, info.per_second, settings.frame_rate)
         if settings.frame_rate and not info.per_second:
             self.counts.without_rate.append(name)
-        parts = clip_parts.parts(
+        parts = clip_parts.split_frames(
             len(shown),
             settings.frame_counts,
             settings.clip_part,
@@ -531,12 +531,12 @@ class _FolderReader:
                 if caption.more_lines:
                     self.counts.more_lines.append(path.relative_to(self.folder).as_posix())
                 break
-        image_caption = self._with_settings_files(path, caption, True)
+        image_caption = self._apply_settings_files(path, caption, True)
         if not image_caption.found and self._fallback is not None:
             fallback = self._fallback[1].fallback(path)
             if fallback is not None:
                 self.counts.fallbacks += 1
-                image_caption = self._with_settings_files(path, fallback, False)
+                image_caption = self._apply_settings_files(path, fallback, False)
         if not image_caption.found:
             image_caption = self._class_words(path, caption) or image_caption
         return layout, image_caption
@@ -565,9 +565,9 @@ class _FolderReader:
             return None
         self.counts.class_words.add(path.relative_to(self.folder).as_posix())
         words_caption = replace(caption or WrittenCaption(), lines=(words,), found=True)
-        return self._with_settings_files(path, words_caption, True)
+        return self._apply_settings_files(path, words_caption, True)
 
-    def _with_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
+    def _apply_settings_files(self, path: Path, caption: WrittenCaption | None, own_file: bool) -> WrittenCaption:
         for layout, reader in self._settings_readers:
             caption = reader.apply(path, caption, own_file and layout in self._selected)
         return caption or WrittenCaption()
@@ -588,10 +588,10 @@ class _FolderReader:
         if weights:
             weights += (1.0,) * len(score_tag)
         if rules.moves_tags and written.lines:
-            return self._with_moving_prefix(written.lines, rules)
+            return self._add_moving_prefix(written.lines, rules)
         return Caption(written.lines, written.tags + score_tag, weights, rules)
 
-    def _with_moving_prefix(self, lines: Sequence[str], rules: CaptionRules) -> Caption:
+    def _add_moving_prefix(self, lines: Sequence[str], rules: CaptionRules) -> Caption:
         """The lines with prefix and suffix as part of them, so that their tags move and count as kohya's do."""
         whole: list[str] = []
         for line in lines:
@@ -760,7 +760,7 @@ class _HeaderReader(_FolderReader):
         return images.open_header(path)
 
     def _clip_info(self, path: Path, sha256: str) -> ClipInfo:
-        return clips.look(path)
+        return clips.read_header(path)
 
 
 def _refuse_broken_characters(caption: Caption) -> None:

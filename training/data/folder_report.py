@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...storage.problem_list import problem_lines
 from .buckets import name_of
-from .combine import repeated_names, unmeasured
+from .combine import count_unmeasured, repeated_names
 from .control_methods import ControlMethod
 from .dataset import Dataset
 from .file_names import printable
@@ -68,8 +68,8 @@ class ReadFolders:
             return [report(self.folders[0][2], regularization, share)]
         lines: list[str] = []
         for name, source, listing in self.folders:
-            lines.append(f"{name} ({_how(source)}):")
-            lines += [f"  {line}" for line in report(_as_used(source, listing)).splitlines()]
+            lines.append(f"{name} ({_describe_source(source)}):")
+            lines += [f"  {line}" for line in report(_listing_in_use(source, listing)).splitlines()]
         return lines + _regularization_lines(regularization, share)
 
     def brackets(self, weighted: bool) -> list[str]:
@@ -87,7 +87,7 @@ class ReadFolders:
         data: dict[str, Any] = {"version": 1, "folder": ".", "resolution": 0, "count": 0, "train": 0, "held_out": 0}
         lists: dict[str, list[Any]] = {"buckets": [], "pictures": [], "problems": [], "notes": []}
         for folder, source, listing in self.folders:
-            of_folder = editor_data(_as_used(source, listing), lines)
+            of_folder = editor_data(_listing_in_use(source, listing), lines)
             for name in ("count", "train", "held_out"):
                 data[name] += of_folder[name]
             data["resolution"] = max(data["resolution"], of_folder["resolution"])
@@ -97,10 +97,10 @@ class ReadFolders:
             for name in ("buckets", "pictures", "problems"):
                 lists[name] += of_folder[name]
         lists["pictures"] = lists["pictures"][:MOST_IMAGES]
-        return {**data, **lists, "buckets": _added_rows(lists["buckets"]), "report": lines}
+        return {**data, **lists, "buckets": _add_rows(lists["buckets"]), "report": lines}
 
 
-def _how(source: FolderSource) -> str:
+def _describe_source(source: FolderSource) -> str:
     """What a folder of several is for, and its own settings."""
     words = [f"resolution {name_of(source.settings.own_resolution)}"]
     if source.settings.batch_size:
@@ -112,7 +112,7 @@ def _how(source: FolderSource) -> str:
     return ", ".join(words)
 
 
-def _as_used(source: FolderSource, listing: FolderListing) -> FolderListing:
+def _listing_in_use(source: FolderSource, listing: FolderListing) -> FolderListing:
     """The listing with all images held out where the folder is for validation."""
     if source.is_validation:
         return replace(listing, train=(), held_out=listing.entries)
@@ -125,7 +125,7 @@ def _regularization_lines(regularization: Dataset | None, share: float) -> list[
     return [f"regularization dataset: {len(regularization.images)} pictures, {share:.0%} of each batch"]
 
 
-def together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
+def describe_together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
     """What there is to say of several datasets as one."""
     trained, held_out = len(whole.images), len(whole.held_out)
     lines = [f"together {trained} images to train on, {held_out} held out, of {len(parts)} datasets"]
@@ -135,9 +135,9 @@ def together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
     return lines
 
 
-def not_measured(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
+def note_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
     """How many held-out images of the parts the whole trains on."""
-    count = unmeasured(parts, whole)
+    count = count_unmeasured(parts, whole)
     if not count:
         return []
     return [
@@ -162,7 +162,7 @@ def _count_lines(listing: FolderListing) -> list[str]:
     count, train, held_out = (
         len(unique_images(entries)) for entries in (listing.entries, listing.train, listing.held_out)
     )
-    lines = [f"{_counted(listing, count)}: {train} to train on, {held_out} held out for validation"]
+    lines = [f"{_count_text(listing, count)}: {train} to train on, {held_out} held out for validation"]
     lines += _part_lines(listing)
     if listing.settings.filters.resolutions:
         sides = ", ".join(map(name_of, listing.settings.resolutions))
@@ -175,7 +175,7 @@ def _count_lines(listing: FolderListing) -> list[str]:
     return lines
 
 
-def _counted(listing: FolderListing, count: int) -> str:
+def _count_text(listing: FolderListing, count: int) -> str:
     """How many pictures and clips there are."""
     clips = len(unique_images(entry for entry in listing.entries if entry.frames))
     words = []
@@ -241,8 +241,8 @@ def _pair_lines(listing: FolderListing) -> list[str]:
     if not pairs:
         return []
     line = (
-        f"preference pairs: {len(pairs)}, as {pairs[0].name} better than {pairs[0].of_worse().name}. Loss function dpo"
-        " of Objective Settings learns from both; the others train on the better picture alone"
+        f"preference pairs: {len(pairs)}, as {pairs[0].name} better than {pairs[0].worse_entry().name}. Loss function"
+        " dpo of Objective Settings learns from both; the others train on the better picture alone"
     )
     if len(pairs) == len(entries):
         return [line]
@@ -374,7 +374,7 @@ def glance_data(glance: FolderGlance) -> dict[str, Any]:
     }
 
 
-def _added_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _add_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of buckets, with those of the same size and batch_id as one."""
     added: dict[tuple[int, int, int, str], dict[str, Any]] = {}
     for row in rows:

@@ -411,7 +411,7 @@ class FolderSettings:
     @property
     def frame_counts(self) -> list[int]:
         """How many frames the parts of clips have, as the VAE takes them, fewest first."""
-        return sorted({clip_parts.rounded(count, max(1, self.frame_step)) for count in read_frames(self.frames)})
+        return sorted({clip_parts.round_frames(count, max(1, self.frame_step)) for count in read_frames(self.frames)})
 
     @property
     def own_resolution(self) -> tuple[int, int]:

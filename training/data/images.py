@@ -17,7 +17,7 @@ from torch import Tensor
 from ...storage import file_kinds
 from ...storage.file_list import files_below
 from .buckets import Framing
-from .file_names import FolderNames, is_of_system, without_thumbnails
+from .file_names import FolderNames, drop_thumbnails, is_of_system
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,7 @@ def find_files(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
         parts = path.parts[begin:]
         if not any(map(is_of_system, parts)) and MASK_FOLDER not in map(str.lower, parts[:-1]):
             by_name["/".join(parts)] = path
-    return without_thumbnails(path for _, path in sorted(by_name.items()))
+    return drop_thumbnails(path for _, path in sorted(by_name.items()))
 
 
 def others_pictures(folder: Path) -> list[str]:
@@ -79,7 +79,7 @@ def others_pictures(folder: Path) -> list[str]:
     """
     found: list[str] = []
     pictures = [path for path, _ in files_below(folder, is_image)]
-    kept = set(without_thumbnails(pictures))
+    kept = set(drop_thumbnails(pictures))
     for path in pictures:
         parts = path.relative_to(folder).parts
         hidden = any(part.startswith(".") for part in parts)
@@ -88,7 +88,7 @@ def others_pictures(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def find_ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """(linked folders, files of other formats) below a folder, which a dataset leaves out; relative paths in order."""
     links: list[str] = []
     others: list[str] = []
@@ -186,10 +186,10 @@ def open_image(path: Path) -> tuple[Image.Image, Image.Image | None]:
             image = turn_upright(file)
         if image.mode.startswith("I"):
             image = to_eight_bit(image)
-        return over_white(image)
+        return lay_over_white(image)
 
 
-def over_white(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+def lay_over_white(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """(an image as RGB with its transparency over white, its alpha as L or None)."""
     from PIL import Image
 
@@ -283,10 +283,10 @@ def crop_image(image: Image.Image, framing: Framing) -> Image.Image:
     """The image scaled (Lanczos) and cropped as the framing says."""
     from PIL import Image
 
-    return _scaled_and_cropped(image, framing, Image.Resampling.LANCZOS)
+    return _scale_and_crop(image, framing, Image.Resampling.LANCZOS)
 
 
-def _scaled_and_cropped(image: Image.Image, framing: Framing, resampling: Image.Resampling) -> Image.Image:
+def _scale_and_crop(image: Image.Image, framing: Framing, resampling: Image.Resampling) -> Image.Image:
     width, height = framing.scaled
     left, top, right, bottom = framing.box
     if width * height > MOST_SCALED:  # a long strip, of which the crop takes little: the same but for rounding
@@ -305,7 +305,7 @@ def latent_mask(mask: Image.Image, framing: Framing, size: tuple[int, int]) -> T
     import numpy as np
     from PIL import Image
 
-    mask = _scaled_and_cropped(mask, framing, Image.Resampling.BILINEAR)
+    mask = _scale_and_crop(mask, framing, Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.asarray(mask, dtype=np.float32) / 255.0)
     return torch.nn.functional.adaptive_avg_pool2d(pixels[None], size)
 
@@ -322,7 +322,7 @@ def frames_tensor(frames: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(frames).to(torch.float32) / 255.0
 
 
-def stacked(sheets: Sequence[Tensor]) -> Tensor:
+def stack_sheets(sheets: Sequence[Tensor]) -> Tensor:
     """Several sheets (1, H, W, 3) below each other as one, with their background beside the narrower ones."""
     width = max(sheet.shape[2] for sheet in sheets)
     rows: list[Tensor] = []

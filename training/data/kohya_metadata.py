@@ -33,7 +33,7 @@ def folder_metadata(listing: FolderListing, clip_skip: int = 0) -> FolderMetadat
     }
 
 
-def joined_metadata(folders: Sequence[FolderMetadata]) -> FolderMetadata:
+def join_metadata(folders: Sequence[FolderMetadata]) -> FolderMetadata:
     """The plain values of several folders: counts add up, and the settings are the first one's. Empty unless each has
     some.
     """
@@ -135,7 +135,7 @@ def training_metadata(
         "ss_num_train_images": _image_count(dataset),
         "ss_num_reg_images": 0,
         "ss_num_batches_per_epoch": batches,
-        "ss_num_epochs": epochs_begun(total_steps, batches, accumulation),
+        "ss_num_epochs": epoch_of(total_steps, batches, accumulation),
         "ss_batch_size_per_device": batch_size,
         "ss_caption_dropout_rate": round(dropout_rate, 10),
     }
@@ -150,7 +150,7 @@ def training_metadata(
     return {name: str(value) for name, value in values.items()}
 
 
-def epochs_begun(steps: int, batches: int, accumulation: int) -> int:
+def epoch_of(steps: int, batches: int, accumulation: int) -> int:
     """In which epoch the last of so many steps lies, from 1. A step of several batches goes on into the next epoch; the
     trainer of kohya ends a step with the epoch instead.
     """

@@ -74,7 +74,7 @@ class ImageEntry:
             return self.name
         return f"{self.name} ({len(self.frames)} frames from {self.frames[0] + 1})"
 
-    def of_worse(self) -> ImageEntry:
+    def worse_entry(self) -> ImageEntry:
         """The worse picture in place of this one."""
         assert self.worse is not None
         return replace(self, name=self.worse.name, sha256=self.worse.sha256, size=self.worse.size, worse=None)

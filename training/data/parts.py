@@ -13,12 +13,12 @@ Parts = tuple[tuple[int, ...], ...]
 ENTRY = "latent_shapes"  # of a conditioning, where the parts of its latents stand: ComfyUI's name
 
 
-def packed(parts: Sequence[Tensor]) -> Tensor:
+def pack_parts(parts: Sequence[Tensor]) -> Tensor:
     """Parts (B, C, …) as one tensor (B, 1, N)."""
     return torch.cat([part.reshape(part.shape[0], 1, -1) for part in parts], dim=-1)
 
 
-def unpacked(latents: Tensor, parts: Parts) -> list[Tensor]:
+def unpack_parts(latents: Tensor, parts: Parts) -> list[Tensor]:
     """The parts (B, C, …) of such latents; the latents themselves where they have one part."""
     if not parts:
         return [latents]

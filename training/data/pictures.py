@@ -18,7 +18,7 @@ from .file_names import printable
 from .listing import FolderListing, ImageEntry
 
 
-def read(listing: FolderListing) -> Dataset:
+def read_pictures(listing: FolderListing) -> Dataset:
     """The pictures of a listed folder, cut as they are for latents. Raises ValueError where there is a clip, or when a
     file has changed since it was listed.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...storage.problem_list import problem_lines
-from .file_names import composed
+from .file_names import compose
 
 WIN, LOSE = "win", "lose"
 _ENDING = re.compile(rf"(.+)\.({WIN}|{LOSE})", re.IGNORECASE)
@@ -31,14 +31,14 @@ def find_preferences(paths: Sequence[Path]) -> PreferencePairs:
     for path in paths:
         match = _ENDING.fullmatch(path.stem)
         if match is not None:
-            of_name = sides.setdefault((path.parent, composed(match[1])), {WIN: [], LOSE: []})
+            of_name = sides.setdefault((path.parent, compose(match[1])), {WIN: [], LOSE: []})
             of_name[match[2].lower()].append(path)
     if not any(of_name[WIN] and of_name[LOSE] for of_name in sides.values()):
         return PreferencePairs(list(paths))
     errors: list[str] = []
     worse: dict[Path, Path] = {}
     for _, of_name in sorted(sides.items()):
-        errors += _wrong(of_name)
+        errors += _errors_of_name(of_name)
         for better, other in zip(of_name[WIN], of_name[LOSE], strict=False):
             worse[better] = other
     if errors:
@@ -47,7 +47,7 @@ def find_preferences(paths: Sequence[Path]) -> PreferencePairs:
     return PreferencePairs([path for path in paths if path not in losing], worse)
 
 
-def _wrong(of_name: dict[str, list[Path]]) -> list[str]:
+def _errors_of_name(of_name: dict[str, list[Path]]) -> list[str]:
     """What is wrong with the pictures of one name."""
     errors = []
     for side, other in ((WIN, LOSE), (LOSE, WIN)):

@@ -23,7 +23,7 @@ _THREAD = _Thread()
 
 
 @contextmanager
-def reading_ahead() -> Iterator[None]:
+def read_ahead() -> Iterator[None]:
     """A context in which this thread encodes nothing."""
     _THREAD.reads_ahead = True
     try:

@@ -35,7 +35,7 @@ class SampleStore:
 
     def __init__(self, cache: Cache | None = None, beside: Dataset | None = None) -> None:
         self.cache = cache
-        self._latent_bytes, self._conditioning_bytes = _held_by(beside)  # in memory
+        self._latent_bytes, self._conditioning_bytes = _count_held(beside)  # in memory
         self._bytes_beside = self._latent_bytes + self._conditioning_bytes
         self._stored_bytes = 0
 
@@ -50,7 +50,7 @@ class SampleStore:
         """
         size = _bytes(latent)
         if self._latent_bytes + size > KEPT_BYTES:
-            file = self._written({"latent": latent}, key_of("sample latent", sha256))
+            file = self._write({"latent": latent}, key_of("sample latent", sha256))
             if file is not None:
                 return StoredLatent(latent.shape, lambda: self._read(name, file)["latent"])
         self._latent_bytes += size
@@ -59,31 +59,31 @@ class SampleStore:
     def conditioning(self, name: str, conditioning: Conditioning) -> Conditioning | StoredConditioning:
         """The conditioning of a sample, or one that is read from the cache."""
         whole = {"context": conditioning.context, "extras": dict(conditioning.extras)}
-        read = self._stored(name, whole)
+        read = self._store(name, whole)
         if read is None:
             return conditioning
         return StoredConditioning(lambda: Conditioning(**read()))
 
     def extras(self, name: str, extras: Mapping[str, Any]) -> Mapping[str, Any]:
         """The entries of a sample's conditioning, or ones that are read from the cache."""
-        read = self._stored(name, dict(extras))
+        read = self._store(name, dict(extras))
         if read is None:
             return extras
         return StoredExtras(extras, read)
 
-    def _stored(self, name: str, value: Any) -> Callable[[], Any] | None:
+    def _store(self, name: str, value: Any) -> Callable[[], Any] | None:
         """What reads a value whose tensors are in the cache; None where they stay in memory."""
         tensors: dict[str, Tensor] = {}
-        without = _mapped(value, lambda leaf: _moved(leaf, tensors))
+        without = _map_leaves(value, lambda leaf: _move_tensor(leaf, tensors))
         size = sum(map(_bytes, tensors.values()))
         if self._conditioning_bytes + size > KEPT_BYTES:
-            file = self._written(tensors, key_of("sample conditioning", sha256_of_tensors(tensors)))
+            file = self._write(tensors, key_of("sample conditioning", sha256_of_tensors(tensors)))
             if file is not None:
-                return lambda: _filled(without, self._read(name, file))
+                return lambda: _fill(without, self._read(name, file))
         self._conditioning_bytes += size
         return None
 
-    def _written(self, tensors: Mapping[str, Tensor], key: str) -> HeldFile | None:
+    def _write(self, tensors: Mapping[str, Tensor], key: str) -> HeldFile | None:
         """The file of the cache that has these tensors; None where there is no cache, or it cannot be written."""
         if self.cache is None or not tensors:
             return None
@@ -122,7 +122,7 @@ class SampleStore:
         return lines + self.cache.notes
 
 
-def _held_by(dataset: Dataset | None) -> tuple[int, int]:
+def _count_held(dataset: Dataset | None) -> tuple[int, int]:
     """The bytes of latents and of conditionings of samples that a dataset holds in memory."""
     latents: dict[int, Tensor] = {}
     others: dict[int, Tensor] = {}
@@ -137,27 +137,27 @@ def _held_by(dataset: Dataset | None) -> tuple[int, int]:
             latents[id(image.latent)] = image.latent
         conditioning = None if image.brought is None else image.brought.conditioning
         if isinstance(conditioning, Conditioning):
-            _mapped([conditioning.context, conditioning.extras], note)
+            _map_leaves([conditioning.context, conditioning.extras], note)
         if not isinstance(image.extras, StoredExtras):
-            _mapped(image.extras, note)
+            _map_leaves(image.extras, note)
     return sum(map(_bytes, latents.values())), sum(map(_bytes, others.values()))
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same nested mappings, sequences and objects with attributes, with everything in them changed."""
     if isinstance(value, Mapping):
-        return {name: _mapped(entry, change) for name, entry in value.items()}
+        return {name: _map_leaves(entry, change) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_mapped(entry, change) for entry in value)
+        return type(value)(_map_leaves(entry, change) for entry in value)
     if isinstance(value, Tensor | _InFile) or not hasattr(value, "__dict__"):
         return change(value)
     own = copy.copy(value)
     for name, entry in vars(value).items():
-        setattr(own, name, _mapped(entry, change))
+        setattr(own, name, _map_leaves(entry, change))
     return own
 
 
-def _moved(leaf: Any, tensors: dict[str, Tensor]) -> Any:
+def _move_tensor(leaf: Any, tensors: dict[str, Tensor]) -> Any:
     """What stands for a tensor that moves into `tensors`; others stay."""
     if not isinstance(leaf, Tensor):
         return leaf
@@ -166,7 +166,7 @@ def _moved(leaf: Any, tensors: dict[str, Tensor]) -> Any:
     return _InFile(name)
 
 
-def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _fill(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The value with its tensors."""
 
     def tensor_of(leaf: Any) -> Any:
@@ -174,7 +174,7 @@ def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[leaf.name]
         return leaf
 
-    return _mapped(value, tensor_of)
+    return _map_leaves(value, tensor_of)
 
 
 def _bytes(tensor: Tensor) -> int:

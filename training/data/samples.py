@@ -66,11 +66,11 @@ def make_dataset(
     """
     contents: list[Any] = []
     images = []
-    shared = _Shared(empty, store or SampleStore())
+    shared = _SharingMaker(empty, store or SampleStore())
     for number, sample in enumerate(samples, 1):
         contents.append(shared.content(sample))
         images.append(shared.image(f"sample {number}", sample, settings))
-    held_out = validation_split.held_out([(image.name, image.sha256) for image in images], settings.validation)
+    held_out = validation_split.choose_held_out([(image.name, image.sha256) for image in images], settings.validation)
     digest: list[Any] = ["samples", contents, settings.repeats, settings.validation, settings.caption_dropout]
     digest += [settings.batch_size, None if empty is None else _digest_of(empty)]
     if settings.loss_weight != 1:
@@ -98,7 +98,7 @@ class _SharedConditioning:
     own: Mapping[str, Any]
 
 
-class _Shared:
+class _SharingMaker:
     """Makes the images; a conditioning that several samples share stays one object, so that a host makes its condition
     once.
     """
@@ -124,7 +124,7 @@ class _Shared:
         """The image of a sample."""
         by_parts = self._conditionings.setdefault(sample.conditioning, {})
         if sample.parts not in by_parts:
-            by_parts[sample.parts] = self._shared(name, sample.conditioning, sample.parts)
+            by_parts[sample.parts] = self._share(name, sample.conditioning, sample.parts)
         shared = by_parts[sample.parts]
         dropout = None
         if self.empty is None:
@@ -145,7 +145,7 @@ class _Shared:
             parts=sample.parts,
         )
 
-    def _shared(self, name: str, conditioning: Conditioning, parts: Parts) -> _SharedConditioning:
+    def _share(self, name: str, conditioning: Conditioning, parts: Parts) -> _SharedConditioning:
         text = {entry: value for entry, value in conditioning.extras.items() if entry in TEXT_ENTRIES}
         others = {entry: value for entry, value in conditioning.extras.items() if entry not in TEXT_ENTRIES}
         if parts:
@@ -216,7 +216,7 @@ def report(dataset: Dataset, has_empty: bool) -> list[str]:
     return lines
 
 
-def check_masked(name: str, shape: Sequence[int]) -> None:
+def check_takes_mask(name: str, shape: Sequence[int]) -> None:
     """Raise ValueError where the latent of a sample has no height and width, as that of sound, so that no mask fits."""
     if len(shape) < 3:
         raise ValueError(

@@ -46,7 +46,7 @@ def texts(settings: SliderSettings) -> list[str]:
     return list(found | {"": None})
 
 
-def of_noise(
+def make_noise_dataset(
     settings: SliderSettings,
     latent: Tensor,
     size: tuple[int, int],
@@ -82,18 +82,18 @@ def of_noise(
     )
 
 
-def of_pictures(
+def make_picture_dataset(
     settings: SliderSettings, dataset: Dataset, conditionings: Mapping[str, Conditioning], text_encoder: Fingerprint
 ) -> Dataset:
     """The pictures of a dataset with the prompts of a slider in place of their captions: each picture with each set."""
     check_direction(settings, conditionings)
     _check_whole(dataset)
     images = [
-        _prompted(settings, number, image) for number, image in product(range(len(settings.sets)), dataset.images)
+        _make_prompted(settings, number, image) for number, image in product(range(len(settings.sets)), dataset.images)
     ]
     held_out = []
     for place, image in enumerate(dataset.held_out):
-        held_out.append(_prompted(settings, place % len(settings.sets), image))
+        held_out.append(_make_prompted(settings, place % len(settings.sets), image))
     return replace(
         dataset,
         images=tuple(images),
@@ -106,7 +106,7 @@ def of_pictures(
     )
 
 
-def of_pairs(settings: SliderSettings, dataset: Dataset) -> Dataset:
+def make_pair_dataset(settings: SliderSettings, dataset: Dataset) -> Dataset:
     """A dataset of pairs: images with a worse picture, or with one control picture. Raises ValueError for missing
     partners.
     """
@@ -127,8 +127,8 @@ def of_pairs(settings: SliderSettings, dataset: Dataset) -> Dataset:
         )
     return replace(
         dataset,
-        images=tuple(map(_paired, dataset.images)),
-        held_out=tuple(map(_paired, dataset.held_out)),
+        images=tuple(map(_make_pair, dataset.images)),
+        held_out=tuple(map(_make_pair, dataset.held_out)),
         digest=sha256_of_json(["slider", settings.identity, dataset.digest]),
         pictures=None,
         slider=settings,
@@ -172,7 +172,7 @@ def check(dataset: Dataset, adapter: AdapterSettings, words: bool, objective: Ob
         raise ValueError(f"Slider is connected, and {'; '.join(errors)}.")
 
 
-def said(dataset: Dataset) -> list[str]:
+def describe(dataset: Dataset) -> list[str]:
     """The reports' lines on a slider's dataset; none for any other."""
     settings = dataset.slider
     if settings is None:
@@ -218,7 +218,7 @@ def is_noise(dataset: Dataset) -> bool:
     return dataset.slider is not None and dataset.slider.takes_prompts and not dataset.has_pictures
 
 
-def _prompted(settings: SliderSettings, number: int, image: DatasetImage) -> DatasetImage:
+def _make_prompted(settings: SliderSettings, number: int, image: DatasetImage) -> DatasetImage:
     caption = settings.sets[number].target
     plain = replace(image, caption=caption, caption_template=None, dropout=0.0, seen=("", ""), brought=None)
     crops = tuple(replace(crop, seen=("", ""), brought=None) for crop in image.other_crops)
@@ -234,7 +234,7 @@ def _check_whole(dataset: Dataset) -> None:
         )
 
 
-def _paired(image: DatasetImage) -> DatasetImage:
+def _make_pair(image: DatasetImage) -> DatasetImage:
     """An image whose partner is its worse picture; the model does not get it as a control picture."""
     if image.worse is not None:
         return image

@@ -140,7 +140,7 @@ class Caption:
         text = _join([tag for tag, _ in parts.front + free + parts.end], rules)
         prefix = self._fill(rules.prefix, rng)
         suffix = self._fill(rules.suffix, rng)
-        return _with_trigger(text, rules.trigger, prefix, suffix)
+        return _add_trigger(text, rules.trigger, prefix, suffix)
 
     def _has_wildcards(self) -> bool:
         for text in (*self.texts, self.rules.prefix, self.rules.suffix):
@@ -202,7 +202,7 @@ def split_template(text: str) -> list[str]:
     """The tags of a text whose choices are not made yet: a comma inside of {a, b|c} begins no tag."""
     if not has_choices(text):
         return split_tags(text)
-    text = hidden = _with_plain_braces(text)
+    text = hidden = _hide_plain_braces(text)
     for _ in range(_MAX_DEPTH):
         hidden, count = _CHOICE.subn(lambda match: "_" * len(match[0]), hidden)
         if not count:
@@ -227,7 +227,7 @@ def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | No
     lines of lists, which lead to an end (`WordLists.check`). Raises ValueError where they are nested more than 200
     deep.
     """
-    text, count, rounds = _with_plain_braces(text), 1, 0
+    text, count, rounds = _hide_plain_braces(text), 1, 0
     while count:
         text, count = _CHOICE.subn(lambda match: _choose(match[1].split("|"), rng), text)
         if lists and not count:
@@ -238,7 +238,7 @@ def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | No
     return " ".join(text.replace(_OPEN, "{").replace(_CLOSE, "}").split())
 
 
-def _with_plain_braces(text: str) -> str:
+def _hide_plain_braces(text: str) -> str:
     """The text with `{{` and `}}`, where they are braces, as characters that begin and end no choice."""
     depth = 0
 
@@ -292,15 +292,15 @@ def _join(tags: list[str], rules: CaptionRules) -> str:
     return text
 
 
-def _with_trigger(text: str, trigger: str, prefix: str, suffix: str) -> str:
-    whole = _in_a_row(prefix, text, suffix)
+def _add_trigger(text: str, trigger: str, prefix: str, suffix: str) -> str:
+    whole = _join_texts(prefix, text, suffix)
     if not trigger:
         return whole
     if has_trigger(whole):
         return replace_trigger(whole, trigger)
     if _has_word(whole, trigger):
         return whole
-    return _in_a_row(prefix, trigger, text, suffix)
+    return _join_texts(prefix, trigger, text, suffix)
 
 
 def has_trigger(text: str) -> bool:
@@ -331,5 +331,5 @@ def _are_of_one_word(first: str, second: str) -> bool:
     return all(one != "" and (one.isalnum() or one == "_") and ord(one) < _WITHOUT_SPACES for one in (first, second))
 
 
-def _in_a_row(*texts: str) -> str:
+def _join_texts(*texts: str) -> str:
     return " ".join(text for text in texts if text).strip()

@@ -30,7 +30,7 @@ def contents(entries: Iterable[ImageEntry]) -> list[tuple[str, str]]:
     return [(entry.name, first[group_of(entry.sha256)]) for entry in listed]
 
 
-def held_out(contents: Iterable[tuple[str, str]], share: float) -> set[str]:
+def choose_held_out(contents: Iterable[tuple[str, str]], share: float) -> set[str]:
     """The names of the held-out ones among (name, content hash). Equal contents stay together."""
     if not share:
         return set()

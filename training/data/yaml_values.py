@@ -97,7 +97,8 @@ def read_whole_number(least: int, most: float = _INFINITY) -> Callable[[Any], in
 
 def read_number(value: Any, least: float = -_INFINITY, most: float = _INFINITY) -> float:
     """A finite number from `least` to `most`."""
-    if not _is_number(value) or not least <= value <= most or not abs(value) < _LARGEST_NUMBER:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most or not abs(value) < _LARGEST_NUMBER:
         bounds = ""
         if least > -_INFINITY:
             bounds = f" from {least:g}"
@@ -105,10 +106,6 @@ def read_number(value: Any, least: float = -_INFINITY, most: float = _INFINITY) 
             bounds += f" to {most:g}"
         raise ValueError(f"a number{bounds}")
     return float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def read_number_from(least: float) -> Callable[[Any], float]:

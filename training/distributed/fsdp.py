@@ -19,7 +19,7 @@ from ...patches.core.calls import around
 from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, preserve, slots, swap_all
 from ..memory.checkpointing import blocks
-from ..memory.inference_tensors import alias, as_normal_tensors
+from ..memory.inference_tensors import alias, use_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
 from .fsdp_order import OrderedReduction
 from .process_group import ProcessGroup, SingleProcess, parse_error
@@ -80,7 +80,7 @@ class Unit(nn.Module):
 
 
 @contextmanager
-def sharded(
+def shard(
     module: nn.Module, device: torch.device, group: SingleProcess, compute_dtype: torch.dtype | None = None
 ) -> Iterator[Reduction]:
     """A context in which each rank keeps only its rows of every parameter of `module`, on `device`.
@@ -106,7 +106,7 @@ def sharded(
     units: list[nn.Module] = []
     with open_entry(module, "FSDP2") as stack:
         stack.enter_context(preserve(module))
-        stack.enter_context(swap_all(slots(module.modules()), _detached))
+        stack.enter_context(swap_all(slots(module.modules()), _detach))
         for part in blocks(module):
             unit = Unit(part, [])
             # Weights are given up after each pass, also by the outermost part: they may change before the next.
@@ -119,17 +119,17 @@ def sharded(
         fully_shard(root, mesh=mesh, mp_policy=policy, ignored_params=ignored, reshard_after_forward=True)
         reduction.prepare(root)
         stack.enter_context(around(module, "sharding", root.call))
-        stack.enter_context(around(module, "announcement", partial(_announced, group)))
+        stack.enter_context(around(module, "announcement", partial(_announce, group)))
         yield reduction
 
 
-def _announced(group: ProcessGroup, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _announce(group: ProcessGroup, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The model's forward pass, announced to the other ranks first."""
     check_same_pass(group, "forward")
     return inner(*args, **kwargs)
 
 
-def _detached(slot: Slot) -> Tensor | None:
+def _detach(slot: Slot) -> Tensor | None:
     """In place of buffers: FSDP2 moves a buffer by setting its `.data`, and the module's own must stay."""
     if slot.table is slot.module._buffers:
         return slot.tensor.detach()
@@ -156,7 +156,7 @@ def check_same_pass(group: ProcessGroup, doing: str) -> list[str]:
 
 
 @contextmanager
-def sharded_trainable(
+def shard_trainable(
     module: nn.Module,
     whole: Mapping[str, Tensor],
     live: Mapping[str, Tensor],
@@ -178,7 +178,7 @@ def sharded_trainable(
     if compute_dtype == torch.float32:
         compute_dtype = None
     masters = {name: nn.Parameter(alias(tensor)) for name, tensor in whole.items()}
-    with as_normal_tensors(module, masters), sharded(module, device, group, compute_dtype) as reduction:
+    with use_normal_tensors(module, masters), shard(module, device, group, compute_dtype) as reduction:
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, tensor in live.items():

@@ -97,11 +97,11 @@ def _listen(param_group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
                 # This block must give up its weights before the one that made its input takes its own.
-                _register_first(leaf, end_backward)
+                register_first(leaf, end_backward)
     return args, kwargs
 
 
-def _register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
+def register_first(tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
     """Register a gradient hook that runs before those that are there already."""
     hooks: dict[int, Any] = {}
     if tensor._backward_hooks is not None:
@@ -167,7 +167,7 @@ def norm(
     Each tensor is put together on one of the ranks, which share the work. Tensors that are on no rank are left out.
     """
     norms = torch.zeros(len(shapes), device=device)
-    for bucket in _in_buckets(shapes, group.size):
+    for bucket in _fill_buckets(shapes, group.size):
         local_rows = torch.zeros(group.size, max(place.end for place in bucket), device=device)
         for place in bucket:
             if place.name in rows:
@@ -193,7 +193,7 @@ def _norm_of_one(received: Tensor, place: _Slice, shape: torch.Size) -> Tensor |
     return torch._foreach_norm([tensor])[0]
 
 
-def _in_buckets(shapes: Mapping[str, torch.Size], ranks: int) -> Iterator[list[_Slice]]:
+def _fill_buckets(shapes: Mapping[str, torch.Size], ranks: int) -> Iterator[list[_Slice]]:
     """Groups tensors to send together, each to the rank that has the fewest numbers so far."""
     bucket: list[_Slice] = []
     ends = [0] * ranks

@@ -199,7 +199,7 @@ class AllGatheredGradients(LocalGradients):
     def __init__(self, trained: Mapping[str, Tensor], group: ProcessGroup) -> None:
         super().__init__({name: tensor for name, tensor in trained.items() if tensor.requires_grad})
         self.group, self.rank, self.size = group, group.rank, group.size
-        self.buckets = [Bucket(tensors, group.rank, group.size) for tensors in _in_buckets(self.tensors[::-1])]
+        self.buckets = [Bucket(tensors, group.rank, group.size) for tensors in _fill_buckets(self.tensors[::-1])]
         self._places: dict[int, tuple[Bucket, int]] = {}
         for bucket in self.buckets:
             for number, tensor in enumerate(bucket.tensors):
@@ -372,13 +372,13 @@ class RankStatus:
         return cls(content["failed"], content["stop"], content["loss"], present)
 
 
-def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+def _fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Tensors in their order, as many together as BUCKET_BYTES allows; types and devices are not mixed."""
     buckets: list[list[Tensor]] = []
     free_bytes = 0
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if not buckets or size > free_bytes or not _travel_together(buckets[-1][-1], tensor):
+        if not buckets or size > free_bytes or not _share_bucket(buckets[-1][-1], tensor):
             buckets.append([])
             free_bytes = BUCKET_BYTES
         buckets[-1].append(tensor)
@@ -386,5 +386,5 @@ def _in_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
-def _travel_together(tensor: Tensor, other: Tensor) -> bool:
+def _share_bucket(tensor: Tensor, other: Tensor) -> bool:
     return tensor.dtype == other.dtype and tensor.device == other.device

@@ -40,7 +40,7 @@ class Allocations(TorchDispatchMode):
         self.at_peak: dict[str, int] = {}
 
     @contextmanager
-    def as_part(self, part: str) -> Iterator[None]:
+    def count_as(self, part: str) -> Iterator[None]:
         """A context in which new memory belongs to a part."""
         before, self._part = self._part, part
         try:
@@ -82,7 +82,7 @@ class Allocations(TorchDispatchMode):
     ) -> Any:
         found = self._read(func, args, kwargs or {})
         if found is None:
-            found = meta_results.result(func, args, kwargs or {})
+            found = meta_results.remember_result(func, args, kwargs or {})
         for tensor in (found,) if isinstance(found, Tensor) else tree_leaves(found):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._alive:
                 self.count(tensor, self._part)
@@ -206,7 +206,7 @@ def on_meta(module: torch.nn.Module, count: Callable[[Tensor], None] | None = No
     """A context in which every parameter and buffer of `module` is a tensor on the meta device; `count` sees each."""
 
     def moved(slot: Slot) -> Tensor:
-        tensor = _moved(slot.tensor)
+        tensor = _move_to_meta(slot.tensor)
         if count is not None:
             count(tensor)
         return tensor
@@ -215,7 +215,7 @@ def on_meta(module: torch.nn.Module, count: Callable[[Tensor], None] | None = No
         yield
 
 
-def _moved(tensor: Tensor) -> Tensor:
+def _move_to_meta(tensor: Tensor) -> Tensor:
     on_device = tensor.detach().to(META)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(on_device, requires_grad=False)

@@ -16,7 +16,7 @@ from ...patches.adapters.rank_mask import current_timesteps, set_timesteps
 from ...patches.core.calls import around
 from ...patches.core.ledger import open_entry
 from ...patches.token_routing import route
-from .saved_tensors import KeptTensor, active_mode, entered
+from .saved_tensors import KeptTensor, active_mode, enter_mode
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -40,7 +40,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     return outermost
 
 
-def _as_it_is(value: Any) -> Any:
+def _keep_argument(value: Any) -> Any:
     """An argument of a block as it is now, for the second run of the block.
 
     A host tells all blocks in one dictionary which of them runs, and has changed it by the time they run again. Values
@@ -49,18 +49,18 @@ def _as_it_is(value: Any) -> Any:
     if isinstance(value, Tensor):
         return KeptTensor(value, is_argument=True)
     if type(value) in (list, tuple):
-        return type(value)(map(_as_it_is, value))
+        return type(value)(map(_keep_argument, value))
     if isinstance(value, dict):
         return {key: item.copy_for_rerun() if hasattr(item, "copy_for_rerun") else item for key, item in value.items()}
     return value
 
 
-def _again(value: Any) -> Any:
+def _restore_argument(value: Any) -> Any:
     """The argument for the second run."""
     if isinstance(value, KeptTensor):
         return value.argument()
     if type(value) in (list, tuple):
-        return type(value)(map(_again, value))
+        return type(value)(map(_restore_argument, value))
     return value
 
 
@@ -108,8 +108,8 @@ class _Call:
 
     def __init__(self, name: str, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._name, self._forward = name, forward
-        self._args = _as_it_is(tuple(args))
-        self._kwargs = {key: _as_it_is(value) for key, value in kwargs.items()}
+        self._args = _keep_argument(tuple(args))
+        self._kwargs = {key: _keep_argument(value) for key, value in kwargs.items()}
         self._function_modes = list(_get_current_function_mode_stack())
         self._copying = active_mode()
         self._routed = route.active_pass()
@@ -161,11 +161,14 @@ class _Call:
                 stack.enter_context(mode)
             for autocast in self._autocasts:
                 stack.enter_context(autocast)
-            copying, routed = entered(self._copying), route.enter_pass(self._routed)
+            copying, routed = enter_mode(self._copying), route.enter_pass(self._routed)
             timesteps = set_timesteps(self._timesteps)
             for context in (torch.enable_grad(), copying, routed, timesteps, suppress(_Enough)):
                 stack.enter_context(context)
-            args, kwargs = _again(self._args), {key: _again(value) for key, value in self._kwargs.items()}
+            args, kwargs = (
+                _restore_argument(self._args),
+                {key: _restore_argument(value) for key, value in self._kwargs.items()},
+            )
             with saved_tensors_hooks(keep, KeptTensor.value):
                 self._forward(*args, **kwargs)
             self._check(False)
@@ -179,7 +182,7 @@ class _Call:
 
 
 @contextmanager
-def checkpointed(module: nn.Module) -> Iterator[None]:
+def checkpoint_blocks(module: nn.Module) -> Iterator[None]:
     """A context in which the modules of `blocks` are checkpointed.
 
     It leaves the global generator alone, and no trace afterwards.
@@ -187,11 +190,11 @@ def checkpointed(module: nn.Module) -> Iterator[None]:
 
     with open_entry(module, "gradient checkpointing") as stack:
         for block in blocks(module):
-            stack.enter_context(around(block, "checkpointing", _forgetting))
+            stack.enter_context(around(block, "checkpointing", _forget_shapes))
         yield
 
 
-def _forgetting(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _forget_shapes(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return inner(*args, **kwargs)
     return _Call(type(block).__name__, inner, args, kwargs).run(args, kwargs)

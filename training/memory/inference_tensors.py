@@ -37,7 +37,7 @@ def alias(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def as_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+def use_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """A context in which every parameter, buffer and other tensor that parts of `module` keep is a frozen alias; those
     in `trained` are the given tensors.
 

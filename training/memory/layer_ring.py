@@ -20,7 +20,7 @@ from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, SlotKey
 from .allocations import META
 from .checkpointing import blocks
-from .offload import copies_on, holding, slots_elsewhere
+from .offload import copies_on, hold_copies, slots_elsewhere
 from .pinning import Pins
 
 
@@ -48,7 +48,7 @@ class Order:
         self._recent: tuple[Group | None, Group | None] = (None, None)
         self._next: dict[tuple[Any, bool], Group] = {}
 
-    def expected_after(self, group: Group) -> Group | None:
+    def expect_after(self, group: Group) -> Group | None:
         """Note that a group is used now; returns the block that came next the last time."""
         has_gradients = torch.is_grad_enabled()
         if group.is_block:
@@ -68,7 +68,7 @@ class SideStream:
         self._side = self._streams.Stream(device)
 
     @contextmanager
-    def copying(self) -> Iterator[None]:
+    def copy(self) -> Iterator[None]:
         """A context whose copies run on the side stream.
 
         Their memory belongs to that stream, so what is freed is taken again here, maybe before the device has computed
@@ -78,7 +78,7 @@ class SideStream:
         with self._streams.stream(self._side):
             yield
 
-    def copied(self) -> Any:
+    def record_copies(self) -> Any:
         """The end of the copies so far, for `wait`."""
         event = self._streams.Event()
         event.record(self._side)
@@ -94,7 +94,7 @@ class SideStream:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedGroup:
     """A group's weights on the device, once the event `copied` has come."""
 
     group: Group
@@ -116,7 +116,7 @@ class LayerRing:
     def __init__(self, device: torch.device, staying: Callable[[], Container[SlotKey]]) -> None:
         self._device, self._staying = device, staying
         self._order = Order()
-        self._ahead: Fetched | None = None
+        self._ahead: FetchedGroup | None = None
         self._stream: SideStream | None = None
         if has_streams(device):
             self._stream = SideStream(device)
@@ -124,7 +124,7 @@ class LayerRing:
     def call(self, group: Group, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `inner` with the group's weights on the device; the original tensors are back afterwards."""
         fetched = self._take(group)
-        with holding(fetched.found, fetched.copies):
+        with hold_copies(fetched.found, fetched.copies):
             self._look_ahead(fetched)
             return inner(*args, **kwargs)
 
@@ -134,7 +134,7 @@ class LayerRing:
         if self._stream is not None:
             self._stream.finish()
 
-    def _take(self, group: Group) -> Fetched:
+    def _take(self, group: Group) -> FetchedGroup:
         """The group's weights, from what came ahead if that is it."""
         fetched, self._ahead = self._ahead, None
         found = self._slots(group)
@@ -145,12 +145,12 @@ class LayerRing:
             self._stream.wait(fetched.copied)
         return fetched
 
-    def _look_ahead(self, now: Fetched) -> None:
+    def _look_ahead(self, now: FetchedGroup) -> None:
         """Begin to fetch the block that is expected after what computes now.
 
         What is in no block never comes ahead: until the backward pass has ended it is on the device already.
         """
-        expected = self._order.expected_after(now.group)
+        expected = self._order.expect_after(now.group)
         if expected is None or not copies_ahead(self._device):
             return
         if expected is now.group:  # the last block runs again first
@@ -161,16 +161,16 @@ class LayerRing:
     def _slots(self, group: Group) -> Sequence[Slot]:
         return slots_elsewhere(group.modules, self._device, self._staying())
 
-    def _fetch(self, group: Group, found: Sequence[Slot]) -> Fetched:
+    def _fetch(self, group: Group, found: Sequence[Slot]) -> FetchedGroup:
         tensors = [slot.tensor for slot in found]
         context: AbstractContextManager[None] = nullcontext()
         if self._stream is not None:
-            context = self._stream.copying()
+            context = self._stream.copy()
         with context:
             copies = copies_on(self._device, tensors)
         if self._stream is None:
-            return Fetched(group, found, tensors, copies)
-        return Fetched(group, found, tensors, copies, self._stream.copied())
+            return FetchedGroup(group, found, tensors, copies)
+        return FetchedGroup(group, found, tensors, copies, self._stream.record_copies())
 
 
 @contextmanager

@@ -26,12 +26,12 @@ class _NotRemembered(Exception):
     """An argument that says too little of itself."""
 
 
-def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def remember_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an operation gives."""
     if func.is_view:
         return func(*args, **kwargs)
     try:
-        key = id(func), tuple(map(_seen, args)), tuple((name, _seen(value)) for name, value in kwargs.items())
+        key = id(func), tuple(map(_describe, args)), tuple((name, _describe(value)) for name, value in kwargs.items())
     except _NotRemembered:
         return func(*args, **kwargs)
     if key not in remembered:
@@ -39,7 +39,7 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             remembered.clear()
         before = list(map(_place, _tensors(args, kwargs)))
         found = func(*args, **kwargs)
-        remembered[key] = _again(func, args, kwargs, before, found)
+        remembered[key] = _find_recipe(func, args, kwargs, before, found)
         return found
     made = remembered[key]
     if made is None:
@@ -47,14 +47,14 @@ def result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return made(args)
 
 
-def _seen(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     """All that an operation's result depends on of an argument."""
     if type(value) in _TENSORS:
         if not value.is_meta:
             raise _NotRemembered
         return value.shape, value.stride(), value.dtype
     if isinstance(value, (list, tuple)):
-        return tuple(map(_seen, value))
+        return tuple(map(_describe, value))
     if isinstance(value, _PLAIN):
         return type(value), value
     raise _NotRemembered
@@ -68,7 +68,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _again(
+def _find_recipe(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], before: Sequence[Any], found: Any
 ) -> _Made | None:
     """How the result is made again from arguments that are seen the same; None where the operation has to run: it

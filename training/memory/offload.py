@@ -16,7 +16,7 @@ from .saved_tensors import KeptTensor, storage_address
 SMALL = 1 << 16  # bytes: copying smaller tensors costs more than it saves
 
 
-def on_device(tensor: Tensor) -> bool:
+def is_on_device(tensor: Tensor) -> bool:
     """Whether a tensor is in device memory, which is scarce."""
     return tensor.device.type != "cpu"
 
@@ -48,7 +48,7 @@ class Parking:
         """Move the state to host memory, which is allocated once for each tensor."""
         for parameter, state in optimizer.state.items():
             for slot, value in state.items():
-                if isinstance(value, Tensor) and value.ndim and on_device(value):
+                if isinstance(value, Tensor) and value.ndim and is_on_device(value):
                     key = id(parameter), slot
                     if key not in self._places:
                         self._places[key] = empty_on_host(value)
@@ -105,7 +105,7 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
         if not weight_storages:  # at the first use: by then the trained tensors are in the module
             for weight in (*module.parameters(), *module.buffers()):
                 weight_storages.update(map(storage_address, stored_tensors(weight)))
-        if is_made_of_others(tensor) or tensor.nbytes < SMALL or not on_device(tensor):
+        if is_made_of_others(tensor) or tensor.nbytes < SMALL or not is_on_device(tensor):
             return KeptTensor(tensor.detach())
         if storage_address(tensor) in weight_storages:
             return KeptTensor(tensor.detach())
@@ -130,7 +130,7 @@ def weights_on(parts: Sequence[nn.Module], device: torch.device, staying: Contai
     the original tensors are back afterwards.
     """
     found = slots_elsewhere(parts, device, staying)
-    with holding(found, copies_on(device, (slot.tensor for slot in found))):
+    with hold_copies(found, copies_on(device, (slot.tensor for slot in found))):
         yield
 
 
@@ -152,6 +152,6 @@ def copies_on(device: torch.device, tensors: Iterable[Tensor]) -> dict[int, Tens
     return copies
 
 
-def holding(found: Iterable[Slot], copies: Mapping[int, Tensor]) -> AbstractContextManager[None]:
+def hold_copies(found: Iterable[Slot], copies: Mapping[int, Tensor]) -> AbstractContextManager[None]:
     """A context in which slots hold the copies of what is in them; the originals are back afterwards."""
     return swap_all(found, lambda slot: copies[id(slot.tensor)])

@@ -170,7 +170,7 @@ def _modes() -> list[CopyBeforeChange]:
     return modes
 
 
-def entered(mode: CopyBeforeChange | None) -> AbstractContextManager[Any]:
+def enter_mode(mode: CopyBeforeChange | None) -> AbstractContextManager[Any]:
     """A context in which a mode is active, which may be so already; backward passes have threads of their own."""
     if mode is None or mode in _modes():
         return nullcontext()
@@ -178,7 +178,7 @@ def entered(mode: CopyBeforeChange | None) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def left() -> Iterator[None]:
+def leave_modes() -> Iterator[None]:
     """A context for code that no CopyBeforeChange may see, as torch.compile's: what changes there is refused."""
     modes = _modes()
     if not modes:
@@ -195,7 +195,7 @@ def left() -> Iterator[None]:
 
 
 @contextmanager
-def copied_before_changes(mode: CopyBeforeChange | None = None) -> Iterator[None]:
+def copy_before_changes(mode: CopyBeforeChange | None = None) -> Iterator[None]:
     """A context for a forward pass in which the model may change tensors that its gradients need.
 
     Every operation passes through Python here: only for models that need it.
@@ -241,7 +241,7 @@ class CopiesWhereNeeded:
         self._is_watched = not self._is_sharded and (self._mode.has_copied or self._is_first(args, kwargs))
         if not self._is_watched:
             return nullcontext()
-        return copied_before_changes(self._mode)
+        return copy_before_changes(self._mode)
 
     def _is_first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether this forward pass belongs to the first step with inputs of their form."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Conditioning
-from ..memory.quantized_base.kept import KeptWeights
+from ..memory.quantized_base.kept_weights import KeptWeights
 
 Words = Mapping[str, Mapping[str, Tensor]]  # vectors of trained words: {word: {text encoder: (tokens, width)}}
 

@@ -21,7 +21,7 @@ ALONE = (
 )
 
 
-def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> ObjectiveSettings:
+def fill_boundary(settings: ObjectiveSettings, model: nn.Module) -> ObjectiveSettings:
     """The settings with the boundary of a diffusion model, where they leave it to the model.
 
     Raises ValueError for a model that is none of a known pair.
@@ -45,7 +45,7 @@ def with_own_boundary(settings: ObjectiveSettings, model: nn.Module) -> Objectiv
     return replace(settings, boundary=boundary)
 
 
-def of_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSettings, ObjectiveSettings]:
+def split_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSettings, ObjectiveSettings]:
     """The settings of the high noise and of the low noise expert, which are trained in one run. `model` is the former's
     diffusion model.
 
@@ -56,11 +56,11 @@ def of_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSet
             f"Objective Settings: expert is {settings.expert}, and Start Training Expert Pair trains both: set expert"
             " to both, or use Start Training for the one that is trained."
         )
-    high = with_own_boundary(replace(settings, expert=HIGH_NOISE), model)
+    high = fill_boundary(replace(settings, expert=HIGH_NOISE), model)
     return high, replace(high, expert=LOW_NOISE)
 
 
-def said(settings: ObjectiveSettings) -> list[str]:
+def describe(settings: ObjectiveSettings) -> list[str]:
     """The reports' line on the expert that is trained; none without one."""
     if settings.expert == HIGH_NOISE:
         return [f"expert high noise: only noise levels (sigma) from {settings.boundary:g} up are trained"]
@@ -69,7 +69,7 @@ def said(settings: ObjectiveSettings) -> list[str]:
     return []
 
 
-def named(name: str, expert: str) -> str:
+def name_file(name: str, expert: str) -> str:
     """A file's name, with its folder, that ends in the expert as AI-Toolkit's do; as it is where it says so itself."""
     letters = "".join(filter(str.isalpha, name.replace("\\", "/").rpartition("/")[2].lower()))
     if expert == NO_EXPERT or expert.replace(" ", "") in letters:

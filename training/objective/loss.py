@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.parts import Parts, unpacked
+from ..data.parts import Parts, unpack_parts
 from .loss_kinds import LOSSES
 from .settings import ObjectiveSettings
 from .weightings import WEIGHTINGS
@@ -18,7 +18,15 @@ from .weightings import WEIGHTINGS
 def output_scale(prediction: str, sigma: Tensor) -> Tensor:
     """What an error of denoised latents is multiplied by to get the error of the prediction.
 
-    That is 1/sigma (eps, flow) or sqrt(SNR + 1) (v).
+    eps is (x - denoised) / sigma, and flow is the same, so their errors differ by 1 / sigma; v's by
+    sqrt(1 + 1 / sigma^2), which is sqrt(SNR + 1).
+
+    Args:
+        prediction: eps, v or flow.
+        sigma: noise levels (B,).
+
+    Returns:
+        The factors (B,).
     """
     sigma = sigma.clamp(min=1e-5)
     if prediction == "v":
@@ -27,7 +35,9 @@ def output_scale(prediction: str, sigma: Tensor) -> Tensor:
 
 
 def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
-    """Weight (B,) of the model's own loss at sigma (B,), by the chosen weighting."""
+    """Weights (B,) of the model's own losses at noise levels (B,), by the chosen weighting; `weightings.py` has the
+    formulas and their papers.
+    """
     return WEIGHTINGS.get(settings.weighting).weights(sigma, prediction, settings.gamma)
 
 
@@ -40,12 +50,26 @@ def losses(
     mask: Tensor | None = None,
     parts: Parts = (),
 ) -> Tensor:
-    """The loss of each image (B,), from denoised latents and what they should be (B, C, …, h, w) or of sound
-    (B, C, T), at sigma (B,).
+    """The loss of each image, in float32 or wider:
 
-    It is computed in float32 or wider. `mask` (B, 1, h, w) from 0 to 1 weights each place; as in kohya's scripts, the
-    mean still goes over every place, masked or not. Of video with its sound, packed of those `parts`, it is the mean of
-    the video plus the mean of the sound, as in LTX-2's own trainer, and the mask is the video's.
+        loss = w(sigma) * mean(mask * kind(s(sigma) * (denoised - target)))
+
+    with `output_scale` s, which makes the error that of noise, velocity or flow (kinds that measure denoised latents
+    leave it out), and `step_weights` w.
+
+    Args:
+        settings: the kind of loss and the weighting.
+        prediction: what the network predicts: eps, v or flow.
+        denoised: the model's denoised latents (B, C, …, h, w), of sound (B, C, T).
+        target: what they should be, of the same shape.
+        sigma: noise levels (B,).
+        mask: weights (B, 1, h, w) of places, from 0 to 1. As in kohya's scripts, the mean still goes over every place,
+            masked or not.
+        parts: the parts that latents are packed of, as video with its sound. Then the loss is the mean of the video
+            plus the mean of the sound, as in LTX-2's own trainer, and the mask is the video's.
+
+    Returns:
+        The losses (B,).
     """
     dtype = torch.promote_types(denoised.dtype, torch.float32)
     error = denoised.to(dtype) - target.to(dtype)
@@ -55,16 +79,16 @@ def losses(
     if not kind.of_denoised:
         error = error * output_scale(prediction, sigma).view(per_image)
     value = kind.compute(error, prediction, sigma.view(per_image))
-    first, *others = unpacked(value, parts)
+    first, *others = unpack_parts(value, parts)
     if mask is not None:
-        first = first * fitted(mask.to(first), first)
+        first = first * fit_mask(mask.to(first), first)
     mean = first.flatten(1).mean(1)
     for part in others:
         mean = mean + part.flatten(1).mean(1)
     return mean * step_weights(settings, prediction, sigma)
 
 
-def fitted(mask: Tensor, latents: Tensor) -> Tensor:
+def fit_mask(mask: Tensor, latents: Tensor) -> Tensor:
     """A mask (B, 1, H, W) at the size of latents (B, C, …, h, w), by area."""
     if mask.shape[-2:] != latents.shape[-2:]:
         mask = F.interpolate(mask, size=latents.shape[-2:], mode="area")

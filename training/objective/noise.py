@@ -10,20 +10,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.parts import Parts, packed, unpacked
+from ..data.parts import Parts, pack_parts, unpack_parts
 
 # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
 LAST_SIGNAL = 4.8973451890853435e-08
 
 
 def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator, parts: Parts = ()) -> Tensor:
-    """Draw noise for latents (B, C, …, h, w), of sound (B, C, T), on the CPU: normal, plus noise offset, plus pyramid
-    noise.
+    """Draw noise on the CPU: normal, plus noise offset, plus pyramid noise.
 
-    A noise offset is one number per channel; pyramid noise adds coarser levels. Packed latents get it part by part.
+    Args:
+        latents: what the noise is for, (B, C, …, h, w), of sound (B, C, T); its values don't matter.
+        offset: the strength of a noise offset, one normal number for each channel. 0 draws none.
+        pyramid: the discount of pyramid noise, the strength of a level as a share of the next finer one's. 0 draws
+            none.
+        generator: what everything is drawn with, in this order.
+        parts: the parts that latents are packed of; each gets its own noise.
+
+    Returns:
+        Noise of the shape of `latents`, in float32. Its standard deviation is 1 with pyramid noise, and
+        sqrt(1 + offset^2) with an offset alone.
     """
     if parts:
-        return packed([noise_like(part, offset, pyramid, generator) for part in unpacked(latents, parts)])
+        return pack_parts([noise_like(part, offset, pyramid, generator) for part in unpack_parts(latents, parts)])
     shape = latents.shape
     noise = torch.randn(shape, generator=generator)
     if offset:

@@ -50,7 +50,7 @@ class PatchDiscriminator(nn.Module):
                 weights[name] = drawn
         return weights
 
-    def judged(self, pictures: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    def judge(self, pictures: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
         """What it says of pictures with these weights."""
         return torch.func.functional_call(self, dict(weights), (pictures,))
 

@@ -24,8 +24,15 @@ _ROUNDING = 1e-6  # of a pair's errors
 
 
 def margins(errors: Tensor, reference: Tensor) -> Tensor:
-    """How much more than the reference the model prefers the better picture (B,), from errors (2B,): those of the
-    better pictures, then those of the worse ones in the same order.
+    """How much more than the reference the model prefers the better picture: (r_better - r_worse) - (e_better -
+    e_worse).
+
+    Args:
+        errors: the model's weighted errors (2B,): of the better pictures, then of the worse ones in the same order.
+        reference: the same of the model without what is trained.
+
+    Returns:
+        The margins (B,).
     """
     better, worse = errors.chunk(2)
     reference_better, reference_worse = reference.chunk(2)
@@ -33,7 +40,7 @@ def margins(errors: Tensor, reference: Tensor) -> Tensor:
 
 
 def pair_losses(beta: float, margins: Tensor) -> Tensor:
-    """The loss of each pair (B,)."""
+    """The loss -log sigmoid(beta / 2 * margin) of each pair (B,), from `margins` (B,)."""
     return -F.logsigmoid(0.5 * beta * margins)
 
 

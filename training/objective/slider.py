@@ -262,7 +262,7 @@ def _prompt_errors(settings: SliderSettings) -> Iterator[str]:
         yield f"{count} lines with {len(settings.keep)} words to keep are more than {MOST_SETS} sets of prompts"
 
 
-def moved(neutral: Tensor, positive: Tensor, negative: Tensor, amount: float) -> Tensor:
+def move_prediction(neutral: Tensor, positive: Tensor, negative: Tensor, amount: float) -> Tensor:
     """What the adapter is to predict: neutral + amount (positive - negative), of the model's own predictions.
 
     Of denoised latents as of noise, velocity or flow: these are the same linear function of each other in all three.
@@ -270,22 +270,22 @@ def moved(neutral: Tensor, positive: Tensor, negative: Tensor, amount: float) ->
     return neutral + amount * (positive - negative)
 
 
-def normalized(target: Tensor, like: Tensor) -> Tensor:
+def normalize_like(target: Tensor, like: Tensor) -> Tensor:
     """AI-Toolkit's norm_like_tensor: `target` with the mean and the deviation of `like`, both over the whole batch."""
     return (target - target.mean()) / (target.std() + 1e-8) * like.std() + like.mean()
 
 
-def predicted(prediction: str, x: Tensor, denoised: Tensor, sigma: Tensor) -> Tensor:
+def prediction_of(prediction: str, x: Tensor, denoised: Tensor, sigma: Tensor) -> Tensor:
     """What the network itself gives (noise, velocity or flow) where it denoises `x` at `sigma` (B,) to `denoised`."""
-    return (_without_output(prediction, x, sigma) - denoised) * _rows(output_scale(prediction, sigma), x)
+    return (_denoised_of_zeros(prediction, x, sigma) - denoised) * _rows(output_scale(prediction, sigma), x)
 
 
-def denoised_by(prediction: str, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
+def denoised_of(prediction: str, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
     """Denoised latents of what the network gives: `predicted` the other way round."""
-    return _without_output(prediction, x, sigma) - output / _rows(output_scale(prediction, sigma), x)
+    return _denoised_of_zeros(prediction, x, sigma) - output / _rows(output_scale(prediction, sigma), x)
 
 
-def _without_output(prediction: str, x: Tensor, sigma: Tensor) -> Tensor:
+def _denoised_of_zeros(prediction: str, x: Tensor, sigma: Tensor) -> Tensor:
     """The denoised latents of a network that gives zeros."""
     if prediction == "v":
         return x / _rows(sigma**2 + 1, x)
@@ -297,14 +297,14 @@ def _rows(values: Tensor, like: Tensor) -> Tensor:
     return values.view([-1] + [1] * (like.ndim - 1))
 
 
-def with_anchor(direction: Tensor, anchor: Tensor, strength: float) -> Tensor:
+def add_anchor(direction: Tensor, anchor: Tensor, strength: float) -> Tensor:
     """AI-Toolkit's sum of losses. It counts the direction twice, to enhance one end and to erase the other, which are
     one target.
     """
     return (2 * direction + strength * anchor) / 3
 
 
-def partly_denoised(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
+def denoise_partly(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
     """Latents (B, C, …) at the noise levels `sigma` (B,), from `x` at `levels[0]`, by Euler's steps down `levels`.
 
     Each row stops at its own level. `denoise(x, sigma)` gives denoised latents.

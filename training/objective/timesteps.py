@@ -84,13 +84,13 @@ def _logit_normal(count: int, generator: torch.Generator, request: DrawRequest) 
     return (normal * request.settings.logit_std + request.settings.logit_mean).sigmoid()
 
 
-def shifted(u: Tensor, shift: float) -> Tensor:
+def shift_timesteps(u: Tensor, shift: float) -> Tensor:
     """u moved to s u / (1 + (s - 1) u): toward noise with s above 1."""
     return shift * u / (1 + (shift - 1) * u)
 
 
-def _shifted(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
-    return shifted(torch.rand(count, generator=generator), request.settings.shift)
+def _draw_shifted(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
+    return shift_timesteps(torch.rand(count, generator=generator), request.settings.shift)
 
 
 def _mode(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
@@ -103,7 +103,7 @@ def _sigmoid(count: int, generator: torch.Generator, request: DrawRequest) -> Te
 
 
 def _shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
-    return shifted(_sigmoid(count, generator, request), request.settings.shift)
+    return shift_timesteps(_sigmoid(count, generator, request), request.settings.shift)
 
 
 def _shift_of_flux(tokens: int) -> float:
@@ -112,11 +112,11 @@ def _shift_of_flux(tokens: int) -> float:
 
 
 def _flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
-    return shifted(_sigmoid(count, generator, request), _shift_of_flux(request.tokens))
+    return shift_timesteps(_sigmoid(count, generator, request), _shift_of_flux(request.tokens))
 
 
 def _even_flux_shift(count: int, generator: torch.Generator, request: DrawRequest) -> Tensor:
-    return shifted(torch.rand(count, generator=generator), _shift_of_flux(request.tokens))
+    return shift_timesteps(torch.rand(count, generator=generator), _shift_of_flux(request.tokens))
 
 
 TIMESTEPS: Registry[TimestepSampling] = Registry(
@@ -124,12 +124,12 @@ TIMESTEPS: Registry[TimestepSampling] = Registry(
     (
         TimestepSampling(name="uniform", draw=_uniform),
         TimestepSampling(name="logit-normal", draw=_logit_normal),
-        TimestepSampling(name="shifted", draw=_shifted),
+        TimestepSampling(name="shifted", draw=_draw_shifted),
         TimestepSampling(name="mode", draw=_mode),
         TimestepSampling(name="sigmoid", draw=_sigmoid, gives_levels=True),
         TimestepSampling(name="shift", draw=_shift, gives_levels=True),
         TimestepSampling(name="flux_shift", draw=_flux_shift, gives_levels=True),
-        TimestepSampling(name="ai-toolkit shift", draw=_shifted, gives_levels=True),
+        TimestepSampling(name="ai-toolkit shift", draw=_draw_shifted, gives_levels=True),
         TimestepSampling(name="ai-toolkit flux_shift", draw=_even_flux_shift, gives_levels=True),
     ),
 )
@@ -291,11 +291,11 @@ def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor
     least, median, most = levels.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
     return (
         f"timestep sampling {settings.timesteps}, {shift}: half of the noise levels (sigma) are above {median:.2f}, 90%"
-        f" of them from {least:.2f} to {most:.2f}{_said_bounds(settings, sigma)}"
+        f" of them from {least:.2f} to {most:.2f}{_describe_bounds(settings, sigma)}"
     )
 
 
-def _said_bounds(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor]) -> str:
+def _describe_bounds(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor]) -> str:
     if settings.min_timestep == 0 and settings.max_timestep == 1:
         return ""
     least, most = bounds_as_levels(settings, sigma)

@@ -80,7 +80,7 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
 
 
-def unmatched(block_rates: str, names: Iterable[str]) -> list[str]:
+def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:
     """The patterns that match none of the trained tensors."""
     names = list(names)
     unused = []

@@ -13,10 +13,10 @@ from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 
-def missing(optimizer: str) -> list[str]:
+def missing_package(optimizer: str) -> list[str]:
     """What has to be installed before this optimizer can be used, as a sentence; empty if nothing is missing."""
     record = OPTIMIZERS.get(optimizer)
-    if record.package is not None and not _installed(record.package.module):
+    if record.package is not None and not _is_installed(record.package.module):
         package = record.package.name
         return [
             f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`),"
@@ -32,12 +32,12 @@ def missing(optimizer: str) -> list[str]:
 
 def check_installed(optimizer: str) -> None:
     """Raises ValueError that says what to install before this optimizer can be used."""
-    messages = missing(optimizer)
+    messages = missing_package(optimizer)
     if messages:
         raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # a module that is in sys.modules without a spec

@@ -83,6 +83,6 @@ def rms(tensor: Tensor) -> float:
     return float(tensor.norm()) / math.sqrt(tensor.numel())
 
 
-def clipped_(update: Tensor, largest: float) -> Tensor:
+def clip_rms_(update: Tensor, largest: float) -> Tensor:
     """Scale an update down in place until its root mean square is at most `largest`."""
     return update.div_(max(1.0, rms(update) / largest))

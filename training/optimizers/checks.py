@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...patches.adapters.registry import trainable_kind
-from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched
-from .build import missing
+from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched_patterns
+from .build import missing_package
 from .learning_rate_schedule import peak_rate, rate_at
 from .record import RunFacts
 from .registry import OPTIMIZERS
@@ -17,7 +17,7 @@ from .settings import OptimizerSettings
 
 def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     """Raise ValueError listing every setting that does not fit the run."""
-    errors = missing(settings.optimizer)
+    errors = missing_package(settings.optimizer)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
             f"LoRA+ ratio {settings.lora_plus:g} sets the learning rate of LoRA up weights, and adapter type {run.kind}"
@@ -33,7 +33,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
             f"{settings.optimizer} has one learning rate for all that is trained, and Train Words has learning rate"
             f" {run.words_rate:g}: set that to 0"
         )
-    for pattern in unmatched(settings.block_rates, run.trained):
+    for pattern in unmatched_patterns(settings.block_rates, run.trained):
         errors.append(f"block learning rates: {pattern!r} matches no trained tensor")
     record = OPTIMIZERS.get(settings.optimizer)
     errors += record.check_run(run)
@@ -115,15 +115,15 @@ def schedule_remarks(
     """
     if first == until:
         return []
-    sentences = _missed_warmup(settings, first, rates)
+    sentences = _remark_missed_warmup(settings, first, rates)
     if settings.schedule == "constant":
         return sentences
     if is_open:
-        return [*sentences, *_planned_anew(settings, first, until, rates)]
-    return [*sentences, *_another_end(settings, first, until)]
+        return [*sentences, *_remark_new_plan(settings, first, until, rates)]
+    return [*sentences, *_remark_other_end(settings, first, until)]
 
 
-def _missed_warmup(settings: OptimizerSettings, first: int, rates: Sequence[float]) -> list[str]:
+def _remark_missed_warmup(settings: OptimizerSettings, first: int, rates: Sequence[float]) -> list[str]:
     """Where these settings came after the first step: what of their warmup is over."""
     missed = min(settings.warmup, first, len(rates))
     if all(math.isclose(rates[step], rate_at(settings, step)) for step in range(missed)):
@@ -138,7 +138,7 @@ def _missed_warmup(settings: OptimizerSettings, first: int, rates: Sequence[floa
     ]
 
 
-def _planned_anew(settings: OptimizerSettings, first: int, until: int, rates: Sequence[float]) -> list[str]:
+def _remark_new_plan(settings: OptimizerSettings, first: int, until: int, rates: Sequence[float]) -> list[str]:
     """Where an open schedule begins in the middle of a run: the steps before had an end of their own."""
     if not first or not rates:
         return []
@@ -149,7 +149,7 @@ def _planned_anew(settings: OptimizerSettings, first: int, until: int, rates: Se
     ]
 
 
-def _another_end(settings: OptimizerSettings, first: int, until: int) -> list[str]:
+def _remark_other_end(settings: OptimizerSettings, first: int, until: int) -> list[str]:
     total, schedule = settings.total_steps, settings.schedule
     if until == total:
         return []

@@ -69,7 +69,7 @@ class LossScale:
         if f"{_SLOT}/scale" in saved:
             self.scale, self._good_steps = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss to call backward on."""
         return loss * self.scale
 

@@ -271,7 +271,7 @@ class OptimizerSettings:
         return options.parse(self.optimizer, self.options)
 
 
-def of_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
+def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
     """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
     if ranks > 1 and settings.fused_backward:
         raise ValueError(

@@ -233,7 +233,7 @@ class OptimizerStepper:
         state = optimizer.state.get(self._stepped_tensors[name], {})
         return self.record.sampling_weights.compute(self.trained[name], state, optimizer.param_groups[0])
 
-    def sampled(self) -> dict[str, Tensor]:
+    def copy_sampling_weights(self) -> dict[str, Tensor]:
         """The weights that are sampled with, validated and saved, as float32 copies on the CPU."""
         if self._parking:
             self._parking.wait()
@@ -247,7 +247,7 @@ class OptimizerStepper:
 
     @contextmanager
     @torch.no_grad()
-    def evaluated(self) -> Iterator[None]:
+    def use_sampling_weights(self) -> Iterator[None]:
         """A context in which the model computes with the weights to sample with.
 
         Afterwards the live weights are back, bit for bit. When the exchange itself is broken off, `is_swapped` stays

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ...ema.decay import EMASettings
 from ..objective.settings import ObjectiveSettings, check_for
-from ..optimizers.build import missing
+from ..optimizers.build import missing_package
 from ..optimizers.settings import OptimizerSettings
 from ..trainable.settings import AdapterSettings
-from .estimate import GB, Estimate, Plan, estimate, how
+from .estimate import GB, Estimate, Plan, describe_method, estimate
 from .facts import Device, ModelFacts, Pictures
 from .fit import SIZES, USABLE, Fit, fit
 from .published import GENERAL, PublishedRecipe, published_for
@@ -124,7 +124,7 @@ class Recipe:
     choices: tuple[Choice, ...]
     estimate: Estimate
     unsaved: Estimate
-    how: str
+    method: str
     memory: int
     pictures: tuple[Pictures, ...]
     hints: tuple[str, ...]
@@ -180,7 +180,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device, pictures: Sequence[Pic
         tuple(writer.choices),
         fitted.estimate,
         estimate(facts, wanted),
-        how(facts, fitted.plan),
+        describe_method(facts, fitted.plan),
         memory,
         tuple(pictures),
         tuple(_hints(facts, published, goal, fitted, memory)),
@@ -204,7 +204,7 @@ def _usable_optimizer(published: PublishedRecipe, device: Device) -> tuple[str, 
             f"adamw8bit computes on CUDA, and this device is {device.kind}: adamw without the 8 bits",
             source,
         )
-    if missing(name):
+    if missing_package(name):
         return "adamw", "adamw8bit is published, and its package bitsandbytes is not installed", source
     return name, "AdamW with a quarter of its optimizer memory", source
 
@@ -346,13 +346,13 @@ class _Writer:
         note("loss function", "mse", "as published", "the default of all of these trainers")
         values: dict[str, object] = {}
         if self.facts.prediction == "flow":
-            values = self._of_flow(note)
+            values = self._write_flow(note)
         else:
-            values = self._of_noise(note)
+            values = self._write_noise(note)
         note("conditioning dropout", goal.conditioning_dropout, goal.why_dropout, goal.dropout_source)
         return ObjectiveSettings(conditioning_dropout=goal.conditioning_dropout, **values)  # type: ignore[arg-type]
 
-    def _of_flow(self, note: _Note) -> dict[str, object]:
+    def _write_flow(self, note: _Note) -> dict[str, object]:
         timesteps, source = self.published.timesteps.value, self.published.timesteps.source
         note("loss weighting", "none", "flow models have no signal-to-noise ratio to weigh by", "min-SNR's definition")
         note("timestep sampling", timesteps.sampling, "which noise levels are trained most", source)
@@ -360,7 +360,7 @@ class _Writer:
             note("timestep shift", timesteps.shift, "as published (discrete_flow_shift)", source)
         return {"timesteps": timesteps.sampling, "shift": timesteps.shift}
 
-    def _of_noise(self, note: _Note) -> dict[str, object]:
+    def _write_noise(self, note: _Note) -> dict[str, object]:
         gamma, offset = self.published.min_snr, self.published.noise_offset
         note("loss weighting", "min-snr", "steadier, and learns faster", gamma.source)
         note("min-SNR gamma", gamma.value, "the usual cap", gamma.source)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .facts import ModelFacts, Pictures
-from .planned import share_of
+from .family_shares import share_of
 
 GB = 2**30
 _TWICE = 2  # norms, attention and activation functions keep about as much again as the layers
@@ -125,7 +125,7 @@ def _copies(facts: ModelFacts, plan: Plan) -> float:
     return float(plan.number_bytes * copied)
 
 
-def how(facts: ModelFacts, plan: Plan) -> str:
+def describe_method(facts: ModelFacts, plan: Plan) -> str:
     """How the estimate was made, in a sentence."""
     trained = trained_numbers(facts, plan.targets, plan.rank)
     batch = plan.largest(facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -104,8 +104,8 @@ def _side(image: DatasetImage) -> int:
 def facts_of(model: nn.Module, family: ModelFamily | None, prediction: str) -> ModelFacts:
     """The facts of a diffusion model. ValueError if it has no layer that an adapter could train."""
     is_unet = hasattr(model, "input_blocks")
-    kept = _kept(model, is_unet)
-    in_blocks = [_of_block(name, kept) for name in _block_names(model)]
+    kept = _kept_layers(model, is_unet)
+    in_blocks = [[layer for layer in kept if layer.path.startswith(f"{name}.")] for name in _block_names(model)]
     weights = [_weight_bytes(block) for block in blocks(model)]
     total = _weight_bytes(model)
     name, title, has_todo = "", "", False
@@ -138,7 +138,7 @@ class _KeptLayer:
     input: float
 
 
-def _kept(model: nn.Module, is_unet: bool) -> list[_KeptLayer]:
+def _kept_layers(model: nn.Module, is_unet: bool) -> list[_KeptLayer]:
     """The layers that see every position. Deeper levels of a UNet have fewer: a quarter with each doubling of width."""
     first_width = 0
     if is_unet:
@@ -190,10 +190,6 @@ def _targets(model: nn.Module, kind: str, name: str) -> dict[str, AdapterTarget]
 def _block_names(model: nn.Module) -> list[str]:
     wanted = {id(block) for block in blocks(model)}
     return [name for name, part in model.named_modules() if id(part) in wanted]
-
-
-def _of_block(name: str, kept: Sequence[_KeptLayer]) -> list[_KeptLayer]:
-    return [layer for layer in kept if layer.path.startswith(f"{name}.")]
 
 
 def _types(model: nn.Module) -> dict[str, int]:

@@ -92,29 +92,29 @@ def _savings(device: Device) -> Sequence[_Saving]:
 
 def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     """The first plan that fits into `memory` bytes. ValueError with what to choose instead if none does."""
-    found = _saved(facts, wanted, device, memory)
+    found = _choose_savings(facts, wanted, device, memory)
     if found.estimate.total > USABLE * memory:
         raise ValueError(_too_large(facts, found, wanted, device, memory))
     return found
 
 
-def _saved(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
+def _choose_savings(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     """The first savings that are enough, or all of them, without those that a later one has made needless."""
     taken: list[_Saving] = []
     for saving in _savings(device):
-        size = _with(wanted, taken, facts).estimate.total
+        size = _apply(wanted, taken, facts).estimate.total
         if size <= USABLE * memory:
             break
-        if size - _with(wanted, [*taken, saving], facts).estimate.total >= WORTH * size:
+        if size - _apply(wanted, [*taken, saving], facts).estimate.total >= WORTH * size:
             taken.append(saving)
     for saving in reversed(taken):
         others = [other for other in taken if other is not saving]
-        if _with(wanted, others, facts).estimate.total <= USABLE * memory:
+        if _apply(wanted, others, facts).estimate.total <= USABLE * memory:
             taken = others
-    return _with(wanted, taken, facts)
+    return _apply(wanted, taken, facts)
 
 
-def _with(wanted: Plan, savings: Sequence[_Saving], facts: ModelFacts) -> Fit:
+def _apply(wanted: Plan, savings: Sequence[_Saving], facts: ModelFacts) -> Fit:
     plan = wanted
     for saving in savings:
         plan = saving.apply(plan)
@@ -124,7 +124,7 @@ def _with(wanted: Plan, savings: Sequence[_Saving], facts: ModelFacts) -> Fit:
 def _too_large(facts: ModelFacts, least: Fit, wanted: Plan, device: Device, memory: int) -> str:
     advice = []
     for size in SIZES:
-        at_size = _saved(facts, wanted, device, size * GB)
+        at_size = _choose_savings(facts, wanted, device, size * GB)
         if size * GB > memory and at_size.estimate.total <= USABLE * size * GB:
             advice.append(f"choose {size} GB in memory if your device has it")
             break

@@ -12,12 +12,13 @@ from .published import PUBLISHED, published_for
 def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str:
     """The report of the node."""
     lines = [
-        _head(facts, wish),
+        f"recipe for {facts.title or 'an unknown model'}, {facts.parameters:,} parameters, predicts"
+        f" {facts.prediction}; goal {wish.goal}, strength {wish.strength}, {wish.steps} steps",
         _family(facts),
         _memory(recipe, wish, device),
         _pictures(recipe, facts),
         _estimate(recipe),
-        f"how: {recipe.how}",
+        f"how: {recipe.method}",
     ]
     sources = list(dict.fromkeys(choice.source for choice in recipe.choices))
     node = ""
@@ -34,13 +35,6 @@ def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str
         " values above"
     )
     return "\n".join(lines)
-
-
-def _head(facts: ModelFacts, wish: Wish) -> str:
-    return (
-        f"recipe for {facts.title or 'an unknown model'}, {facts.parameters:,} parameters, predicts"
-        f" {facts.prediction}; goal {wish.goal}, strength {wish.strength}, {wish.steps} steps"
-    )
 
 
 def _family(facts: ModelFacts) -> str:

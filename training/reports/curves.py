@@ -31,7 +31,7 @@ class Curve:
     first: int = 1
 
 
-def smoothed(values: Sequence[float], smoothing: float) -> list[float]:
+def smooth(values: Sequence[float], smoothing: float) -> list[float]:
     """Exponential moving average, corrected for its start (smoothing 0 returns the values unchanged)."""
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing is {smoothing}, expected at least 0 and below 1.")
@@ -62,10 +62,10 @@ def editor_data(curves: Sequence[Curve], points: int = 400) -> list[dict[str, An
 
     The last point is always kept.
     """
-    return [_thinned(curve, points) for curve in curves]
+    return [_thin(curve, points) for curve in curves]
 
 
-def _thinned(curve: Curve, points: int) -> dict[str, Any]:
+def _thin(curve: Curve, points: int) -> dict[str, Any]:
     """About `points` points of a curve, always with the last one."""
     count = len(curve.values)
     indices = list(range(0, count, max(1, count // points)))

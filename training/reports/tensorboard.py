@@ -42,7 +42,7 @@ class Writer:
                 values["implicit accuracy on held-out pairs"] = validation.accuracy
         if moved.seconds:
             values["steps a second"] = 1 / moved.seconds
-        with self._named():
+        with self._name_errors():
             if self.writer is None:
                 from torch.utils.tensorboard import SummaryWriter
 
@@ -53,11 +53,11 @@ class Writer:
     def close(self) -> None:
         """Write what is left. Raises OSError as `write` does."""
         if self.writer is not None:
-            with self._named():
+            with self._name_errors():
                 self.writer.close()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_errors(self) -> Iterator[None]:
         try:
             with explain_disk_errors(str(self.folder)):
                 yield

@@ -22,7 +22,7 @@ from ..state import TrainState
 from ..store.store import DiskUse
 from ..tasks.denoising import TRAINING_ONLY
 from ..tasks.registry import task_of
-from ..trainable.words import by_word, without_words
+from ..trainable.words import drop_words, group_by_word
 
 
 def beginning(
@@ -77,7 +77,7 @@ def beginning(
 
 
 def _what_is_trained(state: TrainState) -> list[str]:
-    adapter, layers = state.start.adapter, without_words(state.trained)
+    adapter, layers = state.start.adapter, drop_words(state.trained)
     lines = []
     if layers:
         modules = {_module_of(name, adapter.full_weights) for name in layers}
@@ -97,7 +97,7 @@ def _what_is_trained(state: TrainState) -> list[str]:
     end = ""
     if words.stop_after < 1:
         end = f", until {words.stop_after:.0%} of the steps"
-    for (word, parts), initial in zip(by_word(state.trained).items(), words.initial, strict=True):
+    for (word, parts), initial in zip(group_by_word(state.trained).items(), words.initial, strict=True):
         vectors = ", ".join(f"{part}: {len(tensor)}" for part, tensor in parts.items())
         lines.append(f"trains the word {word} ({vectors} vectors){rate}{end}, from {initial!r}")
     return lines

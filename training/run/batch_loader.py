@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..data.batches import Batch, BatchItem, collate, draw_items, group_by_size, make_batches
 from ..data.dataset import Dataset, DatasetImage
 from ..data.epoch_order import select_images
-from ..data.reading_ahead import NeedsEncodingError, reading_ahead
+from ..data.reading_ahead import NeedsEncodingError, read_ahead
 
 if TYPE_CHECKING:
     from ..state import TrainState
@@ -33,14 +33,14 @@ class BatchSchedule:
     seed: int
 
     @classmethod
-    def of(cls, state: TrainState, dataset: Dataset) -> BatchSchedule:
+    def from_state(cls, state: TrainState, dataset: Dataset) -> BatchSchedule:
         """The schedule of a run from a state on, with its settings."""
         optimizer, objective = state.settings.optimizer, state.settings.objective
         return cls(
             dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
         )
 
-    def shown(self, step: int, part: int) -> list[BatchItem]:
+    def pictures_of(self, step: int, part: int) -> list[BatchItem]:
         """The pictures of micro-batch `part` of step `step` (from 0)."""
         return draw_items(*self._place(step, part))
 
@@ -92,7 +92,7 @@ class BatchSchedule:
         needed: dict[Dataset, set[str]] = {source: set() for source in _sources(self.dataset)}
         for step in range(first, first + steps):
             for part in range(self.parts):
-                for item in self.shown(step, part):
+                for item in self.pictures_of(step, part):
                     if item.crop.brought is None:
                         needed[item.dataset].add(item.prompt)
         return needed
@@ -112,9 +112,9 @@ class BatchSchedule:
         for step in range(first, first + steps):
             for part in range(self.parts):
                 yield f"step {step + 1}" + (f" part {part + 1}" if self.parts > 1 else "")
-                for group in group_by_size(self.shown(step, part)):
+                for group in group_by_size(self.pictures_of(step, part)):
                     for item in group:
-                        yield f"  {_said(item)}"
+                        yield f"  {_describe_item(item)}"
 
 
 def captions_vary(dataset: Dataset) -> bool:
@@ -130,7 +130,7 @@ def _needs_preparation(image: DatasetImage) -> bool:
     return image.caption_template is not None or any(image.seen)
 
 
-def _said(one: BatchItem) -> str:
+def _describe_item(one: BatchItem) -> str:
     framing = one.crop.framing
     size = "x".join(map(str, framing.target if framing else reversed(one.image.shape[1:][-2:])))
     marks = [
@@ -182,7 +182,7 @@ class BatchLoader:
         ):
             key = number // len(self._parts), self._parts[number % len(self._parts)]
             if key not in self._coming:
-                self._coming[key] = self._threads.submit(_put_together, self.schedule.shown(*key))
+                self._coming[key] = self._threads.submit(_make_batches, self.schedule.pictures_of(*key))
         for key in [key for key in self._coming if key < (step, part)]:
             self._coming.pop(key).cancel()
         try:
@@ -197,6 +197,6 @@ class BatchLoader:
         self._coming.clear()
 
 
-def _put_together(pictures: list[BatchItem]) -> list[Batch]:
-    with reading_ahead():
+def _make_batches(pictures: list[BatchItem]) -> list[Batch]:
+    with read_ahead():
         return [collate(group) for group in group_by_size(pictures)]

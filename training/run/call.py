@@ -19,11 +19,11 @@ from ..distributed.process_group import SingleProcess
 from ..memory.quantized_base.base import remark
 from ..objective.denoiser import Denoiser
 from ..optimizers.checks import schedule_remarks
-from ..state import TrainState, advance_position, state_key, with_planned_steps
+from ..state import TrainState, advance_position, plan_schedule, state_key
 from ..store.names import KEEPS
-from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restored, tail_of
+from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restore, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, behind, is_due, train
+from .loop import Callbacks, Stopped, is_due, is_something_due, train
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,17 @@ def run(
     if keep not in KEEPS:
         raise ValueError(f"states to keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
     if steps == 0:
-        return passed_on(state)
+        return skip_training(state)
     with ExitStack() as stack:
-        return opened_call(stack, state, steps, opened, dataset, store, callbacks, keep, say).run()
+        return open_call(stack, state, steps, opened, dataset, store, callbacks, keep, say).run()
 
 
-def passed_on(state: TrainState) -> Outcome:
+def skip_training(state: TrainState) -> Outcome:
     """The outcome of 0 steps."""
     return Outcome(state, None, 0, 0.0, ("0 steps: the state is passed on",))
 
 
-def opened_call(
+def open_call(
     stack: ExitStack,
     state: TrainState,
     steps: int,
@@ -89,13 +89,13 @@ def opened_call(
     say: Callable[[str], object] | None = None,
 ) -> Call:
     """The call that `run` makes, not begun yet. The run's folder is locked until `stack` is closed."""
-    state = with_planned_steps(state, state.step + steps)
+    state = plan_schedule(state, state.step + steps)
     group, callbacks = process_group.current(), callbacks or Callbacks()
     is_sharded = placement_for(state, group).is_sharded
     if is_sharded:
         callbacks = replace(callbacks, save_snapshot=_save_rows(group, state, steps, store))
     if not group.is_main_process:
-        store, callbacks, say = None, _of_other_ranks(group, state, callbacks, keep), None
+        store, callbacks, say = None, _callbacks_of_other_ranks(group, state, callbacks, keep), None
     group.begin_call()
     call = Call(group, state, steps, opened, dataset, store, callbacks, keep, say)
     with group.raise_together():
@@ -173,14 +173,14 @@ class Call:
         resumed: Sequence[str] = ("trained", "optimizer")
         if self.at.step == self.until:
             resumed = GROUPS
-        self.at = _on_every_rank(self.group, self.state, self.at, resumed)
+        self.at = _send_to_every_rank(self.group, self.state, self.at, resumed)
         self._first_step = self._saved_step = self.at.step
         self.is_stored = self.at.step == self.until and self._snapshot is None
 
     def train_to(self, step: int) -> None:
         """Train up to a step, or until somebody asks to stop."""
         started = time.perf_counter()
-        if step > self.at.step or behind(self.at, self.dataset, self.callbacks):
+        if step > self.at.step or is_something_due(self.at, self.dataset, self.callbacks):
             goal = self._train_piece(step)
             while self.at.step == goal < step:
                 self.save_snapshot_if_due()
@@ -190,7 +190,7 @@ class Call:
     def _train_piece(self, step: int) -> int:
         """Train toward a step as far as everything is prepared; returns how far that is."""
         try:
-            saving = self._prepared()
+            saving = self._prepare()
         except BaseException:
             if self.at.step > self._first_step:
                 with suppress(OSError):  # a full disk: the first error counts
@@ -237,7 +237,7 @@ class Call:
             trained: Sequence[str] = ("average", "powers")  # the rest every rank has by itself
             if placement_for(self.state, self.group).is_sharded:
                 trained = GROUPS
-            self.at = _on_every_rank(self.group, self.state, self.at, trained)
+            self.at = _send_to_every_rank(self.group, self.state, self.at, trained)
         return self._outcome()
 
     def _schedule_remarks(self) -> list[str]:
@@ -255,7 +255,7 @@ class Call:
             self.notes.append(f"not used: {problem}")
         if stored is None:
             return self.state, None, None
-        self.notes.append(_resumed_from(stored.state.step, self.until, stored.partial))
+        self.notes.append(_describe_resuming(stored.state.step, self.until, stored.partial))
         differing = []
         for name, version in sorted(stored.versions.items()):
             current_version = self.store.versions.get(name)
@@ -279,7 +279,7 @@ class Call:
                     self._note_base(denoiser)
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
-            raise Stopped(f"{error}{self._stored_in(error.state)}", error.state) from error
+            raise Stopped(f"{error}{self._describe_folder(error.state)}", error.state) from error
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
 
     def _note_base(self, denoiser: Denoiser) -> None:
@@ -293,11 +293,11 @@ class Call:
         if remark not in self.notes:
             self.notes.append(remark)
 
-    def _prepared(self) -> Callbacks:
+    def _prepare(self) -> Callbacks:
         """The callbacks of training, once what comes before the next steps is done."""
         with self.group.raise_together():
             if self._saving is None:
-                self._saving = self._begun()
+                self._saving = self._begin_training()
             if self._ready_until <= self.at.step < self.until:
                 self._get_ready()
         return self._saving
@@ -311,22 +311,22 @@ class Call:
         if self.store is not None:
             folder = self.store.folder
         raise_if_interrupted = self.callbacks.raise_if_interrupted
-        for note in prepare.ready(self.at, steps, self.dataset, folder, raise_if_interrupted):
+        for note in prepare.prepare_steps(self.at, steps, self.dataset, folder, raise_if_interrupted):
             self._note_once(note)
         self._ready_until = self.at.step + steps
 
-    def _begun(self) -> Callbacks:
+    def _begin_training(self) -> Callbacks:
         """The callbacks of training, once the caller was told what there is to say before the first step."""
         if self.say is not None:
             for remark in self._schedule_remarks():
                 self.say(remark)
-        callbacks = prepare.watching(self.callbacks, self.dataset, self.notes, self.say)
+        callbacks = prepare.watch_files(self.callbacks, self.dataset, self.notes, self.say)
         callbacks = replace(callbacks, note=self._note_once)
         if callbacks.on_begin is not None:
             callbacks.on_begin(self.at)
-        return self._with_saving(callbacks)
+        return self._add_saving(callbacks)
 
-    def _stored_in(self, state: TrainState) -> str:
+    def _describe_folder(self, state: TrainState) -> str:
         """Where the state that a stopped call ended with is stored, as a sentence; empty where it is not."""
         if self.store is None:
             return ""
@@ -335,7 +335,7 @@ class Call:
                 return f" It is stored in {state_folder}."
         return ""
 
-    def _with_saving(self, callbacks: Callbacks) -> Callbacks:
+    def _add_saving(self, callbacks: Callbacks) -> Callbacks:
         """`callbacks` with those that save states: snapshots, the best so far, and averages."""
         store = self.store
         if store is None:
@@ -362,7 +362,7 @@ class Call:
         trained, seconds = self.at.step - self._first_step, self._seconds
         if self.store is None:
             return Outcome(self.at, self._folder, trained, seconds, tuple(self.notes))
-        best, disk_used = self.store.best(self.at), self.store.used()
+        best, disk_used = self.store.best(self.at), self.store.measure_disk()
         return Outcome(self.at, self._folder, trained, seconds, (*self.notes, *self.store.removed), best, disk_used)
 
 
@@ -371,7 +371,7 @@ def target_key(state: TrainState, steps: int) -> str:
     return state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
 
 
-def _of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
+def _callbacks_of_other_ranks(group: SingleProcess, state: TrainState, callbacks: Callbacks, keep: str) -> Callbacks:
     """The callbacks of ranks after the first: they save nothing, and take part in what takes every rank."""
     rank_callbacks = Callbacks(
         on_step=callbacks.on_step,
@@ -413,7 +413,7 @@ def _save_rows(
     return parts
 
 
-def _on_every_rank(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
+def _send_to_every_rank(group: SingleProcess, state: TrainState, at: TrainState, groups: Sequence[str]) -> TrainState:
     """Send the first rank's state `at` to every rank, with the tensors of `groups`.
 
     Raises ValueError on a rank that trains something else.
@@ -432,12 +432,12 @@ def _on_every_rank(group: SingleProcess, state: TrainState, at: TrainState, grou
     if group.is_main_process:
         return at
     local_tensors = {key: t for name in GROUPS if name not in groups for key, t in named[name].items()}
-    return restored(
+    return restore(
         state, first["record"], {**local_tensors, **received}, history_of(first["record"]["history"], Path())
     )
 
 
-def _resumed_from(step: int, until: int, is_snapshot: bool) -> str:
+def _describe_resuming(step: int, until: int, is_snapshot: bool) -> str:
     if is_snapshot:
         return f"went on from the snapshot at step {step}"
     if step == until:

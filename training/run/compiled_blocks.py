@@ -26,7 +26,7 @@ from ...patches.core.ledger import open_entry
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
 from ..memory.checkpointing import blocks
-from ..memory.saved_tensors import left
+from ..memory.saved_tensors import leave_modes
 
 BACKEND = "inductor"
 _COMPILERS = ("g++", "clang++", "cl")
@@ -118,7 +118,7 @@ class BlockCompiler:
         return self._forwards[kind]
 
     @contextmanager
-    def installed(self, module: nn.Module) -> Iterator[None]:
+    def install(self, module: nn.Module) -> Iterator[None]:
         """A context in which the blocks of a module run compiled wherever gradients are wanted."""
         with open_entry(module, "compiled blocks") as stack:
             stack.enter_context(_torch_settings())
@@ -135,9 +135,11 @@ class BlockCompiler:
         if not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         compiled = self.forward(type(block))
-        with left(), _outside_modes():
+        with leave_modes(), _outside_modes():
             return compiled(
-                block, *map(_as_compiled, args), **{name: _as_compiled(one) for name, one in kwargs.items()}
+                block,
+                *map(_argument_for_compiler, args),
+                **{name: _argument_for_compiler(one) for name, one in kwargs.items()},
             )
 
 
@@ -207,18 +209,18 @@ def _for_training(target: Any, modes: Sequence[TorchFunctionMode]) -> Any:
     runs in the function modes of the block.
     """
     if target in _OUT_OF_PLACE:
-        return _named(_assigning(target), target.__name__)
+        return _rename(_make_assigning(target), target.__name__)
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(target).startswith("aten."):
-        return _named(_in_modes(target, modes), "library_operation")
+        return _rename(_run_in_modes(target, modes), "library_operation")
     return target
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _rename(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     function.__name__ = f"graft_{name}"  # graphs are written down with it
     return function
 
 
-def _assigning(in_place: Any) -> Callable[..., Any]:
+def _make_assigning(in_place: Any) -> Callable[..., Any]:
     out_of_place = _OUT_OF_PLACE[in_place]
 
     def compute(target: Any, other: Any) -> Any:
@@ -229,7 +231,7 @@ def _assigning(in_place: Any) -> Callable[..., Any]:
     return compute
 
 
-def _in_modes(target: Callable[..., Any], modes: Sequence[TorchFunctionMode]) -> Callable[..., Any]:
+def _run_in_modes(target: Callable[..., Any], modes: Sequence[TorchFunctionMode]) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         with _inside_modes(modes):
             return target(*args, **kwargs)
@@ -249,7 +251,7 @@ class _AsItIs:
             return self.function(*args, **kwargs)
 
 
-def _as_compiled(value: Any) -> Any:
+def _argument_for_compiler(value: Any) -> Any:
     """An argument of a block as torch.compile sees it: ComfyUI's transformer_options without what changes from step to
     step or block to block and only patches read. Attention stays a function that it does not look into: which kernel
     computes, and on which tokens, is decided at each call.
@@ -271,11 +273,7 @@ def graph_breaks() -> Counter[str]:
     """How often torch.compile has broken a graph in this process, by its reason."""
     from torch._dynamo.utils import counters
 
-    return Counter({_first_line(reason): count for reason, count in counters["graph_break"].items()})
-
-
-def _first_line(reason: str) -> str:
-    return str(reason).strip().partition("\n")[0]
+    return Counter({str(reason).strip().partition("\n")[0]: count for reason, count in counters["graph_break"].items()})
 
 
 def kinds(module: nn.Module) -> Mapping[str, int]:

@@ -43,7 +43,7 @@ class CompilationReport:
         started = time.perf_counter()
         try:
             for shape, image in work.loader.schedule.sizes().items():
-                _pass(work, _of_one_size(work.dataset, image, shape[0]))
+                _pass(work, _dataset_of_size(work.dataset, image, shape[0]))
         except TorchDynamoException as error:
             raise ValueError(
                 "Optimizer Settings: compile is blocks, and torch.compile cannot compile this model"
@@ -70,10 +70,10 @@ class CompilationReport:
             ]
         if before:
             lines.append(f"compiled {before} times more while training, for sizes or settings that came later")
-        return lines + _said_breaks(graph_breaks() - self._breaks)
+        return lines + _describe_breaks(graph_breaks() - self._breaks)
 
 
-def _said_breaks(breaks: Counter[str]) -> list[str]:
+def _describe_breaks(breaks: Counter[str]) -> list[str]:
     if not breaks:
         return []
     reasons = "; ".join(f"{count} x {reason}" for reason, count in breaks.most_common(_SHOWN_BREAKS))
@@ -87,7 +87,7 @@ def _run_of(work: Workspace) -> str:
     return sha256_of_json({"model": start.model, "adapter": start.adapter.identity(), "how": how})
 
 
-def _of_one_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
+def _dataset_of_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
     """A dataset whose every batch has so many pictures of one size."""
     alone = replace(image, repeats=1, batch_size=0, batch_id="")
     return replace(dataset, images=(alone,) * count, held_out=(), regularization=None, workers=0)
@@ -95,8 +95,8 @@ def _of_one_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
 
 def _pass(work: Workspace, dataset: Dataset) -> None:
     """A forward and backward pass whose gradients are thrown away."""
-    schedule = replace(BatchSchedule.of(work.start_state, dataset), batch_size=len(dataset.images), parts=1)
-    with work.doing("part 0"):
+    schedule = replace(BatchSchedule.from_state(work.start_state, dataset), batch_size=len(dataset.images), parts=1)
+    with work.set_purpose("part 0"):
         for number, batch in enumerate(schedule.batches(0, 0)):
             noise = generator(work.start_state.start.seed, 0, "compiling")
             loss = batch_losses(work, batch, noise, step_options(work, number)).sum()

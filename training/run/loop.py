@@ -87,7 +87,7 @@ def train(
     callbacks = callbacks or Callbacks()
     if steps < 0:
         raise ValueError(f"Training goes forward: steps is {steps}, expected 0 or more.")
-    if steps == 0 and not behind(state, dataset, callbacks):
+    if steps == 0 and not is_something_due(state, dataset, callbacks):
         return state
     until = state.step + steps
     with torch.inference_mode(False):
@@ -96,16 +96,16 @@ def train(
             with group.raise_together():
                 work = Workspace(state, denoiser, dataset, group, callbacks.raise_if_interrupted)
                 stack.enter_context(closing(work))
-                work.loader.until = until
-                stack.enter_context(work.installed())
+                work.load_until(until)
+                stack.enter_context(work.install())
             for note in work.notes:
                 if callbacks.note is not None:
                     callbacks.note(note)
             try:
-                with _compiled(work, callbacks):
+                with _compile(work, callbacks):
                     _train_until(work, until, callbacks)
             except Diverged as error:
-                raise _diverged(work, error, callbacks) from error
+                raise _stop_diverged(work, error, callbacks) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
                 _tell_other_ranks(work, error, until)
                 stopped = _save_after_error(work, error, callbacks)
@@ -116,7 +116,7 @@ def train(
 
 
 @contextmanager
-def _compiled(work: Workspace, callbacks: Callbacks) -> Iterator[None]:
+def _compile(work: Workspace, callbacks: Callbacks) -> Iterator[None]:
     """A context for the steps; before them blocks are compiled, if that was asked for."""
     if not work.compiles:
         yield
@@ -131,7 +131,7 @@ def _compiled(work: Workspace, callbacks: Callbacks) -> Iterator[None]:
             callbacks.note(line)
 
 
-def _diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped:
+def _stop_diverged(work: Workspace, error: Diverged, callbacks: Callbacks) -> Stopped:
     """Save the state before a step that diverged; the error for the caller. Every rank makes this call."""
     last, kept_step = work.start_state, work.saved_step  # fused_backward may have updated some weights already
     if work.is_consistent:
@@ -159,7 +159,7 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
 
     Ranks that shard the tensors save nothing: it would take all of them.
     """
-    is_out_of_memory = out_of_memory.exhausted(error)
+    is_out_of_memory = out_of_memory.is_out_of_memory(error)
     if is_out_of_memory:
         work.stepper.drop_gradients()
         out_of_memory.release(error)
@@ -178,7 +178,7 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
     return None
 
 
-def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
+def is_something_due(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
     """Whether something is left to do at this very step, from a call that ended early.
 
     It may have left a loss unmeasured or averages unsaved.
@@ -186,10 +186,10 @@ def behind(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
     ema = state.start.ema
     if ema is not None and state.step and is_due(state.step, ema.snapshots):
         return True
-    return bool(dataset.held_out) and _unmeasured(state, callbacks)
+    return bool(dataset.held_out) and _is_unmeasured(state, callbacks)
 
 
-def _unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
+def _is_unmeasured(state: TrainState, callbacks: Callbacks) -> bool:
     """Whether the held-out loss is due at this step and not measured yet.
 
     That is so at the start, or if a call ended just before it.
@@ -221,7 +221,7 @@ def _short_of_memory(work: Workspace, error: BaseException) -> str:
 def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
     """Steps up to step `until`, with what is due between them; fewer when the caller asks to stop."""
     _save_averages(work, callbacks)
-    if _unmeasured(work.start_state, callbacks):
+    if _is_unmeasured(work.start_state, callbacks):
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
@@ -265,7 +265,7 @@ def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
     if callbacks.save_average is None or ema is None or not work.step or not is_due(work.step, ema.snapshots):
         return
     for settings, shadow in work.powers:
-        callbacks.save_average(work.position(), settings.widths[0], partial(work.as_lora, shadow))
+        callbacks.save_average(work.position(), settings.widths[0], partial(work.lora_of, shadow))
 
 
 def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
@@ -286,9 +286,9 @@ def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
     if callbacks.preview is None or not is_due(work.step, callbacks.preview_every):
         return
-    with work.own_weights():
-        with work.stepper.evaluated():
+    with work.use_own_weights():
+        with work.stepper.use_sampling_weights():
             callbacks.preview(work.denoiser, work.step, False, work.at_strength)
         if work.has_average:
-            with work.averaged():
+            with work.use_average():
                 callbacks.preview(work.denoiser, work.step, True, work.at_strength)

@@ -51,7 +51,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
     The denoiser's `device` is the meta device, and so is a trained text encoder's; it stands for the host's memory if
     `on_host`, where the model's own weights are beside quantized ones.
     """
-    state = _of_two_parts(_uncompiled(_with_bf16_for_fp16(state)))
+    state = _limit_to_two_parts(_switch_off_compiling(_use_bf16_for_fp16(state)))
     optimizer = state.settings.optimizer
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
@@ -63,20 +63,20 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         if state.start.encodes_captions:
             assert denoiser.text_encoder is not None
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
-        with counter.as_part(TRAINED):
+        with counter.count_as(TRAINED):
             work = stack.enter_context(
                 closing(
                     Workspace(state, denoiser, largest_batch(dataset, optimizer.batch_size), in_main_memory=on_host)
                 )
             )
-        work.loader.until = state.step + 2
+        work.load_until(state.step + 2)
         for shadow in work.shadows:
             for tensor in shadow.tensors.values():
                 counter.count(tensor, AVERAGE)
-        stack.enter_context(_named(work, counter))
-        with counter.as_part(WEIGHTS):  # int8 ones are made here
-            stack.enter_context(work.installed())
-        with counter.as_part(ACTIVATIONS):
+        stack.enter_context(_name_allocations(work, counter))
+        with counter.count_as(WEIGHTS):  # int8 ones are made here
+            stack.enter_context(work.install())
+        with counter.count_as(ACTIVATIONS):
             advance_(work)
             counter.forget_peak()
             advance_(work)
@@ -91,13 +91,13 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
 def _preview(work: Workspace) -> None:
     """One call of the network in a preview: with guidance it sees the picture twice."""
     denoiser, batch = work.denoiser, work.loader.take(work.step, 0)[0]
-    with work.own_weights(), work.stepper.evaluated():
+    with work.use_own_weights(), work.stepper.use_sampling_weights():
         x = denoiser.process_in(to_device(torch.cat([batch.latents[:1]] * 2), denoiser.device, torch.float32))
         level = denoiser.sigma(torch.full((2,), 0.5, device=denoiser.device))
         denoiser.denoise(x, level, batch.conditionings[:1] * 2, {EVALUATING: True})
 
 
-def in_main_memory(state: TrainState) -> TrainState:
+def plan_in_main_memory(state: TrainState) -> TrainState:
     """The state as it takes memory where the model computes in main memory: nothing can be moved there."""
     optimizer, ema = state.settings.optimizer, state.start.ema
     checkpointing = optimizer.checkpointing or optimizer.offload == "layers"
@@ -107,7 +107,7 @@ def in_main_memory(state: TrainState) -> TrainState:
     return replace(state, start=replace(state.start, ema=ema), settings=replace(state.settings, optimizer=optimizer))
 
 
-def _with_bf16_for_fp16(state: TrainState) -> TrainState:
+def _use_bf16_for_fp16(state: TrainState) -> TrainState:
     """fp16 as bf16, which takes as much: the loss scale, a few bytes, would ask tensors without memory for numbers."""
     settings = state.settings
     if settings.optimizer.precision != "fp16":
@@ -115,13 +115,13 @@ def _with_bf16_for_fp16(state: TrainState) -> TrainState:
     return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, precision="bf16")))
 
 
-def _uncompiled(state: TrainState) -> TrainState:
+def _switch_off_compiling(state: TrainState) -> TrainState:
     """The state with blocks that are not compiled: there is no code for tensors without memory."""
     settings = state.settings
     return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, compile="off")))
 
 
-def _of_two_parts(state: TrainState) -> TrainState:
+def _limit_to_two_parts(state: TrainState) -> TrainState:
     """The state with at most two micro-batches a step: all after the first take the same."""
     settings = state.settings
     optimizer = replace(settings.optimizer, accumulation=min(2, settings.optimizer.accumulation))
@@ -129,7 +129,7 @@ def _of_two_parts(state: TrainState) -> TrainState:
 
 
 @contextmanager
-def _named(work: Workspace, counter: Allocations) -> Iterator[None]:
+def _name_allocations(work: Workspace, counter: Allocations) -> Iterator[None]:
     """A context in which gradients and the optimizers' states are counted as such."""
     hooks = []
     for tensor in work.trained.values():
@@ -137,7 +137,7 @@ def _named(work: Workspace, counter: Allocations) -> Iterator[None]:
             hooks.append(tensor.register_post_accumulate_grad_hook(lambda p: counter.count(p.grad, GRADIENTS)))
     with ExitStack() as steps:
         for optimizer in work.stepper.optimizers:
-            hooks.append(optimizer.register_step_pre_hook(lambda *_: steps.enter_context(counter.as_part(OPTIMIZER))))
+            hooks.append(optimizer.register_step_pre_hook(lambda *_: steps.enter_context(counter.count_as(OPTIMIZER))))
             hooks.append(optimizer.register_step_post_hook(lambda *_: steps.close()))
         try:
             yield
@@ -151,15 +151,15 @@ def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     size = image.batch_size or batch_size
     count = size - regularization_count(dataset, size)
-    image = replace(_with_one_caption(image), repeats=1)
+    image = replace(_keep_one_caption(image), repeats=1)
     regularization = None
     if dataset.regularization is not None:
-        other = _with_one_caption(max(dataset.regularization.images, key=_size))
+        other = _keep_one_caption(max(dataset.regularization.images, key=_size))
         regularization = replace(dataset.regularization, images=(replace(other, repeats=1),) * size, workers=0)
     return replace(dataset, images=(image,) * count, regularization=regularization, workers=0)
 
 
-def _with_one_caption(image: DatasetImage) -> DatasetImage:
+def _keep_one_caption(image: DatasetImage) -> DatasetImage:
     """The image with the caption that is encoded already, so that a plan needs no text encoder."""
     return replace(image, caption_template=None)
 

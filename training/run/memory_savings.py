@@ -76,16 +76,16 @@ def _adafactor(state: TrainState) -> TrainState | None:
 def _int8_base(state: TrainState) -> TrainState | None:
     if state.start.adapter.quantized_base:
         return None
-    return _with_base(state, Int8.name)
+    return _set_base(state, Int8.name)
 
 
 def _nf4_base(state: TrainState) -> TrainState | None:
     if state.start.adapter.base_weights == NF4.name:
         return None
-    return _with_base(state, NF4.name)
+    return _set_base(state, NF4.name)
 
 
-def _with_base(state: TrainState, base_weights: str) -> TrainState | None:
+def _set_base(state: TrainState, base_weights: str) -> TrainState | None:
     adapter = state.start.adapter
     if adapter.full_weights:
         return None
@@ -145,10 +145,10 @@ def savings_of(module: nn.Module, on_host: bool = False) -> list[Saving]:
         return [_BY_NAME[name] for name in _IN_MAIN_MEMORY]
     if chosen_layers(module):
         return SAVINGS
-    return _without(SAVINGS, _QUANTIZED)
+    return _leave_out(SAVINGS, _QUANTIZED)
 
 
-def _without(savings: Sequence[Saving], others: Sequence[Saving]) -> list[Saving]:
+def _leave_out(savings: Sequence[Saving], others: Sequence[Saving]) -> list[Saving]:
     return [saving for saving in savings if saving not in others]
 
 
@@ -161,7 +161,7 @@ class Step:
     plan: MemoryPlan
 
 
-def fitting(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS) -> list[Step]:
+def choose_savings(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS) -> list[Step]:
     """The savings until a step fits into `memory` bytes, one after the other.
 
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
@@ -171,7 +171,7 @@ def fitting(state: TrainState, plan: Planner, memory: int, savings: Sequence[Sav
         return steps
     choices = [steps]
     for others in (_QUANTIZED, (_OPTIMIZER,)):
-        choices.append(_each_setting_once(state, plan, memory, _without(savings, others)))
+        choices.append(_each_setting_once(state, plan, memory, _leave_out(savings, others)))
     return min(choices, key=lambda steps: (max(_peak(steps), USABLE * memory), _are_quantized_layers_on_host(steps)))
 
 
@@ -183,14 +183,14 @@ def _are_quantized_layers_on_host(steps: Sequence[Step]) -> bool:
 
 def _each_setting_once(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
     """What `_taken` gives without savings that a later one takes the place of."""
-    steps = _taken(state, plan, memory, savings)
+    steps = _take_savings(state, plan, memory, savings)
     replaced = [_BY_NAME[step.saving.replaces] for step in steps if step.saving.replaces]
     if any(step.saving in replaced for step in steps):
-        return _taken(state, plan, memory, _without(savings, replaced))
+        return _take_savings(state, plan, memory, _leave_out(savings, replaced))
     return steps
 
 
-def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
+def _take_savings(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving]) -> list[Step]:
     """Every saving that saves something, until a step fits."""
     steps: list[Step] = []
     now = plan(state).peak
@@ -207,7 +207,7 @@ def _taken(state: TrainState, plan: Planner, memory: int, savings: Sequence[Savi
     return steps
 
 
-def _remembered(plan: Planner) -> Planner:
+def _remember_plans(plan: Planner) -> Planner:
     """The planner, which plans no state twice; states differ in what savings change."""
     plans: dict[Any, MemoryPlan] = {}
 
@@ -231,7 +231,7 @@ def report(
 
     `where` says where that memory is.
     """
-    plan = _remembered(plan)
+    plan = _remember_plans(plan)
     first = plan(state)
     parts = ", ".join(f"{part} {_size(size)}" for part, size in first.parts.items())
     lines = [
@@ -246,7 +246,7 @@ def report(
         lines.append(f"it fits into {room}")
     else:
         lines.append(f"it does not fit into {room}; what saves memory:")
-        for step in fitting(state, plan, memory, savings):
+        for step in choose_savings(state, plan, memory, savings):
             last = step.plan
             lines.append(f"- {step.saving.words}: {_size(last.peak)}; {step.saving.cost}")
         if last.peak <= usable:

@@ -15,7 +15,7 @@ from ..optimizers.settings import OptimizerSettings
 _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of torch's allocators on CPU, CUDA and MPS
 
 
-def used(device: torch.device) -> int:
+def used_memory(device: torch.device) -> int:
     """Memory in use, in bytes: the most that was allocated on a CUDA device, else what is allocated on MPS.
 
     Without either it is this process's memory (0 if unknown).
@@ -34,7 +34,7 @@ def used(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def exhausted(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means out of memory, on any device."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True

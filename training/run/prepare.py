@@ -25,7 +25,7 @@ def prepares_each_step(dataset: Dataset) -> bool:
     return dataset.write_schedule or captions_vary(dataset)
 
 
-def ready(
+def prepare_steps(
     state: TrainState,
     steps: int,
     dataset: Dataset,
@@ -38,7 +38,7 @@ def ready(
     Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written,
     and what `raise_if_interrupted`, which is called between captions, raises.
     """
-    schedule, notes = BatchSchedule.of(state, dataset), []
+    schedule, notes = BatchSchedule.from_state(state, dataset), []
 
     def done(*_: int) -> None:
         if raise_if_interrupted is not None:
@@ -57,7 +57,7 @@ def ready(
     return notes
 
 
-def watching(
+def watch_files(
     callbacks: Callbacks, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None
 ) -> Callbacks:
     """Callbacks that also watch the dataset's files, and report what has changed since it was encoded.

@@ -112,7 +112,7 @@ _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {  # kohya's flag: (f
 }
 
 
-def with_trigger(prompts: Sequence[PromptLine], trigger: str) -> list[PromptLine]:
+def fill_trigger(prompts: Sequence[PromptLine], trigger: str) -> list[PromptLine]:
     """The prompts, and their negative ones, with the dataset's trigger word in place of `[trigger]`; as they are
     without a word.
     """

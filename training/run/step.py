@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ from torch import Tensor
 from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch
-from ..distributed import fsdp, process_group
 from ..memory.offload import to_device
 from ..optimizers.learning_rate_schedule import rate_at
 from ..optimizers.precision import LEAST_SCALE
 from ..random_draws import generator as seeded_generator
 from ..tasks.draws import Draws
 from ..trainable import install, words
+from .loss_readers import LossReader, ReadAtOnce, ReadLater, reads_later
 from .workspace import StepResult, Workspace
 
 
@@ -32,60 +31,55 @@ def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, opti
     return work.task.losses(work, batch, Draws(generator, options))
 
 
-def backward_(work: Workspace) -> float:
-    """Compute the gradients of the next step into `.grad` of the trained tensors; returns the loss.
+def backward_(work: Workspace, reader: LossReader | None = None) -> float:
+    """Compute the gradients of the next step into `.grad` of the trained tensors.
 
     Every image of the step counts the same, however many are in its micro-batch: sizes and the end of an epoch make
     some of them small. With several ranks, each computes one micro-batch at a time, and all have the gradients of all
     of them in the end.
+
+    Returns:
+        The loss, as far as `reader` has read it; without a reader each is read at once. Not finite as soon as a
+        micro-batch's is: what follows is then not computed.
     """
+    reader = reader or ReadAtOnce(work)
     parts, total, ranks = work.start_state.settings.optimizer.accumulation, 0.0, work.gradients.size
     work.gradients.begin_step(work.step, parts)
     for first in range(0, parts, ranks):
-        local_part = first + work.gradients.rank
-        local_loss = 0.0
-        if local_part < parts:
-            reader = _ReadAtOnce(work)
-            _backward_part(work, local_part, reader)
-            local_loss = reader.total
-        for loss in work.gradients.finish_round(min(ranks, parts - first), local_loss):
+        part = first + work.gradients.rank
+        reader.begin_part()
+        if part < parts:
+            work.raise_if_interrupted()
+            with work.set_purpose(f"part {part}"):
+                _backward_part(work, part, reader)
+        for loss in work.gradients.finish_round(min(ranks, parts - first), reader.part_loss):
             total += loss
             if not math.isfinite(total):
                 return total
     return total
 
 
-def _backward_part(work: Workspace, part: int, take_loss: Callable[[Tensor], bool]) -> None:
-    """Compute one micro-batch of the next step, with its gradients on their way to `work.gradients`.
+def _backward_part(work: Workspace, part: int, reader: LossReader) -> None:
+    """Every group of pictures of a micro-batch, at every strength that is trained; the gradients are on their way to
+    `work.gradients` afterward.
 
-    Each loss goes to `take_loss`, which says whether to go backward.
+    The loss of a step is the mean over its N pictures and S strengths: each pass adds the sum of its losses / (N S).
     """
-    work.raise_if_interrupted()
-    with work.doing(f"part {part}"):
-        _pass_groups(work, part, take_loss)
-
-
-def _pass_groups(work: Workspace, part: int, take_loss: Callable[[Tensor], bool]) -> None:
-    """Every group of a micro-batch, at every strength that is trained."""
-    settings = work.start_state.settings
-    groups = work.loader.take(work.step, part)
-    strengths = work.task.strengths(work.dataset)
+    groups, strengths = work.loader.take(work.step, part), work.task.strengths(work.dataset)
     count = work.loader.images_of(work.step) * len(strengths)
     passes = [(strength, number) for strength in strengths for number in range(len(groups))]
+    is_last_part = part == work.start_state.settings.optimizer.accumulation - 1
     for strength, number in passes:
         if number == 0:  # every strength gets the same noise
             generator = seeded_generator(work.start_state.start.seed, work.step, f"noise {work.purpose}")
         batch, options = groups[number], step_options(work, number)
         is_first, is_last = (strength, number) == passes[0], (strength, number) == passes[-1]
         with work.at_strength(strength):
-            per_image = _weighted(work, batch, batch_losses(work, batch, generator, options))
-            loss = per_image.sum() / count
-            if not take_loss(loss.detach()):  # before fused_backward updates anything
+            loss = _weigh(work, batch, batch_losses(work, batch, generator, options)).sum() / count
+            if not reader.take(loss.detach()):  # before fused_backward updates anything
                 return
-            stepping: AbstractContextManager[None] = nullcontext()
-            if is_last and part == settings.optimizer.accumulation - 1:
-                stepping = work.stepper.last_backward()
-            with stepping, work.gradients.backward(is_first, is_last):
+            moves = work.stepper.last_backward() if is_last and is_last_part else nullcontext()
+            with moves, work.gradients.backward(is_first, is_last):
                 _backward(work, loss)
 
 
@@ -96,33 +90,7 @@ def step_options(work: Workspace, group: int) -> dict[str, Any]:
     return {TRAINING: {"step": work.step, "total_steps": total_steps, ROUTING: draws.initial_seed()}}
 
 
-class _ReadAtOnce:
-    """Adds up the losses of a micro-batch, and waits for each: the backward pass needs to know that it is finite."""
-
-    def __init__(self, work: Workspace) -> None:
-        self.work, self.total = work, 0.0
-
-    def __call__(self, loss: Tensor) -> bool:
-        self.total += float(loss)
-        if _may_go_backward(self.work, self.total):
-            return True
-        if math.isfinite(self.total):
-            self.total = math.nan  # another rank's is not finite
-        return False
-
-
-class _ReadLater:
-    """Keeps the losses of a micro-batch on the device, to be read together with the norm."""
-
-    def __init__(self) -> None:
-        self.losses: list[Tensor] = []
-
-    def __call__(self, loss: Tensor) -> bool:
-        self.losses.append(loss)
-        return True
-
-
-def _weighted(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
+def _weigh(work: Workspace, batch: Batch, per_image: Tensor) -> Tensor:
     """Losses (B,) times the weights of their images and of the prior."""
     objective = work.start_state.settings.objective
     if batch.weights is not None:
@@ -137,7 +105,7 @@ def _backward(work: Workspace, loss: Tensor) -> None:
     if _has_no_graph(work, loss):
         return
     if work.loss_scale is not None:
-        loss = work.loss_scale.scaled(loss)
+        loss = work.loss_scale.scale_loss(loss)
     loss.backward()
 
 
@@ -150,16 +118,6 @@ def _has_no_graph(work: Workspace, loss: Tensor) -> bool:
     start = work.start_state.start
     may_be = start.adapter.module_dropout > 0 or (start.words is not None and start.words.alone)
     return not loss.requires_grad and may_be and not work.group.shard
-
-
-def _may_go_backward(work: Workspace, loss: float) -> bool:
-    """Whether the loss is finite; ranks that shard a model run the backward pass together or not at all."""
-    if not isinstance(work.group, process_group.ProcessGroup) or not work.group.shard:
-        return math.isfinite(loss)
-    doing = fsdp.NOT_FINITE
-    if math.isfinite(loss):
-        doing = "backward"
-    return fsdp.NOT_FINITE not in fsdp.check_same_pass(work.group, doing)
 
 
 def advance_(work: Workspace) -> StepResult:
@@ -199,8 +157,11 @@ def _gradients(work: Workspace) -> tuple[float, float]:
 
     In fp16 a step that overflows is computed again with half the loss scale.
     """
-    if _reads_later(work):
-        return _gradients_read_together(work)
+    if reads_later(work):
+        reader = ReadLater()
+        backward_(work, reader)
+        norm, *numbers = work.stepper.norm_and(reader.losses)
+        return reader.add_up(numbers), norm
     loss = backward_(work)
     while work.loss_scale is not None and math.isfinite(loss) and not work.loss_scale.unscale_(work.trained):
         work.stepper.drop_gradients()
@@ -208,28 +169,3 @@ def _gradients(work: Workspace) -> tuple[float, float]:
             raise Diverged(f"Step {work.step + 1} overflows in fp16 however the loss is scaled: use bf16 or float32.")
         loss = backward_(work)
     return loss, work.stepper.norm()
-
-
-def _reads_later(work: Workspace) -> bool:
-    """Whether nothing depends on the loss before the gradients are complete, so that the step waits only once."""
-    is_alone = not isinstance(work.group, process_group.ProcessGroup)
-    return is_alone and not work.stepper.early and work.loss_scale is None
-
-
-def _gradients_read_together(work: Workspace) -> tuple[float, float]:
-    """The same for one process: the device is waited for once, at the end."""
-    parts = work.start_state.settings.optimizer.accumulation
-    readers = []
-    work.gradients.begin_step(work.step, parts)
-    for part in range(parts):
-        reader = _ReadLater()
-        _backward_part(work, part, reader)
-        work.gradients.finish_round(1, 0.0)
-        readers.append(reader)
-    norm, *numbers = work.stepper.norm_and([loss for reader in readers for loss in reader.losses])
-    total = 0.0
-    for reader in readers:  # added in the order of `backward_`
-        count = len(reader.losses)
-        total += sum(numbers[:count], 0.0)
-        del numbers[:count]
-    return total, norm

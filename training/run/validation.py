@@ -16,7 +16,7 @@ from .workspace import HeldOutLoss, Workspace
 MOST_IMAGES = 64
 
 
-class Held(NamedTuple):
+class HeldOut(NamedTuple):
     """The held-out loss, and for pairs the implicit accuracy (`preference`)."""
 
     loss: float
@@ -27,22 +27,22 @@ def measure(work: Workspace) -> HeldOutLoss | None:
     """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
     None without held-out images. The base is as it was loaded.
     """
-    with work.own_weights():
+    with work.use_own_weights():
         weights = validate(work)
         if weights is None:
             return None
-        with torch.no_grad(), work.stepper.evaluated():
+        with torch.no_grad(), work.stepper.use_sampling_weights():
             work.task.watch(work)
         if not work.has_average:
             return HeldOutLoss(weights.loss, None, weights.accuracy)
-        with work.averaged():
+        with work.use_average():
             average = validate(work)
     assert average is not None
     return HeldOutLoss(weights.loss, average.loss, weights.accuracy)
 
 
 @torch.no_grad()
-def validate(work: Workspace, numbers: Collection[int] | None = None) -> Held | None:
+def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut | None:
     """Mean loss of the held-out images with the weights to sample with and without dropout; None without held-out
     images.
 
@@ -52,7 +52,7 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> Held | 
     if not images:
         return None
     means, accuracies = [], []
-    with work.stepper.evaluated():
+    with work.stepper.use_sampling_weights():
         for number, image in enumerate(images):
             if numbers is not None and number not in numbers:
                 continue
@@ -62,8 +62,8 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> Held | 
             accuracies += [one.accuracy for one in measures if one.accuracy is not None]
     loss = float(torch.stack(means).mean())
     if not accuracies:
-        return Held(loss)
-    return Held(loss, float(torch.stack(accuracies).mean()))
+        return HeldOut(loss)
+    return HeldOut(loss, float(torch.stack(accuracies).mean()))
 
 
 def _measures(work: Workspace, number: int, image: DatasetImage) -> list[Measures]:

@@ -18,12 +18,12 @@ from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..memory.cast_weights import cast_weights
-from ..memory.checkpointing import checkpointed
-from ..memory.inference_tensors import as_normal_tensors
+from ..memory.checkpointing import checkpoint_blocks
+from ..memory.inference_tensors import use_normal_tensors
 from ..memory.layer_ring import layers_on_host
 from ..memory.offload import activations_on_host
 from ..memory.quantized_base import base as quantized_base
-from ..memory.quantized_base.registry import format_named
+from ..memory.quantized_base.registry import find_format
 from ..objective.denoiser import Denoiser
 from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
 from ..optimizers.stepper import OptimizerStepper
@@ -31,9 +31,9 @@ from ..state import History, RunCost, TrainState, advance_position, name_compani
 from ..tasks.registry import task_of
 from ..trainable import install
 from ..trainable.settings import TEXT_ENCODER, WORDS
-from ..trainable.words import by_word
+from ..trainable.words import group_by_word
 from .batch_loader import BatchLoader, BatchSchedule
-from .out_of_memory import used
+from .out_of_memory import used_memory
 
 if TYPE_CHECKING:
     from .compiled_blocks import BlockCompiler
@@ -81,10 +81,10 @@ class Workspace:
         self.group = group or process_group.SingleProcess()
         self.task = task_of(state)
         self.task.check(state, denoiser, dataset, self.group)
-        self.raise_if_interrupted = raise_if_interrupted or _not_interrupted
+        self.raise_if_interrupted = raise_if_interrupted or _never_interrupt
         self.start_state, self.denoiser, self.dataset = state, denoiser, dataset
         self.loader = BatchLoader(
-            BatchSchedule.of(state, dataset), dataset.loader_threads, every=(self.group.rank, self.group.size)
+            BatchSchedule.from_state(state, dataset), dataset.loader_threads, every=(self.group.rank, self.group.size)
         )
         self.placement = placement_for(state, self.group)
         self.stepper = self._build_stepper()
@@ -159,12 +159,16 @@ class Workspace:
             settings = replace(ema, schedule="power", widths=(width,), snapshots=0)
             self.powers.append((settings, Shadow.from_average(average, state.step, self.trained, device, ema.device)))
 
+    def load_until(self, step: int) -> None:
+        """Have batches prepared ahead up to a step, and none behind it."""
+        self.loader.until = step
+
     def moment(self) -> tuple[int, int, str]:
         """(seed, step, purpose) of the forward that runs now."""
         return self.start_state.start.seed, self.step, self.purpose
 
     @contextmanager
-    def doing(self, purpose: str) -> Iterator[None]:
+    def set_purpose(self, purpose: str) -> Iterator[None]:
         """Inside the block every forward is for that purpose, on which the adapter's dropout depends."""
         before, self.purpose = self.purpose, purpose
         try:
@@ -172,9 +176,9 @@ class Workspace:
         finally:
             self.purpose = before
 
-    def without_dropout(self) -> AbstractContextManager[None]:
+    def switch_off_dropout(self) -> AbstractContextManager[None]:
         """A context in which the adapter drops nothing, as while sampling."""
-        return self.doing("")
+        return self.set_purpose("")
 
     def begin_moving(self) -> None:
         """From here on until `finish_step` the tensors are no state."""
@@ -228,31 +232,31 @@ class Workspace:
             self.accuracy.append((self.step, loss.accuracy))
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """Inside the block the model computes with the trained tensors. Afterwards it is restored, also on errors."""
         settings, denoiser = self.start_state.settings.optimizer, self.denoiser
         module = denoiser.module
         with ExitStack() as stack:
             stack.enter_context(self._cast_weights())
             if self.start_state.start.adapter.quantized_base:
-                stack.enter_context(self._quantized_base())
+                stack.enter_context(self._quantize_base())
             if self.compiles:
-                stack.enter_context(self.block_compiler.installed(module))
+                stack.enter_context(self.block_compiler.install(module))
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting)
+                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting_slots)
                 pins = stack.enter_context(ring)
                 if pins.note:
                     self.notes.append(pins.note)
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
-                stack.enter_context(checkpointed(module))
+                stack.enter_context(checkpoint_blocks(module))
             stack.enter_context(torch.enable_grad())
             if self.group.shard and not self.placement.is_sharded:  # adapters are trained beside a divided base
-                stack.enter_context(as_normal_tensors(module))
-                stack.enter_context(fsdp.sharded(module, denoiser.device, self.group))
+                stack.enter_context(use_normal_tensors(module))
+                stack.enter_context(fsdp.shard(module, denoiser.device, self.group))
             stack.enter_context(self.attached)
             self._attach()
             yield
@@ -288,25 +292,27 @@ class Workspace:
         return compiler_for(f"{kind.__module__}.{kind.__qualname__}", tuple(self.loader.schedule.sizes()))
 
     @contextmanager
-    def _quantized_base(self) -> Iterator[None]:
+    def _quantize_base(self) -> Iterator[None]:
         """A context in which the base is quantized."""
         denoiser = self.denoiser
-        weight_format = format_named(self.start_state.start.adapter.base_weights)
+        weight_format = find_format(self.start_state.start.adapter.base_weights)
         on_host = self.start_state.settings.optimizer.offload == "layers"
         kept = denoiser.kept_weights
-        with quantized_base.quantized(denoiser.module, weight_format, denoiser.device, on_host, kept) as self.quantized:
+        with quantized_base.quantize_base(
+            denoiser.module, weight_format, denoiser.device, on_host, kept
+        ) as self.quantized:
             if kept is not None:
                 self.notes += kept.notes
             yield
         self.quantized = None
 
-    def _waiting(self) -> Container[SlotKey]:
+    def _waiting_slots(self) -> Container[SlotKey]:
         """The slots of weights that layers do not compute with now."""
         if self.quantized is None:
             return ()
         return self.quantized.waiting
 
-    def own_weights(self) -> AbstractContextManager[None]:
+    def use_own_weights(self) -> AbstractContextManager[None]:
         """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
         Weights that are cast for training stay so, and the block computes in their type.
         """
@@ -314,12 +320,12 @@ class Workspace:
             return autocast(self.start_state.settings.optimizer, self.denoiser)
         if self.quantized is None:
             return nullcontext()
-        return self.quantized.off()
+        return self.quantized.switch_off()
 
     def _attach(self) -> None:
         adapter, denoiser = self.start_state.start.adapter, self.denoiser
         if self.placement.is_sharded:
-            sharded = fsdp.sharded_trainable(
+            sharded = fsdp.shard_trainable(
                 denoiser.module, self.start_state.trained, self.trained, denoiser.device, self.group
             )
             self.gradients.attach(*self.attached.enter_context(sharded))
@@ -330,8 +336,8 @@ class Workspace:
             text_encoder = None
             if self.start_state.start.words is not None:
                 assert denoiser.text_encoder is not None
-                self.attached.enter_context(as_normal_tensors(denoiser.text_encoder))
-        attached = install.attached(
+                self.attached.enter_context(use_normal_tensors(denoiser.text_encoder))
+        attached = install.attach(
             denoiser.module,
             adapter,
             self.trained,
@@ -341,7 +347,7 @@ class Workspace:
         )
         self.before_encoding = self.attached.enter_context(attached)
 
-    def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
+    def encode(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
         """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained."""
         if not self.start_state.start.encodes_captions:
             return known
@@ -351,7 +357,7 @@ class Workspace:
 
     def _vectors(self) -> dict[str, dict[str, Tensor]]:
         """The vectors of trained words, by word and text encoder; without a way for gradients once they are frozen."""
-        vectors = by_word(self.trained)
+        vectors = group_by_word(self.trained)
         words, total_steps = self.start_state.start.words, self.start_state.settings.optimizer.total_steps
         if words is not None and words.is_frozen(self.step, total_steps):
             for word, parts in vectors.items():
@@ -359,7 +365,7 @@ class Workspace:
         return vectors
 
     @contextmanager
-    def plain(self) -> Iterator[None]:
+    def switch_off_trained(self) -> Iterator[None]:
         """Inside the block (within `installed()`) the model computes without trained tensors and gradients."""
         self.attached.close()
         try:
@@ -392,7 +398,7 @@ class Workspace:
         return self.start_state.start.ema is not None
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def use_average(self) -> Iterator[None]:
         """Inside the block (within `installed()`) the model computes with the running average. Afterwards the live
         weights are back, bit for bit, also after an error.
 
@@ -449,10 +455,10 @@ class Workspace:
         position = advance_position(start.position, start.settings.digest, self.step - start.step)
         return replace(start, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
 
-    def as_lora(self, shadow: Shadow) -> dict[str, Tensor]:
+    def lora_of(self, shadow: Shadow) -> dict[str, Tensor]:
         """An average as a LORA_MODEL on the CPU."""
         shadow.finish()
-        return install.as_lora(shadow.tensors, self.start_state.start.adapter, self.base)
+        return install.make_lora(shadow.tensors, self.start_state.start.adapter, self.base)
 
     def state(self, own: bool = False) -> TrainState:
         """The workspace as an immutable state: everything is copied to the CPU.
@@ -478,11 +484,11 @@ class Workspace:
         cost = self.start_state.cost
         return replace(
             self.position(),
-            trained=gather(self.stepper.sampled()),
+            trained=gather(self.stepper.copy_sampling_weights()),
             optimizer=optimizer,
             average=gather(average),
             powers=powers,
-            cost=RunCost(cost.seconds + self.seconds, max(cost.memory, used(self.denoiser.device))),
+            cost=RunCost(cost.seconds + self.seconds, max(cost.memory, used_memory(self.denoiser.device))),
             history=self._history(),
         )
 
@@ -499,7 +505,7 @@ class Workspace:
         )
 
 
-def _not_interrupted() -> None:
+def _never_interrupt() -> None:
     """Nobody interrupts."""
 
 

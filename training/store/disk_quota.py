@@ -48,11 +48,11 @@ def stored_files(root: Path) -> tuple[list[StoredFiles], int]:
             continue
         files = files_below(root / name)
         total += sum(status.st_size for _, status in files)
-        removable += _of_run(root / name, files)
+        removable += _list_run(root / name, files)
     return removable, total
 
 
-def _of_run(run: Path, files: Sequence[Listed]) -> list[StoredFiles]:
+def _list_run(run: Path, files: Sequence[Listed]) -> list[StoredFiles]:
     """The states of a run; what else it has left when it has none."""
     folders: dict[Path, list[Listed]] = {}
     others: list[Listed] = []
@@ -62,13 +62,13 @@ def _of_run(run: Path, files: Sequence[Listed]) -> list[StoredFiles]:
         elif path.parent.parent == run and path.parent.name in _REST:
             others.append((path, status))
     if folders:
-        return [_together(folder, _kind(folder, listed), listed) for folder, listed in folders.items()]
+        return [_join_files(folder, _kind(folder, listed), listed) for folder, listed in folders.items()]
     if others:
-        return [_together(run, "rest", others)]
+        return [_join_files(run, "rest", others)]
     return []
 
 
-def _together(folder: Path, kind: str, files: Sequence[Listed]) -> StoredFiles:
+def _join_files(folder: Path, kind: str, files: Sequence[Listed]) -> StoredFiles:
     size = sum(status.st_size for _, status in files)
     used = max(status.st_mtime for _, status in files)
     return StoredFiles(folder, kind, tuple(path for path, _ in files), size, used)

@@ -47,7 +47,7 @@ def states(root: str | Path, run: str) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda state: (state["step"], state["changed"]))
 
 
-def shown(root: str | Path, run: str, key: str, until: int = 0) -> dict[str, Any]:
+def describe_state(root: str | Path, run: str, key: str, until: int = 0) -> dict[str, Any]:
     """What the editor shows of a state.
 
     The keys: run, key, start (its digest), step, kind, settings, effort, versions and the whole history.

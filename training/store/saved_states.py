@@ -32,7 +32,7 @@ from .store import (
     read_record,
     record_of,
     refuse_newer,
-    restored,
+    restore,
     tail_of,
     write_record,
 )
@@ -148,11 +148,11 @@ def load(
         )
     record = read_record(folder)
     _check_belongs(name, record["begun_from"], folder, model, dataset, training_only)
-    tensors = _checked_tensors(folder, record["tensors"])
+    tensors = _read_checked_tensors(folder, record["tensors"])
     template = _before_first_step(name, record, folder, base)
     measured = history_of(record["history"], folder)
     try:
-        return restored(template, record, tensors, measured)
+        return restore(template, record, tensors, measured)
     except Damaged as error:
         raise Damaged(f"{folder / 'state.json'}: {error}") from error
 
@@ -189,7 +189,7 @@ def _check_belongs(
         )
 
 
-def _checked_tensors(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
+def _read_checked_tensors(folder: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a saved state, each of whose files has the hash that its record names."""
     if "name" not in stored:
         raise Damaged(f"{folder / 'state.json'}: it is a state of a run's own folder, not a saved one")
@@ -208,19 +208,19 @@ def _before_first_step(
     start, settings = record["begun_from"], record["settings"]
     ema = words = task_settings = None
     if start["ema"] is not None:
-        ema = _rebuilt(EMASettings, start["ema"], folder)
+        ema = _rebuild(EMASettings, start["ema"], folder)
     if "words" in start:
-        words = _rebuilt(WordSettings, start["words"], folder)
+        words = _rebuild(WordSettings, start["words"], folder)
     kind = _kind(start, folder)
     if kind.settings is not None:
-        task_settings = _rebuilt(kind.settings, start.get("task_settings", {}), folder)
-    adapter = _rebuilt(AdapterSettings, start["adapter"], folder)
+        task_settings = _rebuild(kind.settings, start.get("task_settings", {}), folder)
+    adapter = _rebuild(AdapterSettings, start["adapter"], folder)
     only = start.get("training_only", "")
     return TrainState(
         Start(start["model"], start["dataset"], adapter, ema, start["seed"], only, words, kind.name, task_settings),
         Settings(
-            _rebuilt(OptimizerSettings, settings["optimizer"], folder),
-            _rebuilt(ObjectiveSettings, settings["objective"], folder),
+            _rebuild(OptimizerSettings, settings["optimizer"], folder),
+            _rebuild(ObjectiveSettings, settings["objective"], folder),
         ),
         {},
         run=record.get("run", name),
@@ -230,7 +230,7 @@ def _before_first_step(
     )
 
 
-def _rebuilt(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path) -> Plain:
+def _rebuild(kind: Callable[..., Plain], values: Mapping[str, Any], folder: Path) -> Plain:
     field_names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(values.keys() - field_names)
     if unknown:

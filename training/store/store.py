@@ -228,7 +228,7 @@ class Store:
             sync_folder(folder)
             files = {"file": tensors, "sha256": tensors_sha256}
             extra = {"history": tail_of(state.history, blocks), "kind": kind, "tensors": files}
-            write_whole(str(folder / "state.json"), [_signed({**record_of(state, self.versions), **extra})])
+            write_whole(str(folder / "state.json"), [_sign({**record_of(state, self.versions), **extra})])
             orphan = False
             sync_folder(folder)
             self._make_room(state, folder, 0)  # headers and history count too
@@ -262,7 +262,7 @@ class Store:
                 sync_folder(folder)
         return names
 
-    def used(self) -> DiskUse:
+    def measure_disk(self) -> DiskUse:
         """The disk use of this run's folder and of all runs."""
         files = files_below(self.folder)
         states = sum(path.name == "state.json" for path, _ in files)
@@ -331,7 +331,7 @@ def _key_after(state: TrainState, step: int) -> str:
 
 def _leads_over(folder: Path, state: TrainState, steps: int) -> bool:
     """Whether the way to `steps` more steps leads over the state in a folder, which a newer Graft stored."""
-    step = _parsed_record(folder / "state.json").get("step")
+    step = _parse_record(folder / "state.json").get("step")
     if type(step) is not int or not state.step < step <= state.step + steps:
         return False
     return folder.name == _key_after(state, step)[:32]
@@ -385,7 +385,7 @@ def load(folder: Path, like: TrainState, history: Path | None = None) -> tuple[T
         history = (folder.parent if record["kind"] == "partial" else folder).parent / HISTORY
     measured = history_of(record["history"], history)
     try:
-        return restored(like, record, tensors, measured), record["versions"]
+        return restore(like, record, tensors, measured), record["versions"]
     except Damaged as error:
         raise Damaged(f"{paths[0]}: {error}") from error
 
@@ -399,7 +399,7 @@ def group_tensors(state: TrainState) -> dict[str, Tensor]:
     return tensors
 
 
-def restored(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
+def restore(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tensor], history: History) -> TrainState:
     """Build a state from a record and tensors by `<group>/<name>`: `like` at the record's position.
 
     Raises Damaged if they are of another run.
@@ -443,18 +443,18 @@ def _rows(history: History, start: int, end: int) -> dict[str, Any]:
         "loss": history.loss[start:end],
         "rate": history.rate[start:end],
         "norm": history.norm[start:end],
-        "validation": _within(history.validation, start, end),
+        "validation": _select_between(history.validation, start, end),
     }
-    average = _within(history.average_validation, start, end)
+    average = _select_between(history.average_validation, start, end)
     if average:  # runs without an average are stored as they were before it was measured
         rows["average_validation"] = average
-    accuracy = _within(history.accuracy, start, end)
+    accuracy = _select_between(history.accuracy, start, end)
     if accuracy:
         rows["accuracy"] = accuracy
     return rows
 
 
-def _within(validations: Sequence[tuple[int, float]], start: int, end: int) -> list[tuple[int, float]]:
+def _select_between(validations: Sequence[tuple[int, float]], start: int, end: int) -> list[tuple[int, float]]:
     return [row for row in validations if start < row[0] <= end or row[0] == start == 0]
 
 
@@ -532,11 +532,11 @@ def _keep_as(folder: Path, record: Mapping[str, Any], kind: str) -> None:
 
 def write_record(folder: Path, body: dict[str, Any]) -> None:
     """Writes a state.json with its own hash, whole or not at all."""
-    write_whole(str(folder / "state.json"), [_signed(body)])
+    write_whole(str(folder / "state.json"), [_sign(body)])
     sync_folder(folder)
 
 
-def _signed(body: dict[str, Any]) -> bytes:
+def _sign(body: dict[str, Any]) -> bytes:
     text = json.dumps({**body, "sha256": sha256_of_json(body)}, indent=1, sort_keys=True)
     error = problem(json.loads(text))
     assert not error, error  # it must be readable again
@@ -550,7 +550,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     wrote it.
     """
     path = folder / "state.json"
-    record = _parsed_record(path)
+    record = _parse_record(path)
     _refuse_newer_record(path, record)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise Damaged(f"{path}: expected format {FORMAT} of a Graft training state")
@@ -562,7 +562,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _parsed_record(path: Path) -> Any:
+def _parse_record(path: Path) -> Any:
     try:
         return json.loads(read_bounded(path, MOST_RECORD))
     except (OSError, ValueError, RecursionError) as error:
@@ -575,7 +575,7 @@ def refuse_newer(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        record = _parsed_record(path)
+        record = _parse_record(path)
     except Damaged:
         return
     _refuse_newer_record(path, record)

@@ -25,7 +25,7 @@ from ..optimizers.precision import autocast, computes_in_fp16
 from ..state import TrainState
 from ..trainable.settings import AS_LOADED
 from ..trainable.words import check_reference
-from .draws import NOISE_LEVELS, Drawn, Draws
+from .draws import NOISE_LEVELS, Draws, NoiseDraw
 from .task import Measures, TrainingContext, TrainingTask
 
 Options = Mapping[str, Any]
@@ -83,17 +83,17 @@ class DenoisingTask(TrainingTask):
         """Weighted errors (B,) of the model's prediction. With output preservation, regularization images learn what
         the model predicts without the trained tensors.
         """
-        x, target, drawn = self.noised(context, batch, draws)
+        x, target, drawn = self.add_noise(context, batch, draws)
         if self.objective.prior == "output-preservation" and batch.is_regularization.any():
             target = _base_predictions(context, batch, x, drawn.sigma, target, draws.options)
         return errors(context, batch, x, target, drawn.sigma, draws.options)
 
-    def noised(self, context: TrainingContext, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor, Drawn]:
+    def add_noise(self, context: TrainingContext, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor, NoiseDraw]:
         """(what the network sees, the latents that it should denoise to, what was drawn) for a batch at the adapter's
         strength.
         """
         clean = latents_of(context, batch.at_strength(context.strength))
-        drawn = draws.of(self.objective, context.denoiser, clean, batch.parts)
+        drawn = draws.draw(self.objective, context.denoiser, clean, batch.parts)
         return *noisy(context.denoiser, clean, drawn), drawn
 
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
@@ -114,12 +114,12 @@ class DenoisingTask(TrainingTask):
 
     def beginning(self, state: TrainState, dataset: Dataset) -> list[str]:
         """Which expert is trained, if it is one."""
-        return experts.said(self.objective)
+        return experts.describe(self.objective)
 
     def report(self, state: TrainState) -> Sequence[str]:
         """Which outputs have the weights, which expert was trained, and what sampling must know."""
         average = " (for the average use EMA Merge)" if state.average else ""
-        lines = [f"MODEL has the last weights{average}", *experts.said(self.objective)]
+        lines = [f"MODEL has the last weights{average}", *experts.describe(self.objective)]
         if state.start.training_only:
             lines.append(TRAINING_ONLY)
         if self.objective.zero_terminal_snr:
@@ -135,7 +135,7 @@ def latents_of(context: TrainingContext, latents: Tensor) -> Tensor:
     return context.denoiser.process_in(to_device(latents, context.denoiser.device, torch.float32))
 
 
-def noisy(denoiser: Denoiser, clean: Tensor, drawn: Drawn) -> tuple[Tensor, Tensor]:
+def noisy(denoiser: Denoiser, clean: Tensor, drawn: NoiseDraw) -> tuple[Tensor, Tensor]:
     """(what the network sees, the latents that it should denoise to)."""
     sigma, noise, extra = drawn
     target = clean
@@ -151,12 +151,12 @@ def errors(
     """The weighted errors (B,) of the model as it is now, for noisy latents `x` at `sigma` (B,)."""
     denoiser = context.denoiser
     with autocast(context.start_state.settings.optimizer, denoiser):
-        conditionings = context.encoded(batch.captions, batch.conditionings)
+        conditionings = context.encode(batch.captions, batch.conditionings)
         denoised = denoiser.denoise(x, sigma, conditionings, options)
-    return measured(context, batch, denoised, target, sigma)
+    return measure_errors(context, batch, denoised, target, sigma)
 
 
-def measured(context: TrainingContext, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
+def measure_errors(context: TrainingContext, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
     """The weighted errors (B,) of denoised latents."""
     denoiser, mask = context.denoiser, None
     if batch.mask is not None:
@@ -165,7 +165,7 @@ def measured(context: TrainingContext, batch: Batch, denoised: Tensor, target: T
     return losses(objective, denoiser.prediction, denoised, target, sigma, mask, batch.parts)
 
 
-def without_routing(options: Options) -> Options:
+def switch_off_routing(options: Options) -> Options:
     """The options for the model that teaches: no token skips a block of it. A validation routes nothing."""
     if TRAINING not in options:
         return options
@@ -180,8 +180,8 @@ def _base_predictions(
     rows = batch.is_regularization.nonzero().flatten()
     conditionings = [batch.conditionings[i] for i in rows.tolist()]
     rows = to_device(rows, x.device)
-    options = without_routing(options)
-    with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser):
+    options = switch_off_routing(options)
+    with context.switch_off_trained(), autocast(context.start_state.settings.optimizer, context.denoiser):
         base = context.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
 

@@ -29,11 +29,11 @@ class Discriminator:
 
     def __init__(self, rate: float, saved: Mapping[str, Tensor], device: torch.device, seed: int) -> None:
         self.network, self.rate = PatchDiscriminator(), rate
-        weights = _below(saved, _WEIGHTS)
+        weights = _select_below(saved, _WEIGHTS)
         if not weights:
             weights = self.network.first_weights(generator(seed, 0, "discriminator"))
         settings = OptimizerSettings(learning_rate=rate, weight_decay=0.0, clip_norm=0.0, options="betas=0.5,0.9")
-        self._stepper = OptimizerStepper(settings, weights, _below(saved, _OPTIMIZER), device, seed)
+        self._stepper = OptimizerStepper(settings, weights, _select_below(saved, _OPTIMIZER), device, seed)
         self._pictures = 0  # that it has seen in this step
 
     def prepare(self, step: int) -> None:
@@ -48,12 +48,12 @@ class Discriminator:
         """
         self._learn(pixels, decoded.detach())
         fixed = {name: tensor.detach() for name, tensor in self._stepper.trained.items()}
-        adversarial = adversarial_losses(self.network.judged(decoded, fixed))
+        adversarial = adversarial_losses(self.network.judge(decoded, fixed))
         return adaptive_weight(reconstruction.mean(), adversarial.mean(), last_layer) * adversarial
 
     def _learn(self, pixels: Tensor, decoded: Tensor) -> None:
         weights = self._stepper.trained
-        real, fake = (self.network.judged(pictures, weights) for pictures in (pixels, decoded))
+        real, fake = (self.network.judge(pictures, weights) for pictures in (pixels, decoded))
         hinge_losses(real, fake).sum().backward()
         self._pictures += len(pixels)
 
@@ -70,11 +70,11 @@ class Discriminator:
 
     def state(self) -> dict[str, Tensor]:
         """Its weights and its optimizer's tensors, for the run's state."""
-        saved = {f"{_WEIGHTS}{name}": tensor for name, tensor in self._stepper.sampled().items()}
+        saved = {f"{_WEIGHTS}{name}": tensor for name, tensor in self._stepper.copy_sampling_weights().items()}
         for name, tensor in self._stepper.state().items():
             saved[f"{_OPTIMIZER}{name}"] = tensor
         return saved
 
 
-def _below(saved: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _select_below(saved: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}

@@ -20,19 +20,19 @@ from ..random_draws import generator as seeded_generator
 NOISE_LEVELS = 4  # of each held-out image
 
 
-class Drawn(NamedTuple):
+class NoiseDraw(NamedTuple):
     """What was drawn for latents (B, C, …, h, w): noise levels (B,), noise, and the noise of input perturbation."""
 
     sigma: Tensor
     noise: Tensor
     extra: Tensor | None = None
 
-    def twice(self) -> Drawn:
+    def twice(self) -> NoiseDraw:
         """The same for the worse pictures of pairs, behind those for the better ones."""
         extra = self.extra
         if extra is not None:
             extra = torch.cat([extra, extra])
-        return Drawn(torch.cat([self.sigma, self.sigma]), torch.cat([self.noise, self.noise]), extra)
+        return NoiseDraw(torch.cat([self.sigma, self.sigma]), torch.cat([self.noise, self.noise]), extra)
 
 
 class Draws:
@@ -43,15 +43,15 @@ class Draws:
     def __init__(self, generator: torch.Generator, options: Mapping[str, Any], number: int | None = None) -> None:
         self.generator, self.options, self.number = generator, options, number
 
-    def of(self, objective: ObjectiveSettings, denoiser: Denoiser, clean: Tensor, parts: Parts) -> Drawn:
+    def draw(self, objective: ObjectiveSettings, denoiser: Denoiser, clean: Tensor, parts: Parts) -> NoiseDraw:
         """Noise levels and noise for clean latents (B, C, …, h, w), by the objective's settings."""
         shape = parts[0] if parts else clean.shape[1:]
         sigma = self._levels(objective, denoiser, len(clean), tokens_of(shape))
         noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, self.generator, parts)
         noise = to_device(noise, clean.device)
         if not objective.ip_noise:
-            return Drawn(sigma, noise)
-        return Drawn(sigma, noise, objective.ip_noise * self._normal(clean))
+            return NoiseDraw(sigma, noise)
+        return NoiseDraw(sigma, noise, objective.ip_noise * self._normal(clean))
 
     def _levels(self, objective: ObjectiveSettings, denoiser: Denoiser, count: int, tokens: int) -> Tensor:
         """Noise levels (B,) for so many latents of so many tokens, on the model's device."""
@@ -73,7 +73,7 @@ class HeldOutDraws(Draws):
     def __init__(self, seed: int, number: int) -> None:
         super().__init__(seeded_generator(seed, number, "validation"), {EVALUATING: True}, number)
 
-    def of(self, objective: ObjectiveSettings, denoiser: Denoiser, clean: Tensor, parts: Parts) -> Drawn:
+    def draw(self, objective: ObjectiveSettings, denoiser: Denoiser, clean: Tensor, parts: Parts) -> NoiseDraw:
         """The same levels and noise at every step, for copies (B, C, …, h, w) of one picture's latents."""
         offset = torch.rand((), generator=self.generator)
         shares = (torch.arange(len(clean)) + offset) / len(clean)
@@ -81,4 +81,4 @@ class HeldOutDraws(Draws):
             sigma = to_device(expert_levels_at(objective, shares, denoiser.sigma), denoiser.device)
         else:
             sigma = denoiser.sigma(to_device(shares, denoiser.device))
-        return Drawn(sigma, self._normal(clean))
+        return NoiseDraw(sigma, self._normal(clean))

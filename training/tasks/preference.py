@@ -17,7 +17,7 @@ from ..objective.denoiser import Denoiser
 from ..objective.preference import implicit_accuracy, margins, pair_losses
 from ..optimizers.precision import autocast
 from ..state import TrainState
-from .denoising import DenoisingTask, errors, latents_of, measured, noisy
+from .denoising import DenoisingTask, errors, latents_of, measure_errors, noisy
 from .draws import NOISE_LEVELS, Draws
 from .task import Measures, TrainingContext
 
@@ -45,28 +45,28 @@ class PreferenceTask(DenoisingTask):
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
         """The losses (B,) of pairs, whose better pictures are the batch's."""
-        return self._pair_losses(*self._compared(context, batch, draws))
+        return self._pair_losses(*self._compare(context, batch, draws))
 
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
         """The losses of a held-out pair at NOISE_LEVELS noise levels, and how often the better picture gained more."""
-        compared = self._compared(context, collate([item] * NOISE_LEVELS), draws)
+        compared = self._compare(context, collate([item] * NOISE_LEVELS), draws)
         return Measures(self._pair_losses(*compared), implicit_accuracy(*compared))
 
     def _pair_losses(self, found: Tensor, reference: Tensor) -> Tensor:
         return pair_losses(self.objective.beta, margins(found, reference))
 
-    def _compared(self, context: TrainingContext, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _compare(self, context: TrainingContext, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor]:
         """(errors (2B,) of the model, those of the model as it was): of the better pictures, then of the worse ones,
         with the same noise and levels. The reference reads the captions as they came.
         """
         assert batch.worse is not None
         better, worse = latents_of(context, batch.latents), latents_of(context, batch.worse)
-        drawn = draws.of(self.objective, context.denoiser, better, batch.parts).twice()
+        drawn = draws.draw(self.objective, context.denoiser, better, batch.parts).twice()
         x, target = noisy(context.denoiser, torch.cat([better, worse]), drawn)
         both = _both_of_pairs(batch)
-        with context.plain(), autocast(context.start_state.settings.optimizer, context.denoiser):
+        with context.switch_off_trained(), autocast(context.start_state.settings.optimizer, context.denoiser):
             base = context.denoiser.denoise(x, drawn.sigma, both.conditionings, draws.options)
-        reference = measured(context, both, base, target, drawn.sigma)
+        reference = measure_errors(context, both, base, target, drawn.sigma)
         return errors(context, both, x, target, drawn.sigma, draws.options), reference
 
     def report(self, state: TrainState) -> Sequence[str]:

@@ -6,7 +6,7 @@ from ...patches.registry import Registry
 from ..data.dataset import Dataset
 from ..objective.loss_kinds import PREFERENCE
 from ..state import DENOISING, TrainState
-from ..trainable.autoencoder import AutoencoderSettings
+from ..trainable.vae_parts import VaeSettings
 from .denoising import DenoisingTask
 from .preference import PreferenceTask
 from .slider import SliderTask
@@ -21,7 +21,7 @@ TASKS: Registry[TaskKind] = Registry(
         TaskKind(DENOISING, DenoisingTask),
         TaskKind(PREFERENCE, PreferenceTask),
         TaskKind(_SLIDER, SliderTask),
-        TaskKind("vae", VaeTask, AutoencoderSettings, network="VAE"),
+        TaskKind("vae", VaeTask, VaeSettings, network="VAE"),
     ),
 )
 

@@ -16,10 +16,18 @@ from ..data.batches import Batch
 from ..data.dataset import Conditioning, Dataset
 from ..distributed.process_group import SingleProcess
 from ..objective.denoiser import Denoiser
-from ..objective.slider import SliderSettings, denoised_by, moved, normalized, partly_denoised, predicted, with_anchor
+from ..objective.slider import (
+    SliderSettings,
+    add_anchor,
+    denoise_partly,
+    denoised_of,
+    move_prediction,
+    normalize_like,
+    prediction_of,
+)
 from ..optimizers.precision import autocast
 from ..state import TrainState
-from .denoising import DenoisingTask, Options, errors, latents_of, without_routing
+from .denoising import DenoisingTask, Options, errors, latents_of, switch_off_routing
 from .draws import Draws
 from .task import Preview, TrainingContext
 
@@ -55,22 +63,22 @@ class SliderTask(DenoisingTask):
         if batch.directions is None:
             return super().losses(context, batch, draws)
         if context.dataset.has_pictures:
-            x, _, drawn = self.noised(context, batch, draws)
+            x, _, drawn = self.add_noise(context, batch, draws)
         else:
             clean = latents_of(context, batch.latents)
-            drawn = draws.of(self.objective, context.denoiser, clean, batch.parts)
-            x = self._from_noise(context, batch, drawn.noise, drawn.sigma, draws)
+            drawn = draws.draw(self.objective, context.denoiser, clean, batch.parts)
+            x = self._denoise_to(context, batch, drawn.noise, drawn.sigma, draws)
         return losses_at(context, batch, x, drawn.sigma, draws.options)
 
-    def _from_noise(self, context: TrainingContext, batch: Batch, noise: Tensor, sigma: Tensor, draws: Draws) -> Tensor:
+    def _denoise_to(self, context: TrainingContext, batch: Batch, noise: Tensor, sigma: Tensor, draws: Draws) -> Tensor:
         """Noise denoised to `sigma`. Held-out noise is denoised by the model itself, so that it is the same however far
         the training is.
         """
         if draws.number is None:
-            return _from_noise(context, batch, noise, sigma, draws.options)
+            return _denoise_with_adapter(context, batch, noise, sigma, draws.options)
         if draws.number not in self._held_out_starts:
-            with context.plain():
-                self._held_out_starts[draws.number] = _from_noise(context, batch, noise, sigma, draws.options)
+            with context.switch_off_trained():
+                self._held_out_starts[draws.number] = _denoise_with_adapter(context, batch, noise, sigma, draws.options)
         return self._held_out_starts[draws.number]
 
     def previews(self, state: TrainState, dataset: Dataset) -> Preview:
@@ -79,29 +87,31 @@ class SliderTask(DenoisingTask):
 
     def beginning(self, state: TrainState, dataset: Dataset) -> list[str]:
         """The slider's prompts or pairs, and the lines of denoising."""
-        return [*sliders.said(dataset), *super().beginning(state, dataset)]
+        return [*sliders.describe(dataset), *super().beginning(state, dataset)]
 
 
 def losses_at(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> Tensor:
     """Losses (B,) for the noisy latents `x` at `sigma`."""
     assert batch.directions is not None
     slider, anchor = _slider(context), batch.directions.anchor
-    teacher = _without_adapter(context, batch, x, sigma, without_routing(options))
+    teacher = _teach(context, batch, x, sigma, switch_off_routing(options))
     direction = errors(context, batch, x, teacher.target, sigma, options)
     if teacher.anchor is not None:
         held = errors(context, replace(batch, conditionings=anchor), x, teacher.anchor, sigma, options)
-        return with_anchor(direction, held, slider.anchor_strength)
+        return add_anchor(direction, held, slider.anchor_strength)
     if slider.is_normalized:
-        return with_anchor(direction, torch.zeros_like(direction), 0.0)
+        return add_anchor(direction, torch.zeros_like(direction), 0.0)
     return direction
 
 
 @torch.no_grad()
-def _from_noise(context: TrainingContext, batch: Batch, noise: Tensor, sigma: Tensor, options: Options) -> Tensor:
+def _denoise_with_adapter(
+    context: TrainingContext, batch: Batch, noise: Tensor, sigma: Tensor, options: Options
+) -> Tensor:
     """Noise that was denoised down to `sigma` for the target prompt, with the adapter as it is now."""
     slider, denoiser = _slider(context), context.denoiser
     assert batch.directions is not None
-    empty, options = batch.directions.empty, without_routing(options)
+    empty, options = batch.directions.empty, switch_off_routing(options)
 
     def denoise(x: Tensor, level: Tensor) -> Tensor:
         denoised = denoiser.denoise(x, level, batch.conditionings, options)
@@ -113,8 +123,8 @@ def _from_noise(context: TrainingContext, batch: Batch, noise: Tensor, sigma: Te
     shares = torch.linspace(_NEAR_NOISE, 0.0, slider.steps + 1, device=denoiser.device)
     levels = denoiser.sigma(shares)
     start = denoiser.noisy(torch.zeros_like(noise), noise, torch.maximum(levels[:1], sigma))
-    with context.without_dropout(), autocast(context.start_state.settings.optimizer, denoiser):
-        return partly_denoised(denoise, start, levels, sigma)
+    with context.switch_off_dropout(), autocast(context.start_state.settings.optimizer, denoiser):
+        return denoise_partly(denoise, start, levels, sigma)
 
 
 class _Teacher(NamedTuple):
@@ -124,14 +134,14 @@ class _Teacher(NamedTuple):
     anchor: Tensor | None
 
 
-def _without_adapter(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> _Teacher:
+def _teach(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> _Teacher:
     """The model's own prediction for the neutral prompt, moved along the direction of the others, and for the anchor.
     All are denoised latents.
     """
     slider, strength, denoiser = _slider(context), context.strength, context.denoiser
     directions, anchor = batch.directions, None
     assert directions is not None
-    with context.plain(), autocast(context.start_state.settings.optimizer, denoiser):
+    with context.switch_off_trained(), autocast(context.start_state.settings.optimizer, denoiser):
 
         def seen(conditionings: Sequence[Conditioning]) -> Tensor:
             return denoiser.denoise(x, sigma, conditionings, options)
@@ -140,10 +150,10 @@ def _without_adapter(context: TrainingContext, batch: Batch, x: Tensor, sigma: T
         positive, negative = seen(directions.positive), seen(directions.negative)
         if directions.anchor:
             anchor = seen(directions.anchor)
-    target = moved(neutral, positive, negative, strength * slider.guidance)
+    target = move_prediction(neutral, positive, negative, strength * slider.guidance)
     if slider.is_normalized:
-        outputs = (predicted(denoiser.prediction, x, one, sigma) for one in (target, neutral))
-        target = denoised_by(denoiser.prediction, x, normalized(*outputs), sigma)
+        outputs = (prediction_of(denoiser.prediction, x, one, sigma) for one in (target, neutral))
+        target = denoised_of(denoiser.prediction, x, normalize_like(*outputs), sigma)
     return _Teacher(target, anchor)
 
 

@@ -54,13 +54,13 @@ class TrainingContext(Protocol):
     strength: float
     """The adapter's strength now."""
 
-    def encoded(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
+    def encode(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
         """Conditionings of captions: the known ones, or new ones where what is trained changes them."""
 
-    def plain(self) -> AbstractContextManager[None]:
+    def switch_off_trained(self) -> AbstractContextManager[None]:
         """A context without what is trained and without gradients."""
 
-    def without_dropout(self) -> AbstractContextManager[None]:
+    def switch_off_dropout(self) -> AbstractContextManager[None]:
         """A context in which the adapter drops nothing, as while sampling."""
 
 

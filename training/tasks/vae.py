@@ -14,11 +14,11 @@ from ..data.stored_latent import read_latent
 from ..distributed.process_group import SingleProcess
 from ..memory.offload import to_device
 from ..objective import perceptual
-from ..objective.autoencoder import Autoencoder, kl_divergence, reconstruction_losses
 from ..objective.denoiser import Denoiser
+from ..objective.vae_losses import VaeCoder, kl_divergence, reconstruction_losses
 from ..optimizers.precision import autocast, computes_in_fp16
 from ..state import TrainState, companion_tensors
-from ..trainable.autoencoder import AutoencoderSettings, last_layer, side_of
+from ..trainable.vae_parts import VaeSettings, last_layer, side_of
 from .discriminator import Discriminator
 from .draws import Draws
 from .task import Companion, Measures, Preview, TrainingContext, TrainingTask
@@ -40,7 +40,7 @@ class VaeTask(TrainingTask):
     casts_frozen_weights: bool = False
 
     def __init__(self, state: TrainState) -> None:
-        self.settings: AutoencoderSettings = state.start.task_settings
+        self.settings: VaeSettings = state.start.task_settings
         self._discriminator: Discriminator | None = None
         self._perceptual: nn.Module | None = None  # measures LPIPS
         self._base_latents: list[Tensor] = []  # of held-out pictures before training, where the encoder is trained
@@ -69,7 +69,7 @@ class VaeTask(TrainingTask):
                 "Start VAE Training: this VAE is loaded in fp16, and discriminator weight is above 0: set training"
                 " precision of Optimizer Settings to bf16, or discriminator weight to 0."
             )
-        factor = cast(Autoencoder, denoiser).factor
+        factor = cast(VaeCoder, denoiser).factor
         for image in dataset.images + dataset.held_out:
             side = min(side_of(length, settings.crop, factor) for length in image.latent.shape[-2:])
             if side < settings.least_side:
@@ -95,7 +95,7 @@ class VaeTask(TrainingTask):
         there is a KL loss. They are the reconstruction losses, LPIPS, the discriminator and the KL loss.
         """
         settings, coder = self.settings, _coder(context)
-        boxes = [_drawn_box(picture, settings.crop, coder.factor, draws.generator) for picture in batch.latents]
+        boxes = [_draw_box(picture, settings.crop, coder.factor, draws.generator) for picture in batch.latents]
         return self._losses(context, batch, boxes, draws.generator)
 
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
@@ -113,7 +113,7 @@ class VaeTask(TrainingTask):
         count.
         """
         settings, coder = self.settings, _coder(context)
-        pixels, mask = as_pixels(_cut(batch.latents, boxes), coder.device), None
+        pixels, mask = to_pixels(_cut(batch.latents, boxes), coder.device), None
         if batch.mask is not None:
             mask = to_device(_cut(batch.mask, boxes), coder.device)
         with autocast(context.start_state.settings.optimizer, coder):
@@ -121,14 +121,14 @@ class VaeTask(TrainingTask):
                 mean, log_variance = coder.encode(pixels)
             latents = mean
             if settings.kl and generator is not None:
-                latents = _drawn_latents(mean, log_variance, generator)
+                latents = _draw_latents(mean, log_variance, generator)
             decoded = coder.decode(latents)
-        wanted = coder.scaled(pixels)
+        wanted = coder.scale_pixels(pixels)
         losses = reconstruction_losses(settings, decoded, wanted, mask)
         if mask is not None:  # the other losses see the picture itself where no pixel counts
             decoded = torch.lerp(wanted, decoded, mask)
         if self._perceptual is not None:
-            looks = [_from_minus_1_to_1(coder, pictures) for pictures in (decoded, wanted)]
+            looks = [_scale_to_unit(coder, pictures) for pictures in (decoded, wanted)]
             losses = losses + settings.lpips * perceptual.distances(self._perceptual, *looks)
         if self._discriminator is not None and generator is not None and context.step >= settings.discriminator_start:
             last = context.trained[last_layer(context.trained)]
@@ -145,7 +145,7 @@ class VaeTask(TrainingTask):
         images = context.dataset.held_out
         now = latents_of(coder, images, settings.crop)
         if not self._base_latents:
-            with context.plain():
+            with context.switch_off_trained():
                 self._base_latents = latents_of(coder, images, settings.crop)
         moved = movement(self._base_latents, now)
         if moved <= settings.latent_bound:
@@ -159,7 +159,7 @@ class VaeTask(TrainingTask):
 
     def previews(self, state: TrainState, dataset: Dataset) -> Preview:
         """The first held-out pictures beside their reconstructions."""
-        return Preview(shown=_beside_reconstruction, images=(dataset.held_out or dataset.images)[:PREVIEWS])
+        return Preview(shown=_compare_reconstruction, images=(dataset.held_out or dataset.images)[:PREVIEWS])
 
     def lora_model(self, state: TrainState, ema: bool = False) -> dict[str, Tensor]:
         """Raises ValueError: there is none."""
@@ -176,14 +176,14 @@ class VaeTask(TrainingTask):
         return ["Trained VAE has the last weights" + (" and the average" if state.average else "")]
 
 
-def _coder(context: TrainingContext) -> Autoencoder:
-    return cast(Autoencoder, context.denoiser)
+def _coder(context: TrainingContext) -> VaeCoder:
+    return cast(VaeCoder, context.denoiser)
 
 
-def _beside_reconstruction(coder: Autoencoder, image: DatasetImage) -> Tensor:
+def _compare_reconstruction(coder: VaeCoder, image: DatasetImage) -> Tensor:
     """The middle of a picture (H, W, 3) in 0..1, and its reconstruction at its right."""
-    pixels = as_pixels(_middle(read_latent(image.latent), coder.factor)[None], coder.device)
-    return torch.cat([pixels.movedim(1, -1).cpu(), coder.shown(pixels).cpu()], dim=2)[0]
+    pixels = to_pixels(_middle(read_latent(image.latent), coder.factor)[None], coder.device)
+    return torch.cat([pixels.movedim(1, -1).cpu(), coder.to_pictures(pixels).cpu()], dim=2)[0]
 
 
 def _middle(picture: Tensor, factor: int) -> Tensor:
@@ -217,7 +217,7 @@ def _starts(length: int, side: int) -> list[int]:
     return starts
 
 
-def _drawn_box(picture: Tensor, crop: int, factor: int, generator: torch.Generator) -> Box:
+def _draw_box(picture: Tensor, crop: int, factor: int, generator: torch.Generator) -> Box:
     box = []
     for length in picture.shape[-2:]:
         side = side_of(length, crop, factor)
@@ -230,18 +230,18 @@ def _cut(pictures: Tensor, boxes: Sequence[Box]) -> Tensor:
     return torch.stack([picture[..., rows, columns] for picture, (rows, columns) in zip(pictures, boxes, strict=True)])
 
 
-def as_pixels(pictures: Tensor, device: torch.device) -> Tensor:
+def to_pixels(pictures: Tensor, device: torch.device) -> Tensor:
     """Pictures of a dataset, 0..255 in uint8, as float32 in 0..1 on a device."""
     return to_device(pictures, device, torch.float32) / 255
 
 
-def _from_minus_1_to_1(coder: Autoencoder, pictures: Tensor) -> Tensor:
+def _scale_to_unit(coder: VaeCoder, pictures: Tensor) -> Tensor:
     """Pictures in the scale of what the decoder gives, in the scale -1..1."""
-    black, white = (coder.scaled(torch.full((1, 3, 1, 1), value, device=coder.device)) for value in (0.0, 1.0))
+    black, white = (coder.scale_pixels(torch.full((1, 3, 1, 1), value, device=coder.device)) for value in (0.0, 1.0))
     return (pictures - black) / (white - black) * 2 - 1
 
 
-def _drawn_latents(mean: Tensor, log_variance: Tensor | None, generator: torch.Generator) -> Tensor:
+def _draw_latents(mean: Tensor, log_variance: Tensor | None, generator: torch.Generator) -> Tensor:
     if log_variance is None:
         raise ValueError(
             "Start VAE Training: KL weight is above 0, and the encoder of this VAE gives no variances. Set KL weight to"
@@ -252,7 +252,7 @@ def _drawn_latents(mean: Tensor, log_variance: Tensor | None, generator: torch.G
 
 
 @torch.no_grad()
-def latents_of(coder: Autoencoder, images: Sequence[DatasetImage], crop: int) -> list[Tensor]:
+def latents_of(coder: VaeCoder, images: Sequence[DatasetImage], crop: int) -> list[Tensor]:
     """The latents of the first tiles of pictures, in float32 on the CPU."""
     latents: list[Tensor] = []
     for image in images:
@@ -260,6 +260,6 @@ def latents_of(coder: Autoencoder, images: Sequence[DatasetImage], crop: int) ->
         for box in tiles(picture, crop, coder.factor):
             if len(latents) == MOST_TILES:
                 return latents
-            mean, _ = coder.encode(as_pixels(_cut(picture[None], [box]), coder.device))
+            mean, _ = coder.encode(to_pixels(_cut(picture[None], [box]), coder.device))
             latents.append(mean.float().cpu())
     return latents

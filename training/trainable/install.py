@@ -21,19 +21,19 @@ from ...patches.core.handle import Handle
 from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Swaps, slots_by_tensor
 from ...storage.problem_list import problem_lines
-from ..memory.inference_tensors import as_normal_tensors
+from ..memory.inference_tensors import use_normal_tensors
 from ..memory.quantized_base.base import quantized_values
 from ..random_draws import generator
 from .dropout import AdapterDropout, Moment
 from .settings import TEXT_ENCODER, AdapterSettings
 from .targets import AdapterTarget, adapter_targets
-from .words import only_words, without_words
+from .words import drop_words, select_words
 
 _PREFIX = "diffusion_model."
 _FROM_SETTINGS = (".alpha", f".{SCHEDULE}")  # what a LoRA has beside the trained tensors
 
 
-def by_module(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_module(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Trained tensors of adapters by path and suffix."""
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in trained.items():
@@ -66,7 +66,7 @@ def init_trainable(
     if read is not None:
         targets = {path: target for path, target in targets.items() if _can_learn(path, read)}
     if settings.full_weights:
-        return _copied_weights(module, text_encoder, targets, base)
+        return _copy_weights(module, text_encoder, targets, base)
     trained: dict[str, Tensor] = {}
     for path, target in targets.items():
         for suffix, tensor in init_module(settings, target, seed).items():
@@ -95,7 +95,7 @@ def init_module(settings: AdapterSettings, target: AdapterTarget, seed: int) -> 
     return initial_tensors(settings.adapter.tensors(target), source_of)
 
 
-def _copied_weights(
+def _copy_weights(
     module: nn.Module, text_encoder: nn.Module | None, targets: Mapping[str, AdapterTarget], base: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     first_names = {name for name, _ in module.named_parameters()}  # what modules share is trained under its first name
@@ -207,7 +207,7 @@ def _incomplete_layers(given: Mapping[str, Tensor], suffixes: Mapping[str, Seque
 # --- as a LoRA --------------------------------------------------------------------------------------------------------
 
 
-def as_lora(
+def make_lora(
     trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """The trained tensors as a LoRA under ComfyUI's generic names, on the CPU.
@@ -215,14 +215,14 @@ def as_lora(
     Names are `diffusion_model.<path>.<suffix>` and `text_encoders.<path>.<suffix>`. Each adapter gets an `.alpha`. Full
     weights become differences from `base` (by parameter name): `.diff` and `.diff_b`. Trained words keep their names.
     """
-    words = only_words(trained)
-    lora = _as_layers(without_words(trained), settings, base)
+    words = select_words(trained)
+    lora = _make_layers(drop_words(trained), settings, base)
     for name, tensor in words.items():
         lora[name] = tensor.detach().to("cpu", torch.float32).clone()
     return lora
 
 
-def _as_layers(
+def _make_layers(
     trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     lora: dict[str, Tensor] = {}
@@ -235,7 +235,7 @@ def _as_layers(
         return lora
     for name, tensor in trained.items():
         lora[_generic_name(name)] = tensor.detach().to("cpu", torch.float32).clone()
-    for path, tensors in by_module(trained).items():
+    for path, tensors in group_by_module(trained).items():
         alpha = 0.0  # lycoris' OFT: no constraint
         if settings.adapter.takes_alpha:
             rank, alpha = settings.size_of(path)[:2]
@@ -254,18 +254,18 @@ def _generic_name(name: str) -> str:
     return _PREFIX + name
 
 
-def from_lora(
+def read_lora(
     lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """The trained tensors from a LoRA of `as_lora`: factors stay as they are, differences are added to `base`.
 
     Alpha comes from the settings.
     """
-    words = {name: tensor.clone() for name, tensor in only_words(lora).items()}
-    return {**_from_layers(without_words(lora), settings, base), **words}
+    words = {name: tensor.clone() for name, tensor in select_words(lora).items()}
+    return {**_read_layers(drop_words(lora), settings, base), **words}
 
 
-def _from_layers(
+def _read_layers(
     lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     if not settings.full_weights:
@@ -290,7 +290,7 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
     if not settings.max_norm:
         return torch.tensor(0)
     adapter, exceeded = settings.adapter, []
-    for path, tensors in by_module(without_words(trained)).items():
+    for path, tensors in group_by_module(drop_words(trained)).items():
         norm = adapter.norm(tensors, adapter.scale(tensors, *settings.size_of(path)))
         exceeded.append(norm > settings.max_norm)
         adapter.rescale_(tensors, settings.max_norm / norm.clamp(min=settings.max_norm))
@@ -303,7 +303,7 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
 
 
 @contextmanager
-def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
+def _install_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
     """A context in which the named parameters of `module` are the trained ones, in the model's own type.
 
     Before each forward pass, float32 ones are cast to that type, so that their gradients are float32. It yields a
@@ -313,7 +313,7 @@ def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iter
     others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
     dtypes = {name: parameters[name].dtype for name in others}
     with open_entry(module, "trained weights") as stack:
-        stack.enter_context(as_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
+        stack.enter_context(use_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
         found, names = slots_by_tensor(module), dict(module.named_parameters())
         held = {name: stack.enter_context(Swaps(found[id(names[name])], names[name])) for name in others}
 
@@ -330,7 +330,7 @@ def _installed_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iter
 
 
 @contextmanager
-def attached(
+def attach(
     module: nn.Module,
     settings: AdapterSettings,
     trained: Mapping[str, Tensor],
@@ -345,7 +345,7 @@ def attached(
     `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
     calls those and never the whole.
     """
-    trained = without_words(trained)
+    trained = drop_words(trained)
     cast_weights: Callable[[], None] = lambda: None  # noqa: E731  # adapters have nothing to cast
     parts = {"": module}
     if text_encoder is not None:
@@ -356,21 +356,21 @@ def attached(
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
                 weights = {name.removeprefix(prefix): tensor for name, tensor in part_weights.items()}
                 # of the text encoder, which comes last
-                cast_weights = stack.enter_context(_installed_weights(part, weights))
+                cast_weights = stack.enter_context(_install_weights(part, weights))
             yield cast_weights
             return
         for part in parts.values():
-            stack.enter_context(as_normal_tensors(part))
-        tensors = by_module(trained)
+            stack.enter_context(use_normal_tensors(part))
+        tensors = group_by_module(trained)
         for path, target in adapter_targets(module, settings, text_encoder).items():
             if path in tensors:  # except parts of the text encoder whose output is unused
                 dropout = AdapterDropout(settings, path, moment)
                 at_strength = settings.adapter.at_strength(tensors[path], strength)
-                stack.enter_context(_adapted(settings, target, at_strength, dropout))
+                stack.enter_context(_put_adapter(settings, target, at_strength, dropout))
         yield cast_weights
 
 
-def _adapted(settings: AdapterSettings, target: AdapterTarget, tensors: Tensors, dropout: AdapterDropout) -> Handle:
+def _put_adapter(settings: AdapterSettings, target: AdapterTarget, tensors: Tensors, dropout: AdapterDropout) -> Handle:
     """Put an adapter around the forward of its module, until the handle leaves."""
     adapter, module = settings.adapter, target.module
 

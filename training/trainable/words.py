@@ -174,20 +174,20 @@ def trained_name(word: str, part: str) -> str:
     return f"{WORDS}{word}.{part}"
 
 
-def only_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The vectors of words among trained tensors."""
     return {name: tensor for name, tensor in trained.items() if is_word(name)}
 
 
-def without_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def drop_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Trained tensors without the vectors of words."""
     return {name: tensor for name, tensor in trained.items() if not is_word(name)}
 
 
-def by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """The vectors of words among trained tensors: {word: {text encoder: vectors}}."""
     words: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in only_words(trained).items():
+    for name, tensor in select_words(trained).items():
         word, _, part = name.removeprefix(WORDS).rpartition(".")
         words.setdefault(word, {})[part] = tensor
     return words
@@ -199,7 +199,7 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: WordSettings | None) -
     if settings is None or not settings.bounds:
         return
     bounds = dict(settings.bounds)
-    for vectors in by_word(trained).values():
+    for vectors in group_by_word(trained).values():
         for part, tensor in vectors.items():
             norms = torch.linalg.vector_norm(tensor, dim=-1, keepdim=True, dtype=torch.float32)
             tensor.mul_((bounds[part] / norms.clamp(min=bounds[part])).to(tensor.dtype))
@@ -215,11 +215,11 @@ class CaptionWords:
         choices = "|".join(map(re.escape, longest_first))
         self._pattern = re.compile(rf"(?<![\w-])(?:embedding:)?({choices})(?![\w-])")
 
-    def found(self, caption: str) -> list[str]:
+    def find_words(self, caption: str) -> list[str]:
         """The trained words in a caption."""
         return self._pattern.findall(caption)
 
-    def written(self, caption: str) -> str:
+    def write_embeddings(self, caption: str) -> str:
         """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it."""
 
         def embedding(match: re.Match[str]) -> str:

@@ -8,21 +8,18 @@ import torch
 from torch import Tensor
 
 from . import diffusers
-from .key_format import GENERIC_PREFIX, Groups, KeyFormat
+from .key_format import GENERIC_PREFIX, Groups, KeyFormat, KeyWriter
 from .layer_tensors import layer_tensors
 
 if TYPE_CHECKING:
     from ...models.family import ModelFamily
 
 
-class ComfyUIWriter:
+class ComfyUIWriter(KeyWriter):
     """Writes ComfyUI's generic names.
 
     A layer with a diffusers UNet or text encoder name gets kohya's name, which ComfyUI reads.
     """
-
-    def problems(self, groups: Groups, instead: str) -> list[str]:
-        return []
 
     def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -23,7 +23,8 @@ class KeyWriter(Protocol):
     """Writes a LoRA in a format's names."""
 
     def problems(self, groups: Groups, instead: str) -> list[str]:
-        """What the format cannot store; `instead` names the formats that can."""
+        """What the format cannot store, nothing by default; `instead` names the formats that can."""
+        return []
 
     def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
         """The tensors of a file, factors and differences as `dtype`."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .diffusers import kohya_name_from_diffusers
-from .key_format import GENERIC_PREFIX, Groups, KeyFormat
+from .key_format import GENERIC_PREFIX, Groups, KeyFormat, KeyWriter
 from .layer_tensors import layer_tensors
 
 if TYPE_CHECKING:
@@ -29,14 +29,11 @@ def is_inner_parameter(base: str) -> bool:
     return _PARAMETER.search(base) is not None and _LEAF_PARAMETER.search(base) is None
 
 
-class KohyaWriter:
+class KohyaWriter(KeyWriter):
     """Writes sd-scripts' names: `lora_unet_<path with underscores>.lora_up.weight` and `.alpha`.
 
     SD1.x and SD2 get diffusers' block names; text encoders get `lora_te…`.
     """
-
-    def problems(self, groups: Groups, instead: str) -> list[str]:
-        return []
 
     def write(self, groups: Groups, dtype: torch.dtype, family: ModelFamily | None) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

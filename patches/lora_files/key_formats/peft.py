@@ -52,13 +52,9 @@ class PeftWriter:
 def _factors(base: str, group: Group, dtype: torch.dtype, family: ModelFamily | None) -> Iterator[tuple[str, Tensor]]:
     from ...models.diffusers_names import swap_halves
 
-    alpha = None
-    if "alpha" in group:
-        alpha = float(group["alpha"][1])
+    alpha = float(group["alpha"][1]) if "alpha" in group else None
     layer = LoRA(group["up"][1], group["down"][1], alpha)
-    up = layer.up
-    if layer.scale != 1.0:
-        up = layer.up.float() * layer.scale
+    up = layer.up.float() * layer.scale if layer.scale != 1.0 else layer.up
     rows, columns = layer.up.shape[0], layer.down.shape[1]
     names = _family_names(family)
     if names is not None and names.swaps_halves(base.removeprefix(GENERIC_PREFIX), rows, columns):
@@ -83,9 +79,7 @@ def _layer_parts(base: str, names: LayerNames | None, rows: int, columns: int) -
     """
     encoder = GENERIC_ENCODER.fullmatch(base)
     if encoder is not None:
-        t5 = "2"
-        if names is not None:
-            t5 = names.t5
+        t5 = names.t5 if names is not None else "2"
         number = {"clip_l": "", "clip_g": "_2", "clip_h": "", "t5xxl": f"_{t5}"}[encoder[1]]
         return [(f"text_encoder{number}.{encoder[2]}", 0, rows)]
     path = base.removeprefix(GENERIC_PREFIX)
@@ -105,10 +99,7 @@ def _pad_to_one_rank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _pad_factor(name: str, tensor: Tensor, rank: int) -> Tensor:
-    if name.endswith(".lora_A.weight"):
-        shape = (rank, *tensor.shape[1:])
-    else:
-        shape = (len(tensor), rank, *tensor.shape[2:])
+    shape = (rank, *tensor.shape[1:]) if name.endswith(".lora_A.weight") else (len(tensor), rank, *tensor.shape[2:])
     if shape == tuple(tensor.shape):
         return tensor
     filled = tensor.new_zeros(shape)

@@ -71,9 +71,7 @@ def _processor(base: str) -> str | None:
 
 
 def _layer(name: str, group: Group) -> Iterator[tuple[str, Tensor]]:
-    scale = 1.0
-    if "alpha" in group:
-        scale = float(group["alpha"][1]) / group["q_layer"][1].shape[0]
+    scale = float(group["alpha"][1]) / group["q_layer"][1].shape[0] if "alpha" in group else 1.0
     for role, suffix in _SUFFIXES.items():
         tensor = group[role][1].float()
         if role in _SCALED:

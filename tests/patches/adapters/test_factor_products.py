@@ -62,7 +62,6 @@ def test_a_side_is_divided_as_lycoris_does(side, factor):
     assert factorize_side(side, factor) == expected
 
 
-def test_what_is_there_and_how_it_is_named():
+def test_shapes_in_messages():
     one = torch.ones(2, 3)
-    assert factor_products.drop_none(None, one, None) == (one,)
     assert factor_products.shape_text(one) == "2x3" and factor_products.sides_text(()) == "scalar"

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from graft_nodes.patches.adapters.rank_mask import RankMask, current_timesteps, set_timesteps, timesteps_of_rows
-from graft_nodes.patches.adapters.tlora import smallest_singular_values
+from graft_nodes.patches.adapters.tlora import schedule_error, smallest_singular_values
 from graft_nodes.patches.lora_files.key_formats.registry import generic_keys
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.lora_files.save import build_metadata, to_key_format
@@ -13,8 +13,8 @@ from graft_nodes.patches.lora_files.trainer import rank_schedules
 from graft_nodes.patches.patching.bypass import Bypass, put_bypass
 from graft_nodes.patches.patching.fuse import Patch
 from graft_nodes.patches.patching.strength_schedule import Clock, Schedule
-from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
+from graft_nodes.training.trainable.install import attach, init_trainable, make_lora
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -87,7 +87,7 @@ def test_each_picture_has_the_ranks_of_its_own_noise_level():
     tensors, x = moved(start), torch.randn(3, 5, 24, dtype=torch.float64)
     timesteps = torch.tensor([0.0, 412.0, 999.0])
     trained = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
-    with attached(net, settings, trained, still), set_timesteps(timesteps):
+    with attach(net, settings, trained, still), set_timesteps(timesteps):
         found = net["a"](x)
         found.square().sum().backward()
     theirs = {name: tensor.clone().requires_grad_("base" not in name) for name, tensor in tensors.items()}
@@ -113,7 +113,7 @@ def test_it_starts_from_orthogonal_matrices_and_no_change():
     assert bool((values.diff() <= 0).all()) and values.shape == (1, 8)
     assert all(torch.equal(tensors[f"base_{n}"], tensors[m]) for n, m in BASES.items())
     x = torch.randn(2, 24, dtype=torch.float64)
-    with attached(net, settings, start, still):
+    with attach(net, settings, start, still):
         assert torch.equal(net["a"](x), x @ net["a"].weight.T + net["a"].bias)
     other = init_trainable(net, settings, 1, {})
     assert not torch.equal(other["a.q_layer.weight"], start["a.q_layer.weight"])
@@ -138,6 +138,16 @@ def test_a_rank_that_a_layer_cannot_have_is_said():
     with pytest.raises(ValueError, match=r"rank \(dim\) is 25, and adapter type tlora can have at most 24"):
         net_and_tensors(rank=25)
     assert net_and_tensors(rank=24)[1].rank == 24
+
+
+@pytest.mark.parametrize(
+    ("values", "is_right"),
+    [([0.0, 0.5], True), ([4.0, 1.0], True), ([-1.0, 1.0], False), ([4.0, 0.0], False), ([65536.0, 1.0], False),
+     ([4.0, 65536.0], False), ([4.0], False), ([4.0, 1.0, 1.0], False), ([float("nan"), 1.0], False)],
+)  # fmt: skip
+def test_a_schedule_in_a_file_is_a_smallest_rank_and_an_exponent(values, is_right):
+    said = schedule_error("schedule", torch.tensor(values))
+    assert (said is None) == is_right and (is_right or str(torch.tensor(values).tolist()) in said)
 
 
 def test_settings():
@@ -181,12 +191,12 @@ def test_checkpointing_remembers_the_noise_levels():
 
     def gradients(checkpointing):
         trained = {n: t.float().requires_grad_("base" not in n) for n, t in moved(start).items()}
-        with attached(net, settings, trained, still):
+        with attach(net, settings, trained, still):
             total = torch.zeros(())
             for levels in ([100.0, 900.0], [700.0, 300.0]):
                 with set_timesteps(torch.tensor(levels)):
                     if checkpointing:
-                        with checkpointed(net):
+                        with checkpoint_blocks(net):
                             total = total + net(x).square().sum()
                     else:
                         total = total + net(x).square().sum()
@@ -202,7 +212,7 @@ def test_checkpointing_remembers_the_noise_levels():
 
 
 def named_like_a_unet(tensors, settings):
-    lora = as_lora(tensors, settings, None)
+    lora = make_lora(tensors, settings, None)
     return {name.replace("diffusion_model.a", WHERE): tensor for name, tensor in lora.items()}
 
 
@@ -238,7 +248,7 @@ def test_a_saved_file_has_every_number_and_the_ranks_of_every_noise_level(names)
     wrapped = put_bypass(module, Bypass(module, [patch], clock=clock))
     for timestep in (999.0, 612.0, 3.0):
         clock.tick(0.5, timestep)
-        with attached(net, settings, tensors, still), set_timesteps(torch.tensor([timestep])):
+        with attach(net, settings, tensors, still), set_timesteps(torch.tensor([timestep])):
             expected = net["a"](x)
         assert torch.allclose(module(x), expected, rtol=0, atol=1e-6), timestep
     wrapped.leave()

@@ -20,14 +20,14 @@ from graft_nodes.patches.patching.switched_stack import SwitchedStack
 from graft_nodes.patches.token_routing.route import RoutedPass
 from graft_nodes.training.distributed import fsdp
 from graft_nodes.training.memory import layer_ring, offload
-from graft_nodes.training.memory.checkpointing import checkpointed
-from graft_nodes.training.memory.inference_tensors import as_normal_tensors
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
+from graft_nodes.training.memory.inference_tensors import use_normal_tensors
 from graft_nodes.training.memory.layer_ring import layers_on_host
-from graft_nodes.training.memory.quantized_base.base import quantized
-from graft_nodes.training.memory.quantized_base.registry import format_named
+from graft_nodes.training.memory.quantized_base.base import quantize_base
+from graft_nodes.training.memory.quantized_base.registry import find_format
 from graft_nodes.training.memory.saved_tensors import CopiesWhereNeeded
 from graft_nodes.training.run.compiled_blocks import BlockCompiler
-from graft_nodes.training.trainable.install import attached, init_trainable
+from graft_nodes.training.trainable.install import attach, init_trainable
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -196,17 +196,17 @@ class Sequence:
             rank, alpha = SETTINGS.size_of(name)
             up, down = (self.trained[f"{name}.lora_{part}.weight"].double() for part in ("up", "down"))
             self.changes["adapters"][f"{name}.weight"] = up @ down * (alpha / rank)
-        self.enter("adapters", attached(self.of, SETTINGS, self.trained, lambda: (0, 0, "")))
+        self.enter("adapters", attach(self.of, SETTINGS, self.trained, lambda: (0, 0, "")))
 
     def checkpointing_comes(self):
-        self.enter("checkpointing", checkpointed(self.of))
+        self.enter("checkpointing", checkpoint_blocks(self.of))
 
     def ring_comes(self):
         self.enter("ring", layers_on_host(self.of, CPU, pins_memory=False))
 
     def compile_comes(self):
         if not any(has_other_forward(block) for block in self.of.blocks):
-            self.enter("compile", Uncompiled(dynamic=False).installed(self.of))
+            self.enter("compile", Uncompiled(dynamic=False).install(self.of))
 
     def copies_come(self):
         self.enter("copies", CopiesWhereNeeded(self.of, lambda _: None))
@@ -220,10 +220,10 @@ class Sequence:
             self.enter("units", units(self.of))
 
     def quantized_comes(self):
-        self.enter("quantized", quantized(self.of, format_named("int8"), CPU))
+        self.enter("quantized", quantize_base(self.of, find_format("int8"), CPU))
 
     def normal_comes(self):
-        self.enter("normal", as_normal_tensors(self.of))
+        self.enter("normal", use_normal_tensors(self.of))
 
     def swap_comes(self):
         self.enter("swap", swap(self.of, "shift", torch.zeros(WIDTH)))

@@ -9,7 +9,15 @@ from graft_nodes.patches.adapters.diff import Diff
 from graft_nodes.patches.adapters.lora import LoRA
 from graft_nodes.patches.lora_files.entry import LoraEntry
 from graft_nodes.patches.lora_files.merge import merge_loras
-from graft_nodes.patches.lora_files.parse import Target, add_alphas, group_by_layer, patches_of, read, read_layers
+from graft_nodes.patches.lora_files.parse import (
+    Target,
+    add_alphas,
+    group_by_layer,
+    patches_of,
+    read,
+    read_layers,
+    summarize,
+)
 from graft_nodes.patches.lora_files.peft_config import peft_configs
 
 D = "diffusion_model."
@@ -441,6 +449,16 @@ def test_what_is_not_known_is_refused_by_name(key):
     assert f"is not available in this version of Graft (lora_unet_a.{key})" in problems(
         pair() | {f"lora_unet_a.{key}": torch.ones(6)}
     )
+
+
+def test_a_summary_counts_layers_by_kind_and_lists_every_rank():
+    shapes = {"x.emb": (3,)}
+    for name, rank in (("a", 4), ("b", 2), ("c", 4)):
+        shapes |= {f"lora_unet_{name}.lora_down.weight": (rank, 8), f"lora_unet_{name}.lora_up.weight": (6, rank)}
+    shapes |= {f"lora_unet_d.hada_w{n}_a": (6, 3) for n in (1, 2)} | {
+        f"lora_unet_d.hada_w{n}_b": (3, 8) for n in (1, 2)
+    }
+    assert summarize(shapes) == ({"LoRA": 3, "LoHa": 1}, [2, 3, 4])
 
 
 def test_incomplete_and_mixed_layers():

@@ -57,3 +57,9 @@ def test_notes_of_another_form_give_no_words(tmp_path, notes):
     for name in ("a.v1.json", "a.v1.civitai.info"):
         (tmp_path / name).write_text(notes, encoding="latin-1")
     assert sidecar_files.trigger_words(path) == []
+
+
+@pytest.mark.parametrize("text", ["äö", "a*b=", "abc"])
+def test_a_thumbnail_that_is_not_base64_is_named(tmp_path, text):
+    with pytest.raises(sidecar_files.NoPicture, match="the thumbnail in the file is not base64 text"):
+        sidecar_files.preview_url(stored(tmp_path, {"modelspec.thumbnail": text}))

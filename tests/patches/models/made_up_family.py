@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import BlockNames
+from .diffusers_names import LayerNames, SwappedHalves, rename_by_table, square_qkv
 from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
-from .layer_names import LayerNames, SwappedHalves, by_table, square_qkv
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_grid
@@ -32,7 +32,7 @@ FAMILY = ModelFamily(
     kohya=Kohya("rowan1"),
     layer_names=LayerNames(
         prefix="transformer.",
-        rename=by_table(
+        rename=rename_by_table(
             (
                 (r"^branches\.(\d+)\.mixer\.out$", r"rowan_stages.\1.attn.to_out.0"),
                 (r"^branches\.(\d+)\.swish\.(\d)$", r"rowan_stages.\1.swish.linear_\2"),

@@ -151,3 +151,11 @@ def test_a_family_is_gone_after_its_block():
     with registry.FAMILIES.registered(made_up):
         assert tuple(registry.FAMILIES) == (made_up, *before)
     assert tuple(registry.FAMILIES) == before
+
+
+def test_layer_names_are_those_of_all_families_with_their_other_names():
+    found = registry.layer_names()
+    others = [names for family in registry.FAMILIES for names in family.other_names]
+    own = [family.layer_names for family in registry.FAMILIES if isinstance(family.layer_names, LayerNames)]
+    assert len(others) > 4 and len(own) > 10
+    assert all(names in found for names in (*others, *own))

@@ -18,7 +18,7 @@ from graft_nodes.patches.patching.fuse import Patch, Stack
 from graft_nodes.patches.patching.huge_pages import allocate
 from graft_nodes.patches.patching.plan import plan_weights
 from graft_nodes.patches.patching.stack_ledger import Version, attach, attached_stacks, detach
-from graft_nodes.training.memory.inference_tensors import as_normal_tensors
+from graft_nodes.training.memory.inference_tensors import use_normal_tensors
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -583,7 +583,7 @@ def test_a_stack_that_comes_beneath_a_training_run_is_on_the_base():
     of = model()
     before, one, two, x = Snapshot(of), stack(of, NAMES), stack(of, NAMES, 10), torch.randn(3, 6)
     attach(of, "a", [one])
-    with as_normal_tensors(of):
+    with use_normal_tensors(of):
         attach(of, "b", [two])
     assert torch.allclose(of(x).double(), expected(before.bytes, [one, two], x), atol=1e-4)
     detach(of, "b")

@@ -208,6 +208,11 @@ def test_saving_counts_queries_times_keys():
     assert attention_saving(rows) == pytest.approx(1 - kept / full)
 
 
+def test_saving_takes_both_sides_of_a_grid():
+    rows = [DepthReport(1, 2.0, (4, 6), (2, 2), 3, 0, frames=2), DepthReport(2, 1.0, None, None, 0, 2)]
+    assert attention_saving(rows) == pytest.approx(1 - 4 / 24)
+
+
 def test_saving_weighs_depths_by_their_width():
     """Products of queries and keys are sums over the width: SDXL's second depth has twice the first one's."""
     rows = [

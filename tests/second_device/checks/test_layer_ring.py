@@ -11,11 +11,11 @@ from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
 from graft_nodes.tests.training.conftest import lab  # noqa: F401
 from graft_nodes.training.memory import offload, pinning
 from graft_nodes.training.memory.allocations import META
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
 from graft_nodes.training.memory.quantized_base import base
-from graft_nodes.training.memory.quantized_base.base import quantized
-from graft_nodes.training.memory.quantized_base.registry import FORMATS, format_named, names
+from graft_nodes.training.memory.quantized_base.base import quantize_base
+from graft_nodes.training.memory.quantized_base.registry import FORMATS, find_format, names
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.memory_plan import plan
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -67,10 +67,10 @@ def _gradient(module, device):
 
 
 def test_bytes_order_and_waits_of_a_step(model):
-    with checkpointed(model):
+    with checkpoint_blocks(model):
         plain = _gradient(model, "cpu")
     block, whole = _bytes(model.blocks[0]), _bytes(model)
-    with layers_on_host(model, DEVICE), checkpointed(model):
+    with layers_on_host(model, DEVICE), checkpoint_blocks(model):
         for _ in range(2):
             _gradient(model, DEVICE)
         before = meter.allocated
@@ -103,11 +103,11 @@ def test_host_memory_is_pinned_where_it_lies_and_only_meanwhile(model):
 
 
 def test_what_cannot_be_pinned_is_said_and_the_result_is_the_same(model, monkeypatch):
-    with checkpointed(model):
+    with checkpoint_blocks(model):
         plain = _gradient(model, "cpu")
     size = model.first.weight.nbytes
     monkeypatch.setattr(memory.Runtime, "registered_limit", 3 * size)
-    with layers_on_host(model, DEVICE) as pins, checkpointed(model):
+    with layers_on_host(model, DEVICE) as pins, checkpoint_blocks(model):
         assert pins.missing == (2 * BLOCKS + 1 - 3) * size and "GB of the layers could not be pinned" in pins.note
         for _ in range(2):
             assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
@@ -162,12 +162,12 @@ EVERY_FORMAT = pytest.mark.parametrize("weight_format", FORMATS, ids=names())
 def test_quantized_weights_come_over_in_place_of_the_models_own(model, monkeypatch, weight_format):
     monkeypatch.setattr(base, "SMALL", 0)
     here = copy.deepcopy(model)
-    with quantized(here, weight_format, torch.device("cpu")), checkpointed(here):
+    with quantize_base(here, weight_format, torch.device("cpu")), checkpoint_blocks(here):
         expected = _gradient(here, "cpu")
     with (
-        quantized(model, weight_format, DEVICE, on_host=True) as found,
+        quantize_base(model, weight_format, DEVICE, on_host=True) as found,
         layers_on_host(model, DEVICE, staying=lambda: found.waiting),
-        checkpointed(model),
+        checkpoint_blocks(model),
     ):
         linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
         assert all(tensor.device.type == "cpu" for part in linear for tensor in part.buffers())
@@ -197,7 +197,7 @@ def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weigh
     with torch.no_grad():
         expected = model(x)
     with (
-        quantized(model, weight_format, DEVICE, on_host=True) as found,
+        quantize_base(model, weight_format, DEVICE, on_host=True) as found,
         layers_on_host(model, DEVICE, staying=lambda: found.waiting),
         torch.no_grad(),
     ):
@@ -296,7 +296,7 @@ def test_in_a_run_they_come_over_in_place_of_the_models_own_too(lab, monkeypatch
         state = _state(lab, dataset, name, offload="layers")
         train(state, _denoiser(lab, DEVICE), dataset, 3, Callbacks(on_step=stepped))
     network = _denoiser(lab, DEVICE).module
-    with quantized(network, format_named(base_weights), torch.device("cpu")):
+    with quantize_base(network, find_format(base_weights), torch.device("cpu")):
         layers = [part for part in network.blocks[0].modules() if hasattr(part, "quantized_layer")]
         saved = sum(
             part.weight.nbytes - part.quantized_numbers.nbytes - part.quantized_scales.nbytes for part in layers

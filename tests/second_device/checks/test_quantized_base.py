@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from graft_nodes.tests.second_device.device import DEVICE
-from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.base import quantize_base
 from graft_nodes.training.memory.quantized_base.registry import FORMATS, names
 from torch import nn
 
@@ -36,9 +36,9 @@ def test_weights_wait_on_the_host_and_the_rest_comes_over(weight_format):
     part, x = Part().requires_grad_(False), torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(0))
     here = copy.deepcopy(part)
     weight, bias = part.wide.weight, part.wide.bias
-    with quantized(here, weight_format, CPU):
+    with quantize_base(here, weight_format, CPU):
         expected = _with_gradient(here, x)
-    with quantized(part, weight_format, DEVICE) as base:
+    with quantize_base(part, weight_format, DEVICE) as base:
         assert part.wide.weight is weight and weight.device == CPU
         others = [
             part.wide.quantized_numbers,
@@ -50,7 +50,7 @@ def test_weights_wait_on_the_host_and_the_rest_comes_over(weight_format):
         ]
         assert {tensor.device for tensor in others} == {DEVICE}
         found = _with_gradient(part, x.to(DEVICE))
-        with torch.no_grad(), base.off():
+        with torch.no_grad(), base.switch_off():
             own = part(x.to(DEVICE)).cpu()
         assert part.wide.weight is weight
     for one, other in zip(found, expected, strict=True):

@@ -152,7 +152,7 @@ def trained(lab, tmp_path, held_out=(2, 5, 7, 8, 9), seed=3):
     plain = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2), seed=seed)
     start = begin(denoiser.module, replace(plain.start, ema=EMASettings("ramp", snapshots=2)), plain.settings)
     state = run(start, 12, lambda: nullcontext(denoiser), dataset, Store(tmp_path, "run")).state
-    return state, denoiser, dataset, sources.of_state(state, Store(tmp_path, "run").folder)
+    return state, denoiser, dataset, sources.sources_of_state(state, Store(tmp_path, "run").folder)
 
 
 def _search(trained_run, tries=40, seed=0):
@@ -169,9 +169,9 @@ def test_never_worse_than_the_best_width_on_the_images_that_were_kept(lab, tmp_p
     trained_run = trained(lab, tmp_path, seed=seed + 3)
     *_, dataset, found = trained_run
     searched, score = _search(trained_run, seed=seed)
-    average = merge.with_shares(found, searched.shares, searched.lines, width=searched.width)
+    average = merge.merge_with_shares(found, searched.shares, searched.lines, width=searched.width)
     kept = halves(dataset)[1]
-    widths = [merge.merged(found, "width", width, "").lora for width in merge.widths_to_try(found, "")]
+    widths = [merge.merge_files(found, "width", width, "").lora for width in merge.widths_to_try(found, "")]
     assert score(average.lora, kept) <= min(score(lora, kept) for lora in widths)
     text = "\n".join(average.lines)
     assert f"on 3 held-out images, seed {seed}; 2 other ones are kept for the answer" in text
@@ -188,7 +188,7 @@ def test_the_same_search_gives_the_same_bytes(lab, tmp_path):
     found = trained_run[-1]
     first, again = (_search(trained_run)[0] for _ in range(2))
     assert first == again
-    averages = [merge.with_shares(found, one.shares, one.lines).lora for one in (first, again)]
+    averages = [merge.merge_with_shares(found, one.shares, one.lines).lora for one in (first, again)]
     assert all(torch.equal(averages[0][name], tensor) for name, tensor in averages[1].items())
 
 
@@ -217,7 +217,7 @@ def test_a_result_that_fits_only_the_images_it_was_searched_on_is_not_taken(lab,
     score = Overfitted(found, images[1])
     widths = merge.widths_to_try(found, "")
     guarded = search.search(found, widths, score, images, 60, 0)
-    losses = {width: score(merge.merged(found, "width", width, "").lora, images[1]) for width in widths}
+    losses = {width: score(merge.merge_files(found, "width", width, "").lora, images[1]) for width in widths}
     assert guarded.width == min(losses, key=lambda width: losses[width])
     assert guarded.shares == post_hoc.reconstruct(found.profiles, guarded.width).weights
     assert "the searched average is worse on the kept images" in guarded.lines[-2]

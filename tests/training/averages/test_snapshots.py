@@ -49,8 +49,8 @@ def test_two_calls_are_one_with_snapshots_and_switches(lab, tmp_path, adapter):
     whole = go(start, 20, denoiser, dataset, one)
     parts = go(go(start, 7, denoiser, dataset, two), 13, denoiser, dataset, two)
     assert equal(whole, parts) and files(one) == files(two) and len(files(one)) == 2 * 4
-    assert [s.profile.step for s in snapshots.expected(whole, one.folder)] == [5, 5, 10, 10, 15, 15, 20, 20]
-    assert sorted(s.path.name for s in snapshots.expected(whole, one.folder)) == sorted(files(one))
+    assert [s.profile.step for s in snapshots.expected_snapshots(whole, one.folder)] == [5, 5, 10, 10, 15, 15, 20, 20]
+    assert sorted(s.path.name for s in snapshots.expected_snapshots(whole, one.folder)) == sorted(files(one))
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
@@ -58,7 +58,7 @@ def test_a_snapshot_is_the_average_that_the_power_schedule_keeps(lab, tmp_path, 
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=8), adapter), 16, denoiser, dataset, store)
-    for stored in snapshots.expected(state, store.folder):
+    for stored in snapshots.expected_snapshots(state, store.folder):
         alone = begun(lab, denoiser, dataset, EMASettings("power", widths=(stored.width,)), adapter)
         live = train(alone, denoiser, dataset, stored.profile.step).lora_model(ema=True)
         kept = snapshots.read(stored)
@@ -77,7 +77,7 @@ def test_any_width_afterwards_is_the_average_that_would_have_run_along(lab, tmp_
         dataset,
         store,
     )
-    kept = snapshots.expected(state, store.folder)
+    kept = snapshots.expected_snapshots(state, store.folder)
     found = reconstruct([one.profile for one in kept], width)
     got = average(
         [snapshots.read(one) for one in kept], found.weights, [str(n) for n in range(len(kept))], "factors"
@@ -228,8 +228,8 @@ def test_damaged_and_missing_snapshots_are_named(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 10, denoiser, dataset, store)
-    first, second, third, fourth = snapshots.expected(state, store.folder)
-    assert snapshots.found(store.folder) == [first, second, third, fourth]
+    first, second, third, fourth = snapshots.expected_snapshots(state, store.folder)
+    assert snapshots.find_snapshots(store.folder) == [first, second, third, fourth]
     content = bytearray(first.path.read_bytes())
     content[-5] ^= 1
     first.path.write_bytes(content)
@@ -250,7 +250,7 @@ def test_a_bit_that_flips_anywhere_in_a_snapshot_is_found_or_changes_no_tensor(l
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 5, denoiser, dataset, store)
-    snapshot = snapshots.expected(state, store.folder)[0]
+    snapshot = snapshots.expected_snapshots(state, store.folder)[0]
     kept, whole, refused = snapshots.read(snapshot), snapshot.path.read_bytes(), 0
     places = range(0, len(whole), len(whole) // 200)
     for number, place in enumerate(places):
@@ -276,11 +276,11 @@ def test_branches_of_a_run_are_told_apart(lab, tmp_path):
         trunk, settings=Settings(replace(trunk.settings.optimizer, learning_rate=1e-3), trunk.settings.objective)
     )
     ends = [go(trunk, 5, denoiser, dataset, store), go(slower, 10, denoiser, dataset, store)]
-    ways = snapshots.branches(snapshots.found(store.folder))
+    ways = snapshots.branches(snapshots.find_snapshots(store.folder))
     assert set(ways) == {end.key for end in ends}
     for end in ends:
         assert sorted(ways[end.key], key=lambda s: s.path) == sorted(
-            snapshots.expected(end, store.folder), key=lambda s: s.path
+            snapshots.expected_snapshots(end, store.folder), key=lambda s: s.path
         )
 
 
@@ -288,7 +288,7 @@ def test_metadata_orders_and_identifies(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     store = Store(tmp_path, "run")
     state = go(begun(lab, denoiser, dataset, EMASettings("ramp", snapshots=5)), 5, denoiser, dataset, store)
-    metadata = load_safetensors(str(snapshots.expected(state, store.folder)[0].path))[1]
+    metadata = load_safetensors(str(snapshots.expected_snapshots(state, store.folder)[0].path))[1]
     assert (
         metadata["ss_steps"] == "5"
         and metadata["graft_run"] == state.start.digest

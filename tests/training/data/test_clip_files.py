@@ -60,10 +60,10 @@ def _by_name(dataset):
 
 def test_vae_training_names_a_clip_that_it_does_not_take(tmp_path):
     _still(tmp_path / "still.png")
-    assert len(pictures.read(read_folder(tmp_path, SETTINGS)).images) == 1
+    assert len(pictures.read_pictures(read_folder(tmp_path, SETTINGS)).images) == 1
     _square(tmp_path / "moving.mkv")
     with pytest.raises(ValueError, match=r"and moving\.mkv is a clip.* Set frames of clips of Dataset to 0"):
-        pictures.read(read_folder(tmp_path, SETTINGS))
+        pictures.read_pictures(read_folder(tmp_path, SETTINGS))
 
 
 def test_a_hidden_file_is_no_frame(tmp_path):

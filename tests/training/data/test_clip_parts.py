@@ -34,14 +34,14 @@ def test_parts_are_musubis(way, count):
     for lengths in ([1], [17], [1, 17, 33], [5, 49]):
         for number in (1, 2, 3, 4, 7):
             expected = _musubi(count, lengths, way, number, 10, max(lengths))
-            found = clip_parts.parts(count, lengths, way, number, 10, 4)
+            found = clip_parts.split_frames(count, lengths, way, number, 10, 4)
             assert found == list(dict.fromkeys(expected)), "each part once"
 
 
 def test_frames_are_rounded_down_to_what_the_vae_takes():
-    assert [clip_parts.rounded(count, 4) for count in (1, 4, 5, 16, 17, 33)] == [1, 1, 5, 13, 17, 33]
-    assert [clip_parts.rounded(count, 8) for count in (1, 8, 9, 97, 100)] == [1, 1, 9, 97, 97]
-    assert [clip_parts.rounded(count, 1) for count in (1, 2, 30)] == [1, 2, 30]
+    assert [clip_parts.round_frames(count, 4) for count in (1, 4, 5, 16, 17, 33)] == [1, 1, 5, 13, 17, 33]
+    assert [clip_parts.round_frames(count, 8) for count in (1, 8, 9, 97, 100)] == [1, 1, 9, 97, 97]
+    assert [clip_parts.round_frames(count, 1) for count in (1, 2, 30)] == [1, 2, 30]
 
 
 @pytest.mark.parametrize("rate", [8, 16, 23.976, 24, 25, 29.97, 30, 60])
@@ -49,7 +49,7 @@ def test_a_clips_own_rate_keeps_each_frame_once(rate):
     exact = Fraction(rate).limit_denominator(1001)
     for per_second in (1000, exact.numerator):
         ticks = [round(number * per_second / exact) for number in range(200)]
-        assert clip_parts.resampled(ticks, per_second, rate) == list(range(200))
+        assert clip_parts.resample(ticks, per_second, rate) == list(range(200))
 
 
 def _nearest(times, rate, seconds):
@@ -67,18 +67,18 @@ def test_lower_rates_take_the_nearest_frames(own, rate):
     times = [Fraction(number, own) for number in range(3 * own)]
     ticks = list(range(3 * own))
     expected = _nearest(times, rate, 3)
-    found = clip_parts.resampled(ticks, own, rate)
+    found = clip_parts.resample(ticks, own, rate)
     assert found == expected and len(found) == 3 * rate
 
 
 def test_higher_rates_repeat_frames():
-    assert clip_parts.resampled([0, 1, 2], 8, 16) == [0, 0, 1, 1, 2, 2]
+    assert clip_parts.resample([0, 1, 2], 8, 16) == [0, 0, 1, 1, 2, 2]
 
 
 def test_times_of_their_own_and_none():
-    assert clip_parts.resampled([0, 100, 1000], 1000, 2) == [0, 1, 2]
-    assert clip_parts.resampled([0, 1, 2], 0, 16) == [0, 1, 2], "frames without times"
-    assert clip_parts.resampled([0, 1, 2], 8, 0) == [0, 1, 2], "no rate is asked for"
-    assert clip_parts.resampled([0], 8, 16) == [0]
+    assert clip_parts.resample([0, 100, 1000], 1000, 2) == [0, 1, 2]
+    assert clip_parts.resample([0, 1, 2], 0, 16) == [0, 1, 2], "frames without times"
+    assert clip_parts.resample([0, 1, 2], 8, 0) == [0, 1, 2], "no rate is asked for"
+    assert clip_parts.resample([0], 8, 16) == [0]
     with pytest.raises(ValueError, match=r"has 480,000 frames.*cut it"):
-        clip_parts.resampled([0, 10_000], 10, 240)
+        clip_parts.resample([0, 10_000], 10, 240)

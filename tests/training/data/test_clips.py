@@ -107,20 +107,20 @@ def test_turned_clips_are_upright(tmp_path, degrees, turns):
     written = write_clip(path, codec="png", pixels="rgb24")
     _turn(path, degrees)
     assert clips.scan(path).size == (32, 48)
-    assert clips.look(path).size == (32, 48)
+    assert clips.read_header(path).size == (32, 48)
     assert np.array_equal(clips.first_frame(path), np.rot90(written[0], turns))
 
 
 def test_look_estimates_from_the_header(tmp_path):
     for name, codec in (("a.mp4", "libx264"), ("a.webm", "libvpx-vp9")):
         write_clip(tmp_path / name, 16, codec=codec, pixels="yuv420p")
-        info = clips.look(tmp_path / name)
+        info = clips.read_header(tmp_path / name)
         assert info.size == (48, 32) and len(info.ticks) == 16
         assert info.ticks[8] == info.per_second
     write_gif(tmp_path / "a.gif", 3)
-    assert len(clips.look(tmp_path / "a.gif").ticks) == 3
+    assert len(clips.read_header(tmp_path / "a.gif").ticks) == 3
     write_frames(tmp_path / "a.frames", 4)
-    assert len(clips.look(tmp_path / "a.frames").ticks) == 4
+    assert len(clips.read_header(tmp_path / "a.frames").ticks) == 4
 
 
 def test_thumbnail_is_the_first_frame(tmp_path):
@@ -157,7 +157,7 @@ CONCAT = b"ffconcat version 1.0\nfile secret.mkv\n"
 def test_other_files_are_refused_and_open_no_other_one(tmp_path, text, name):
     write_clip(tmp_path / "secret.mkv")
     (tmp_path / name).write_bytes(text)
-    for read in (clips.scan, clips.look, clips.first_frame):
+    for read in (clips.scan, clips.read_header, clips.first_frame):
         with pytest.raises(ValueError, match="not a clip"):
             read(tmp_path / name)
 
@@ -180,7 +180,7 @@ def test_a_header_that_promises_a_million_frames(tmp_path):
     at = data.index(b"stts") + 12  # after the number of entries: frames, and the time of each
     data[at : at + 4] = struct.pack(">I", 1_000_000)
     path.write_bytes(data)
-    assert len(clips.look(path).ticks) <= clips.MOST_FRAMES
+    assert len(clips.read_header(path).ticks) <= clips.MOST_FRAMES
     assert len(clips.scan(path).ticks) == 9
 
 
@@ -230,7 +230,7 @@ def test_longer_sound_makes_a_clip_no_longer_at_a_glance(tmp_path):
         sound.sample_rate = 8000
         for ending in (beside.encode(sound), stream.encode(), beside.encode()):
             container.mux(ending)
-    assert clips.look(tmp_path / "a.mkv").ticks == tuple(range(9))
+    assert clips.read_header(tmp_path / "a.mkv").ticks == tuple(range(9))
     assert len(clips.scan(tmp_path / "a.mkv").ticks) == 9
 
 
@@ -261,7 +261,7 @@ def test_pixels_that_are_no_squares_are_shown_in_their_shape(tmp_path, ending, s
     codec, pixels = ("png", "rgb24") if ending == ".mov" else ("libx264", "yuv420p")
     frames = write_clip(path, 3, shape=Fraction(*shape), codec=codec, pixels=pixels)
     info = clips.scan(path)
-    assert info.size == size == clips.look(path).size == clips.first_frame(path).size
+    assert info.size == size == clips.read_header(path).size == clips.first_frame(path).size
     whole = Framing(size, size, 0, 0, size)
     found = clips.ClipReader(path, whole).read([2])[0]
     assert found.shape == (size[1], size[0], 3)

@@ -135,7 +135,7 @@ def test_regularization_images_are_not_measured():
     assert [image.name for image in combine.combine([first]).held_out] == ["g"]
     assert [image.name for image in combine.combine([first, _dataset("y")]).held_out] == ["x/g"]
     folder = replace(_dataset("v"), images=tuple(held_out))
-    assert [image.name for image in combine.with_validation(first, folder).held_out] == ["v/g"]
+    assert [image.name for image in combine.hold_out(first, folder).held_out] == ["v/g"]
 
 
 def test_what_another_trains_on_is_not_measured():
@@ -143,8 +143,8 @@ def test_what_another_trains_on_is_not_measured():
     second = _dataset("y", held_out=[_image("k"), _image("l")])
     whole = combine.combine([first, second])
     assert [image.name for image in whole.held_out] == ["y/k", "x/g", "y/l"]  # in turn, without x/h
-    assert combine.unmeasured([first, second], whole) == 1 and combine.repeated_names([first, second]) == []
-    (line,) = folder_report.not_measured([first, second], whole)
+    assert combine.count_unmeasured([first, second], whole) == 1 and combine.repeated_names([first, second]) == []
+    (line,) = folder_report.note_unmeasured([first, second], whole)
     assert line.startswith("1 held-out images are not measured")
     again = replace(second, images=first.images)
     assert combine.repeated_names([first, again]) == ["x0", "x1", "x2", "x3"]
@@ -167,13 +167,13 @@ def test_no_picture_of_a_trained_pair_is_measured(trained, held_out):
 def test_a_validation_dataset_replaces_what_is_held_out():
     dataset = _dataset("x", held_out=[_image("h")])
     validation = _dataset("v", 3)
-    whole = combine.with_validation(dataset, validation)
+    whole = combine.hold_out(dataset, validation)
     assert [image.name for image in whole.held_out] == ["v/v0", "v/v1", "v/v2"] and whole.images == dataset.images
     assert whole.digest not in (dataset.digest, validation.digest)
     partly = replace(validation, images=(*dataset.images[:1], *validation.images))
-    assert len(combine.with_validation(dataset, partly).held_out) == 3
+    assert len(combine.hold_out(dataset, partly).held_out) == 3
     with pytest.raises(ValueError, match="every image of validation folder 'v' is trained on too"):
-        combine.with_validation(dataset, replace(validation, images=dataset.images))
+        combine.hold_out(dataset, replace(validation, images=dataset.images))
 
 
 def test_the_digest_is_that_of_all_parts_their_order_and_their_resolutions():

@@ -15,7 +15,7 @@ from graft_nodes.training.data.control_methods import (
     find_method,
     has_same_shape,
     options,
-    with_size,
+    set_size,
 )
 from PIL import Image
 
@@ -202,12 +202,12 @@ def test_the_help_page_has_a_row_for_each_method_with_the_node_that_does_the_sam
 
 def _sized(method, size, *picture):
     control = FramedControl(_picture(*picture), frame((64, 64), (64, 64)))
-    return control.picture, with_size(BY_NAME[method], size).for_vae(control)
+    return control.picture, set_size(BY_NAME[method], size).for_vae(control)
 
 
 @pytest.mark.parametrize("method", ["reference latents", "Flux Kontext", "Qwen-Image-Edit", "Qwen-Image-Edit Plus"])
 def test_musubis_sizes_are_about_an_area_or_the_pictures_own(method):
-    assert with_size(BY_NAME[method], ControlSize()) is BY_NAME[method]
+    assert set_size(BY_NAME[method], ControlSize()) is BY_NAME[method]
     _, pixels = _sized(method, ControlSize(512 * 512), 300, 100)
     assert pixels.shape == (1, 288, 880, 3)  # sqrt(512 * 512 * 3) = 886.8, / 3 = 295.6: the nearest multiples of 16
     picture, pixels = _sized(method, ControlSize(kept=True), 301, 103)
@@ -221,7 +221,7 @@ def test_musubis_sizes_are_about_an_area_or_the_pictures_own(method):
 
 def test_sizes_have_names_of_their_own_which_the_cache_tells_apart():
     sizes = ControlSize(512 * 512), ControlSize(kept=True), ControlSize(512 * 512, True), ControlSize()
-    assert [with_size(BY_NAME["Flux Kontext"], size).name for size in sizes] == [
+    assert [set_size(BY_NAME["Flux Kontext"], size).name for size in sizes] == [
         "Flux Kontext at 262,144 pixels",
         "Flux Kontext at their own size",
         "Flux Kontext at their own size, up to 262,144 pixels",
@@ -233,4 +233,4 @@ def test_sizes_have_names_of_their_own_which_the_cache_tells_apart():
 def test_a_control_picture_that_has_the_size_of_its_image_has_no_other(method):
     for size in (ControlSize(512 * 512), ControlSize(kept=True)):
         with pytest.raises(ValueError, match="control_resolution and no_resize_control do not fit control pictures"):
-            with_size(BY_NAME[method], size)
+            set_size(BY_NAME[method], size)

@@ -4,7 +4,7 @@ import os
 import unicodedata
 
 import pytest
-from graft_nodes.training.data.file_names import FolderNames, composed, is_of_system, without_thumbnails
+from graft_nodes.training.data.file_names import FolderNames, compose, drop_thumbnails, is_of_system
 
 NFC, NFD = (unicodedata.normalize(form, "\u00e9t\u00e9 \u304c") for form in ("NFC", "NFD"))
 
@@ -67,9 +67,9 @@ def test_what_is_no_file_is_not_found(tmp_path):
 def test_beside_takes_the_suffixes_in_their_order(tmp_path):
     _touch(tmp_path, "1.CAPTION", "2.caption", "2.TXT")
     names = FolderNames()
-    assert names.beside(tmp_path / "1.PNG", (".txt", ".caption")) == tmp_path / "1.CAPTION"
-    assert names.beside(tmp_path / "2.png", (".txt", ".caption")) == tmp_path / "2.TXT"
-    assert names.beside(tmp_path / "3.png", (".txt", ".caption")) is None
+    assert names.find_beside(tmp_path / "1.PNG", (".txt", ".caption")) == tmp_path / "1.CAPTION"
+    assert names.find_beside(tmp_path / "2.png", (".txt", ".caption")) == tmp_path / "2.TXT"
+    assert names.find_beside(tmp_path / "3.png", (".txt", ".caption")) is None
 
 
 def test_a_folder_is_listed_once(tmp_path, monkeypatch):
@@ -78,12 +78,12 @@ def test_a_folder_is_listed_once(tmp_path, monkeypatch):
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or real(folder))
     for number in range(50):
-        names.beside(tmp_path / f"{number}.png", (".txt", ".caption"))
+        names.find_beside(tmp_path / f"{number}.png", (".txt", ".caption"))
     assert listed == [str(tmp_path)]
 
 
 def test_composed_letters():
-    assert composed(NFD) == NFC == composed(NFC) and NFD != NFC and composed("plain") == "plain"
+    assert compose(NFD) == NFC == compose(NFC) and NFD != NFC and compose("plain") == "plain"
 
 
 def test_folders_of_the_system():
@@ -95,5 +95,5 @@ def test_folders_of_the_system():
 
 def test_thumbnails_are_those_of_pictures_beside_their_folder(tmp_path):
     paths = [tmp_path / name for name in ("1.png", "Thumbs/1.jpg", "Thumbs/3.jpg", "youtube/thumbnails/9.jpg")]
-    assert without_thumbnails(paths) == [paths[0], paths[2], paths[3]]
-    assert without_thumbnails(paths[2:]) == paths[2:]
+    assert drop_thumbnails(paths) == [paths[0], paths[2], paths[3]]
+    assert drop_thumbnails(paths[2:]) == paths[2:]

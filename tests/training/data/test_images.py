@@ -248,7 +248,7 @@ def test_a_contact_sheet_shows_36_pictures_in_rows():
 def test_sheets_below_each_other_have_their_background_beside_the_narrower_one():
     red = [Image.new("RGB", (16, 16), (200, 0, 0))]
     narrow, wide = images.contact_sheet(red, side=20), images.contact_sheet(red * 2, side=20)
-    both = images.stacked([images.image_tensor(narrow), images.image_tensor(wide)])
+    both = images.stack_sheets([images.image_tensor(narrow), images.image_tensor(wide)])
     background = images.image_tensor(narrow)[0, 0, 0]
     assert both.shape == (1, 40, 40, 3) and torch.equal(both[:, 20:], images.image_tensor(wide))
     assert torch.equal(both[:, :20, :20], images.image_tensor(narrow)) and (both[:, :20, 20:] == background).all()

@@ -140,4 +140,4 @@ def test_the_tags_of_the_subject_stay_where_a_regularization_folder_has_its_name
 )
 def test_epochs_are_counted_by_the_batches_that_were_drawn(steps, batches, accumulation, epochs):
     drawn = [number // batches for number in range(steps * accumulation)]
-    assert kohya_metadata.epochs_begun(steps, batches, accumulation) == len(set(drawn)) == epochs
+    assert kohya_metadata.epoch_of(steps, batches, accumulation) == len(set(drawn)) == epochs

@@ -6,7 +6,7 @@ import torch
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.folder_settings import SampleSettings
-from graft_nodes.training.data.parts import ENTRY, packed, unpacked
+from graft_nodes.training.data.parts import ENTRY, pack_parts, unpack_parts
 from graft_nodes.training.data.sample_store import SampleStore
 from graft_nodes.training.data.samples import Sample, make_dataset
 from graft_nodes.training.objective.loss import losses
@@ -23,16 +23,16 @@ def _draw(*shape, seed):
 
 def test_parts_come_back_as_they_were():
     parts = [_draw(3, *shape, seed=number) for number, shape in enumerate(PARTS)]
-    whole = packed(parts)
+    whole = pack_parts(parts)
     assert whole.shape == (3, 1, 4 * 2 * 3 * 5 + 8 * 6 * 16)
     assert torch.equal(whole[1, 0, 120:], parts[1][1].flatten())
-    assert all(torch.equal(mine, given) for mine, given in zip(unpacked(whole, PARTS), parts, strict=True))
-    assert unpacked(whole, ())[0] is whole
+    assert all(torch.equal(mine, given) for mine, given in zip(unpack_parts(whole, PARTS), parts, strict=True))
+    assert unpack_parts(whole, ())[0] is whole
 
 
 def test_offset_and_pyramid_noise_are_those_of_each_part_in_turn():
     zeros = torch.zeros(2, 1, 888)
-    found = unpacked(noise_like(zeros, 0.4, 0.6, generator(0, 0, "test"), PARTS), PARTS)
+    found = unpack_parts(noise_like(zeros, 0.4, 0.6, generator(0, 0, "test"), PARTS), PARTS)
     draws = generator(0, 0, "test")
     for part, shape in zip(found, PARTS, strict=True):
         assert torch.equal(part, noise_like(torch.zeros(2, *shape), 0.4, 0.6, draws))
@@ -43,7 +43,7 @@ def test_the_loss_is_the_sum_of_the_parts_means_and_the_mask_is_the_first_ones(l
     settings, sigma = ObjectiveSettings(loss=loss), torch.tensor([0.3, 0.8], dtype=torch.float64)
     given = [[_draw(2, *shape, seed=number + 10 * which) for number, shape in enumerate(PARTS)] for which in (0, 1)]
     mask = _draw(2, 1, 3, 5, seed=30).sigmoid()
-    found = losses(settings, "flow", packed(given[0]), packed(given[1]), sigma, mask, PARTS)
+    found = losses(settings, "flow", pack_parts(given[0]), pack_parts(given[1]), sigma, mask, PARTS)
     expected = losses(settings, "flow", given[0][0], given[1][0], sigma, mask)
     expected = expected + losses(settings, "flow", given[0][1], given[1][1], sigma)
     assert torch.allclose(found, expected, rtol=1e-12)

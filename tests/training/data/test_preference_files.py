@@ -10,7 +10,7 @@ from graft_nodes.training.data import encoding
 from graft_nodes.training.data.batches import make_batches
 from graft_nodes.training.data.cache import Cache
 from graft_nodes.training.data.caption_files import caption_path
-from graft_nodes.training.data.combine import combine, with_validation
+from graft_nodes.training.data.combine import combine, hold_out
 from graft_nodes.training.data.dataset import Conditioning
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import glance_at_folder, read_folder
@@ -170,7 +170,7 @@ def test_a_pair_with_a_trained_picture_is_not_measured(tmp_path):
     write_picture(tmp_path / "y" / "b.lose.png", seed=3)
     trained, other = (_read(tmp_path / folder) for folder in ("x", "y"))
     with pytest.raises(ValueError, match=r"every image of validation folder .* is trained on too"):
-        with_validation(trained, other)
+        hold_out(trained, other)
 
 
 def test_wrong_pairs_are_problems_that_name_both_pictures(tmp_path):

@@ -15,7 +15,7 @@ from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImag
 from graft_nodes.training.data.filters import Filters
 from graft_nodes.training.data.folder_reader import read_folder
 from graft_nodes.training.data.folder_settings import FolderSettings, SampleSettings
-from graft_nodes.training.data.reading_ahead import NeedsEncodingError, check_may_encode, reading_ahead
+from graft_nodes.training.data.reading_ahead import NeedsEncodingError, check_may_encode, read_ahead
 from graft_nodes.training.data.sample_store import SampleStore
 from graft_nodes.training.data.samples import Sample, make_dataset
 from graft_nodes.training.data.stored_latent import StoredLatent
@@ -99,10 +99,10 @@ def test_captions_alone_are_read_ahead_too(read, monkeypatch):
 
 def test_pictures_of_vae_training_are_read_ahead(read, monkeypatch):
     read(2**30)
-    assert pictures.read(read.listing).workers == 0
-    whole = pictures.read(read.listing)
+    assert pictures.read_pictures(read.listing).workers == 0
+    whole = pictures.read_pictures(read.listing)
     monkeypatch.setattr(encoding, "KEPT_BYTES", 0)
-    part = pictures.read(read.listing)
+    part = pictures.read_pictures(read.listing)
     assert part.workers == 1
     assert _taken(part, 1) == _taken(whole, 0)
 
@@ -147,7 +147,7 @@ def test_an_error_comes_up_at_the_batch_that_needs_what_is_wrong(workers):
     images = tuple(DatasetImage(str(n), "", StoredLatent((1, 2, 2), lambda n=n: load(n))) for n in range(9))
     dataset = Dataset(images, {"": Conditioning(torch.zeros(1, 1, 1))}, "digest")
     schedule = BatchSchedule(dataset, 1, 1, 0.0, 4)
-    shown = [int(schedule.shown(step, 0)[0].image.name) for step in range(9)]
+    shown = [int(schedule.pictures_of(step, 0)[0].image.name) for step in range(9)]
     gone = shown[5]
     loader = BatchLoader(schedule, workers, until=9)
     for step in range(9):
@@ -161,6 +161,6 @@ def test_an_error_comes_up_at_the_batch_that_needs_what_is_wrong(workers):
 
 def test_a_thread_may_encode_before_and_after_it_reads_ahead():
     check_may_encode()
-    with pytest.raises(NeedsEncodingError), reading_ahead():
+    with pytest.raises(NeedsEncodingError), read_ahead():
         check_may_encode()
     check_may_encode()

@@ -137,6 +137,14 @@ def test_the_limit_holds_for_all_of_a_chain(keep, cache):
     assert all(isinstance(image.brought.conditioning, StoredConditioning) for image in part.images)
 
 
+def test_only_what_is_in_the_cache_is_left_on_disk(keep, cache):
+    for limit, on_disk in ((10**9, False), (0, True)):
+        keep(limit)
+        store = SampleStore(cache)
+        make_dataset(samples(), SampleSettings(validation=0.0), Conditioning(torch.zeros(1, 2, 3)), store)
+        assert store.leaves_on_disk == on_disk
+
+
 def test_nothing_of_what_is_stored_stays_in_memory(keep, cache):
     keep(0)
     before = {id(one) for one in gc.get_objects() if type(one) is Tensor}

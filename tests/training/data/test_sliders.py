@@ -25,7 +25,7 @@ def settings(**given):
 
 def noise(*keep, **given):
     made = settings(keep="\n".join(keep), **given)
-    return sliders.of_noise(made, torch.zeros(4, 6, 8), (64, 48), CONTEXTS, ("vae", "clip"))
+    return sliders.make_noise_dataset(made, torch.zeros(4, 6, 8), (64, 48), CONTEXTS, ("vae", "clip"))
 
 
 def pictures(count=4, partner=True, shape=(1, 4, 6, 6)):
@@ -55,7 +55,7 @@ def test_noise_has_a_picture_of_zeros_for_each_set_and_the_size_for_sdxl():
 def test_each_row_gets_the_prompts_of_its_set_and_none_is_dropped():
     data = noise("", "tall")
     assert [prompts.target for prompts in data.slider.sets] == ["tall person"]
-    data = sliders.of_noise(
+    data = sliders.make_noise_dataset(
         settings(positive="old\ntall old", negative="young\ntall young", target="person\ntall person"),
         torch.zeros(4, 6, 8), (64, 48), CONTEXTS, ("", ""),
     )  # fmt: skip
@@ -73,8 +73,8 @@ def test_each_row_gets_the_prompts_of_its_set_and_none_is_dropped():
 def test_the_digest_changes_with_what_goes_in():
     made = [noise(), noise(guidance=2.0), noise(steps=7), noise("tall"), noise(positive="tall old")]
     made += [noise(anchor="tall person"), noise(anchor="tall person", anchor_strength=2.0)]
-    made.append(sliders.of_pictures(settings(), pictures(partner=False), CONTEXTS, Hash()))
-    made.append(sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures()))
+    made.append(sliders.make_picture_dataset(settings(), pictures(partner=False), CONTEXTS, Hash()))
+    made.append(sliders.make_pair_dataset(SliderSettings(PICTURE_PAIRS), pictures()))
     assert len({data.digest for data in made}) == len(made)
     assert noise().digest == noise().digest
 
@@ -82,7 +82,7 @@ def test_the_digest_changes_with_what_goes_in():
 def test_a_run_from_before_anchors_is_stored_as_before():
     values = {"": 0.0, "person": 0.3, "old": 0.9, "young": -0.4}
     contexts = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in values.items()}
-    data = sliders.of_noise(settings(), torch.zeros(4, 6, 6), (48, 48), contexts, ("vae", "clip"))
+    data = sliders.make_noise_dataset(settings(), torch.zeros(4, 6, 6), (48, 48), contexts, ("vae", "clip"))
     assert data.digest == "53fd63eb1115b17160bc2b86c36822e897e85d533aa7ad1738fa8714bcc00509"
 
 
@@ -90,7 +90,7 @@ def test_an_anchor_comes_with_each_row_and_into_the_report_and_the_metadata():
     data = noise(anchor="tall person", anchor_strength=0.5)
     (batch,) = make_batches(data, 3, 0.0, 0, 0, 0, "part 0")
     assert all(torch.equal(one.context, CONTEXTS["tall person"].context) for one in batch.directions.anchor)
-    assert sliders.said(data)[0].endswith(", held at 'tall person' with strength 0.5")
+    assert sliders.describe(data)[0].endswith(", held at 'tall person' with strength 0.5")
     found = sliders.metadata(data)
     assert found["graft_slider_anchor"] == "tall person" and found["graft_slider_anchor_strength"] == "0.5"
     (plain,) = make_batches(noise(), 3, 0.0, 0, 0, 0, "part 0")
@@ -98,14 +98,14 @@ def test_an_anchor_comes_with_each_row_and_into_the_report_and_the_metadata():
 
 
 def test_pictures_get_each_set_in_place_of_their_captions():
-    data = sliders.of_pictures(settings(keep="tall"), pictures(partner=False), CONTEXTS, Hash())
+    data = sliders.make_picture_dataset(settings(keep="tall"), pictures(partner=False), CONTEXTS, Hash())
     assert [image.caption for image in data.images + data.held_out] == ["tall person"] * 4
     assert all(image.dropout == 0.0 for image in data.images) and not sliders.is_noise(data)
     assert data.unhashed == ("a patch",)
 
 
 def test_pairs_keep_their_captions_and_the_model_does_not_see_the_partner():
-    data = sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures())
+    data = sliders.make_pair_dataset(SliderSettings(PICTURE_PAIRS), pictures())
     (batch,) = make_batches(data, 3, 0.0, 0, 0, 0, "part 0")
     assert torch.equal(batch.worse, batch.latents + 100)
     assert torch.equal(batch.at_strength(1.0), batch.latents) and torch.equal(batch.at_strength(-1.0), batch.worse)
@@ -117,7 +117,7 @@ def test_pairs_keep_their_captions_and_the_model_does_not_see_the_partner():
     [
         (lambda: pictures(partner=False), "4 of 4 pictures have no partner: 0, 1, 2"),
         (lambda: pictures(shape=(1, 4, 3, 3)), "a pair is two pictures of one shape"),
-        (lambda: sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures()), "comes from another Slider"),
+        (lambda: sliders.make_pair_dataset(SliderSettings(PICTURE_PAIRS), pictures()), "comes from another Slider"),
         (
             lambda: replace(pictures(), regularization=pictures(partner=False), regularization_share=0.5),
             "has regularization images",
@@ -126,17 +126,17 @@ def test_pairs_keep_their_captions_and_the_model_does_not_see_the_partner():
 )
 def test_wrong_pairs_are_refused(data, said):
     with pytest.raises(ValueError, match=f"Slider: .*{said}"):
-        sliders.of_pairs(SliderSettings(PICTURE_PAIRS), data())
+        sliders.make_pair_dataset(SliderSettings(PICTURE_PAIRS), data())
 
 
 def test_prompts_that_are_encoded_alike_are_refused():
     alike = {**CONTEXTS, "young": CONTEXTS["old"]}
     with pytest.raises(ValueError, match="this CLIP encodes 'old' and 'young' alike"):
-        sliders.of_noise(settings(), torch.zeros(4, 6, 8), (64, 48), alike, ("", ""))
+        sliders.make_noise_dataset(settings(), torch.zeros(4, 6, 8), (64, 48), alike, ("", ""))
 
 
 def test_a_slider_is_not_one_of_several_datasets():
-    data = sliders.of_pairs(SliderSettings(PICTURE_PAIRS), pictures())
+    data = sliders.make_pair_dataset(SliderSettings(PICTURE_PAIRS), pictures())
     with pytest.raises(ValueError, match="one comes from Slider"):
         combine([data, pictures()])
     with pytest.raises(ValueError, match="A slider is connected as regularization dataset"):
@@ -145,7 +145,7 @@ def test_a_slider_is_not_one_of_several_datasets():
 
 def test_the_report_and_the_metadata_name_the_prompts():
     data = noise(neutral="tall person")
-    assert sliders.said(data) == [
+    assert sliders.describe(data) == [
         "slider, both directions, guidance 3: 'person' from 'young' to 'old', starting from 'tall person'",
         "no pictures: noise is denoised in 20 steps with CFG 3",
     ]
@@ -157,4 +157,4 @@ def test_the_report_and_the_metadata_name_the_prompts():
         "graft_slider_target": "person",
         "graft_slider_neutral": "tall person",
     }
-    assert sliders.metadata(pictures()) == {} and sliders.said(pictures()) == []
+    assert sliders.metadata(pictures()) == {} and sliders.describe(pictures()) == []

@@ -9,7 +9,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.headless import command
 from graft_nodes.training.distributed import fsdp, process_group
 from graft_nodes.training.objective.settings import ObjectiveSettings
-from graft_nodes.training.optimizers.settings import OptimizerSettings, of_ranks
+from graft_nodes.training.optimizers.settings import OptimizerSettings, spread_over_ranks
 from graft_nodes.training.state import Settings, Start, TrainState
 from graft_nodes.training.trainable.settings import AdapterSettings
 
@@ -26,15 +26,15 @@ def state(adapter=None, ema=None, objective=None, **optimizer):
 
 
 def test_the_number_of_ranks_multiplies_the_accumulation():
-    assert of_ranks(OptimizerSettings(accumulation=3), 4) == OptimizerSettings(accumulation=12)
-    assert of_ranks(OptimizerSettings(accumulation=3), 1) == OptimizerSettings(accumulation=3)
+    assert spread_over_ranks(OptimizerSettings(accumulation=3), 4) == OptimizerSettings(accumulation=12)
+    assert spread_over_ranks(OptimizerSettings(accumulation=3), 1) == OptimizerSettings(accumulation=3)
 
 
 def test_a_fused_backward_pass_is_for_one_process():
     fused = OptimizerSettings(fused_backward=True, clip_norm=0.0)
     with pytest.raises(ValueError, match="before 2 ranks could add up their gradients"):
-        of_ranks(fused, 2)
-    assert of_ranks(fused, 1) == fused
+        spread_over_ranks(fused, 2)
+    assert spread_over_ranks(fused, 1) == fused
 
 
 def test_what_can_be_divided_is_taken():

@@ -7,11 +7,11 @@ from torch.nn import functional
 
 def test_memory_counts_once_while_it_lives():
     with Allocations() as counter:
-        with counter.as_part("a"):
+        with counter.count_as("a"):
             first = torch.empty(1000, device=META)
         view = first[:10]
         assert counter.now["a"] == counter.total == 4000
-        with counter.as_part("b"):
+        with counter.count_as("b"):
             second = first.to(torch.bfloat16)
         assert (counter.now["b"], counter.peak) == (2000, 6000)
         del first

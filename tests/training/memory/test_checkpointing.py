@@ -5,7 +5,7 @@ theirs.
 import pytest
 import torch
 from graft_nodes.host.autograd_inplace import AvoidInplaceOps
-from graft_nodes.training.memory.checkpointing import blocks, checkpointed
+from graft_nodes.training.memory.checkpointing import blocks, checkpoint_blocks
 from torch import nn
 
 
@@ -67,7 +67,7 @@ def test_gradients_of_blocks_that_change_their_input(graded):
     expected = gradients(net, lambda x: plain(net, x), x)
     with AvoidInplaceOps():
         kept = gradients(net, net, x)
-        with checkpointed(net):
+        with checkpoint_blocks(net):
             forgotten = gradients(net, net, x)
             assert not torch.overrides._get_current_function_mode_stack()[1:]  # no mode stays behind
     for one, other, wanted in zip(kept, forgotten, expected, strict=True):
@@ -96,7 +96,7 @@ def test_blocks_that_a_bare_module_holds_are_checkpointed():
     with AvoidInplaceOps():
         kept = gradients(net, net, x)
         assert len(calls) == 1
-        with checkpointed(net):
+        with checkpoint_blocks(net):
             forgotten = gradients(net, net, x)
     assert len(calls) == 3
     assert all(torch.equal(one, other) for one, other in zip(kept, forgotten, strict=True))
@@ -106,7 +106,7 @@ def test_blocks_that_a_bare_module_holds_are_checkpointed():
 def test_a_change_that_a_block_calls_for_is_refused_and_never_silently_wrong(graded):
     net, x = Net(block=Called), torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).requires_grad_(graded)
     said = r"Called changes its input in place.*Switch gradient checkpointing off"
-    with pytest.raises(RuntimeError, match=said), AvoidInplaceOps(), checkpointed(net):
+    with pytest.raises(RuntimeError, match=said), AvoidInplaceOps(), checkpoint_blocks(net):
         gradients(net, net, x)
     said = r"^The model changes activations in place.*Graft cannot train it.*modified by an inplace operation"
     with pytest.raises(RuntimeError, match=said), AvoidInplaceOps():
@@ -118,7 +118,7 @@ def test_the_backward_pass_may_run_after_the_mode_is_left():
     net, x = Net(), torch.randn(3, 6, generator=draws)
     expected = gradients(net, lambda x: plain(net, x), x)
     net.zero_grad()
-    with AvoidInplaceOps(), checkpointed(net):
+    with AvoidInplaceOps(), checkpoint_blocks(net):
         loss = net(x).square().sum()
     loss.backward()
     found = [p.grad for p in net.parameters()]

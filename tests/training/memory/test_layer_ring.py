@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from graft_nodes.training.memory import layer_ring, offload
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.layer_ring import Group, Order, layers_on_host
 from torch import nn
 
@@ -29,7 +29,7 @@ def test_a_forward_that_somebody_replaced_is_there_again(own):
 
 
 def _used(order, groups, *names):
-    return [order.expected_after(groups[name]) for name in names]
+    return [order.expect_after(groups[name]) for name in names]
 
 
 def test_the_order_is_that_of_the_last_time_there_and_back():
@@ -106,7 +106,7 @@ def _named(model, copied):
 
 @contextmanager
 def _training(model):
-    with layers_on_host(model, CPU), checkpointed(model), torch.enable_grad():
+    with layers_on_host(model, CPU), checkpoint_blocks(model), torch.enable_grad():
         yield
 
 

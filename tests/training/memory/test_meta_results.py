@@ -43,7 +43,7 @@ CASES = [
 def test_what_is_remembered_is_what_runs_and_memory_of_its_own(func, args):
     given = {"dtype": torch.bfloat16} if func is aten._to_copy.default else {}
     ran = func(*args, **given)
-    first, again = (meta_results.result(func, args, given) for _ in range(2))
+    first, again = (meta_results.remember_result(func, args, given) for _ in range(2))
     assert any(made is not None for made in meta_results.remembered.values())
     single = isinstance(ran, torch.Tensor)
     for results in zip(*([value] if single else value for value in (ran, first, again)), strict=True):
@@ -54,15 +54,15 @@ def test_what_is_remembered_is_what_runs_and_memory_of_its_own(func, args):
 
 def test_types_of_numbers_are_told_apart():
     whole = _x(2, dtype=torch.int64)
-    assert meta_results.result(aten.mul.Tensor, (whole, 2), {}).dtype == torch.int64
-    assert meta_results.result(aten.mul.Tensor, (whole, 2.0), {}).dtype == torch.float32
-    assert meta_results.result(aten.mul.Tensor, (whole, 2), {}).dtype == torch.int64
+    assert meta_results.remember_result(aten.mul.Tensor, (whole, 2), {}).dtype == torch.int64
+    assert meta_results.remember_result(aten.mul.Tensor, (whole, 2.0), {}).dtype == torch.float32
+    assert meta_results.remember_result(aten.mul.Tensor, (whole, 2), {}).dtype == torch.int64
 
 
 def test_what_is_written_in_place_is_given_back():
     for _ in range(2):
         x = _x(2, 3)
-        assert meta_results.result(aten.mul_.Tensor, (x, 2.0), {}) is x
+        assert meta_results.remember_result(aten.mul_.Tensor, (x, 2.0), {}) is x
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_what_is_written_in_place_is_given_back():
 def test_a_view_shares_memory_each_time(func, more):
     for _ in range(2):
         x = _x(2, 3)
-        assert meta_results.result(func, (x, *more), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert meta_results.remember_result(func, (x, *more), {}).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_a_change_of_shape_in_place_happens_each_time():
     for _ in range(2):
         x = _x(2, 3)
-        meta_results.result(aten.t_.default, (x,), {})
+        meta_results.remember_result(aten.t_.default, (x,), {})
         assert x.shape == (3, 2)
 
 
 def test_tensors_with_values_are_computed():
     for value in (1.0, 2.0):
         x = torch.full((2,), value)
-        assert torch.equal(meta_results.result(aten.add.Tensor, (x, 1), {}), x + 1)
+        assert torch.equal(meta_results.remember_result(aten.add.Tensor, (x, 1), {}), x + 1)
     assert not meta_results.remembered

@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.offload import activations_on_host
 from graft_nodes.training.memory.saved_tensors import (
     CopiesWhereNeeded,
     CopyBeforeChange,
     KeptTensor,
     active_mode,
-    copied_before_changes,
-    left,
+    copy_before_changes,
+    leave_modes,
 )
 from torch import nn
 from torch.nn.functional import silu
@@ -193,7 +193,7 @@ PAIRS = [
 def test_gradients_are_those_of_new_tensors(forward, anew):
     leaves = leaf(0), leaf(1)
     wanted = gradients(anew, *leaves)
-    with copied_before_changes():
+    with copy_before_changes():
         found = gradients(forward, *leaves)
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found, wanted, strict=True))
     ways = leaf(2).detach(), leaf(3).detach()
@@ -217,7 +217,7 @@ def data(h, y):
 @pytest.mark.parametrize("change", [without_gradient, detached, data])
 def test_changes_that_autograd_does_not_record_are_refused(change):
     x, y = leaf(0), leaf(1)
-    with copied_before_changes():
+    with copy_before_changes():
         h = x.exp()
         kept = h.square()
         change(h, y)
@@ -227,7 +227,7 @@ def test_changes_that_autograd_does_not_record_are_refused(change):
 
 def test_changes_after_the_context_are_refused_and_copies_stay():
     x, y = leaf(0), leaf(1)
-    with copied_before_changes():
+    with copy_before_changes():
         out = several(x, y)
         late = (h := x.exp()).square()
     out.sum().backward()
@@ -321,9 +321,9 @@ def trained(net, graded=True):
 @pytest.mark.parametrize(("block", "graded"), [(OfItsOwn, False), (OfItsOwn, True), (OfItsInputs, True)])
 def test_checkpointing_gives_the_same_bytes(block, graded):
     wanted, net = trained(Net(Block), graded), Net(block)
-    with copied_before_changes():
+    with copy_before_changes():
         plain = trained(net, graded)
-        with checkpointed(net):
+        with checkpoint_blocks(net):
             forgotten = trained(net, graded)
     assert all(torch.equal(a, b) for a, b in zip(plain, forgotten, strict=True))
     assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(forgotten, wanted, strict=True))
@@ -332,28 +332,28 @@ def test_checkpointing_gives_the_same_bytes(block, graded):
 def test_changes_of_an_input_without_gradient_are_refused():
     """Whether another name of its memory needs a gradient cannot be known. A block that runs again stops before."""
     net = Net(OfItsInputs)
-    with copied_before_changes(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with copy_before_changes(), pytest.raises(RuntimeError, match="modified by an inplace operation"):
         trained(net, graded=False)
     net.zero_grad()
-    with copied_before_changes(), checkpointed(net):
+    with copy_before_changes(), checkpoint_blocks(net):
         found = trained(net, graded=False)
     assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(found, trained(Net(Block), False), strict=True))
 
 
 def test_without_copies_a_checkpointed_block_is_refused():
     """torch's own checkpoint() gives another gradient here, without a word."""
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"), checkpointed(net := Net(OfItsOwn)):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"), checkpoint_blocks(net := Net(OfItsOwn)):
         trained(net)
     with (
         pytest.raises(RuntimeError, match="OfItsInputs changes its input in place"),
-        checkpointed(net := Net(OfItsInputs)),
+        checkpoint_blocks(net := Net(OfItsInputs)),
     ):
         trained(net)
 
 
 def test_a_checkpointed_block_may_be_computed_again_in_another_thread_and_twice():
     wanted, net = trained(Net(Block)), Net(OfItsInputs)
-    with copied_before_changes(), checkpointed(net):
+    with copy_before_changes(), checkpoint_blocks(net):
         out = net(leaf(1), leaf(2)).sum()
     for retain in (True, False):
         net.zero_grad()
@@ -375,7 +375,10 @@ def test_a_block_that_computes_something_else_again_is_refused():
             return super().forward(x, options)
 
     net = Net(Changing)
-    with checkpointed(net), pytest.raises(RuntimeError, match="Changing computes something else when it runs again"):
+    with (
+        checkpoint_blocks(net),
+        pytest.raises(RuntimeError, match="Changing computes something else when it runs again"),
+    ):
         trained(net)
 
 
@@ -384,7 +387,7 @@ def test_autocast_is_that_of_the_first_run():
     x, other = leaf(1).detach().float().requires_grad_(), leaf(2).detach().float()
     found = []
     for forgetful in (False, True):
-        with checkpointed(net if forgetful else nn.Module()):
+        with checkpoint_blocks(net if forgetful else nn.Module()):
             with torch.autocast("cpu", torch.bfloat16):
                 out = net(x, other)
             out.sum().backward()
@@ -399,9 +402,9 @@ def test_activations_in_host_memory_are_refused_or_copied_too():
     with activations_on_host(net), pytest.raises(RuntimeError, match="modified by an inplace operation"):
         trained(net)
     net.zero_grad()
-    with copied_before_changes(), activations_on_host(net):
+    with copy_before_changes(), activations_on_host(net):
         found = trained(net)
-        with checkpointed(net):
+        with checkpoint_blocks(net):
             forgotten = trained(net)
     for gradients_of_one in (found, forgotten):
         assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(gradients_of_one, wanted, strict=True))
@@ -472,7 +475,7 @@ def steps_of(net, count, wrap=None):
     return found
 
 
-@pytest.mark.parametrize("wrap", [None, checkpointed, activations_on_host])
+@pytest.mark.parametrize("wrap", [None, checkpoint_blocks, activations_on_host])
 @pytest.mark.parametrize("block", [OfItsOwn, OfItsInputs, InAMethod, ByHelper, BySlices])
 def test_a_network_that_changes_what_it_needs_is_found_out_in_its_first_step(block, wrap):
     net = Watched(block)
@@ -482,7 +485,7 @@ def test_a_network_that_changes_what_it_needs_is_found_out_in_its_first_step(blo
     assert net.was_watched == [True] * 3 and "forward" not in vars(net)
 
 
-@pytest.mark.parametrize("wrap", [None, checkpointed, activations_on_host])
+@pytest.mark.parametrize("wrap", [None, checkpoint_blocks, activations_on_host])
 def test_other_networks_pay_in_one_step_for_each_form_of_inputs(wrap):
     net = Watched(Block)
     with CopiesWhereNeeded(net, lambda kwargs: kwargs["step"]), wrap(net) if wrap else nullcontext():
@@ -543,7 +546,7 @@ def test_what_is_compiled_outside_the_mode_serves_after_it():
 
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x @ weight, backend=backend)
-    with copied_before_changes(), left():
+    with copy_before_changes(), leave_modes():
         compiled(leaf(1).float())
     compiled(leaf(1).float())
     torch._dynamo.reset()

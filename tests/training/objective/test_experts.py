@@ -18,7 +18,7 @@ from graft_nodes.training.objective.timesteps import (
     tokens_of,
 )
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.state import equal, with_settings
+from graft_nodes.training.state import change_settings, equal
 
 COUNT, TOKENS = 10_000, tokens_of((16, 60, 104))
 HIGH, LOW = "high noise", "low noise"
@@ -186,9 +186,9 @@ def test_the_boundary_of_a_wan_model(model, boundary):
 def test_a_model_that_is_none_of_a_pair_needs_a_boundary(lab):
     module = lab.Net()
     with pytest.raises(ValueError, match="expert is low noise, and this model is not known as one of a pair"):
-        experts.with_own_boundary(ObjectiveSettings(expert=LOW), module)
+        experts.fill_boundary(ObjectiveSettings(expert=LOW), module)
     for settings in (ObjectiveSettings(), ObjectiveSettings(expert=LOW, boundary=0.3)):
-        assert experts.with_own_boundary(settings, module) is settings
+        assert experts.fill_boundary(settings, module) is settings
 
 
 @pytest.mark.parametrize(
@@ -205,17 +205,17 @@ def test_a_model_that_is_none_of_a_pair_needs_a_boundary(lab):
     ],
 )
 def test_a_files_name_ends_in_its_expert(name, expert, named):
-    assert experts.named(name, expert) == named
+    assert experts.name_file(name, expert) == named
 
 
 def test_report_and_metadata_name_the_expert_and_say_nothing_without_one(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     settings = ObjectiveSettings(expert=LOW, boundary=0.9)
-    assert experts.said(settings) == ["expert low noise: only noise levels (sigma) below 0.9 are trained"]
-    assert experts.said(ObjectiveSettings()) == []
+    assert experts.describe(settings) == ["expert low noise: only noise levels (sigma) below 0.9 are trained"]
+    assert experts.describe(ObjectiveSettings()) == []
     line = describe_levels(settings, lambda u: shifted(u, 8.0).float(), TOKENS)
     assert "above 0.74, 90% of them from 0.1" in line and line.endswith("to 0.89")
     state = lab.state(denoiser, dataset)
     assert not any(name.startswith("graft_expert") for name in lora_metadata.lora_metadata(state))
-    metadata = lora_metadata.lora_metadata(with_settings(state, None, settings))
+    metadata = lora_metadata.lora_metadata(change_settings(state, None, settings))
     assert (metadata["graft_expert"], metadata["graft_expert_boundary"]) == (LOW, "0.9")

@@ -43,7 +43,7 @@ def test_it_is_the_network_of_pix2pix():
     shapes = [tuple(tensor.shape) for tensor in weights.values() if tensor.ndim == 4]
     assert shapes == [(64, 3, 4, 4), (128, 64, 4, 4), (256, 128, 4, 4), (512, 256, 4, 4), (1, 512, 4, 4)]
     pictures = _pictures(0, side=48)
-    judged = network.judged(pictures, weights)
+    judged = network.judge(pictures, weights)
     assert judged.shape == (2, 1, 4, 4)
     assert torch.allclose(judged, _expected(weights, pictures), rtol=1e-9, atol=1e-12)
 
@@ -106,11 +106,11 @@ def test_gradients_of_both_losses_are_those_of_finite_differences():
     pictures, decoded = _pictures(1), _pictures(2)
 
     def of_judge(values):
-        judged = [network.judged(one, values) for one in (pictures, decoded)]
+        judged = [network.judge(one, values) for one in (pictures, decoded)]
         return hinge_losses(*judged).sum()
 
     def of_decoder(values):
-        return adversarial_losses(network.judged(values, weights)).sum()
+        return adversarial_losses(network.judge(values, weights)).sum()
 
     live = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
     of_judge(live).backward()
@@ -127,6 +127,6 @@ def test_gradients_of_both_losses_are_those_of_finite_differences():
 
 def test_the_least_side_is_the_least_that_it_takes():
     network, weights = _weights()
-    assert network.judged(_pictures(0, 1, LEAST_SIDE), weights).shape == (1, 1, 1, 1)
+    assert network.judge(_pictures(0, 1, LEAST_SIDE), weights).shape == (1, 1, 1, 1)
     with pytest.raises((ValueError, RuntimeError)):
-        network.judged(_pictures(0, 1, LEAST_SIDE - 1), weights)
+        network.judge(_pictures(0, 1, LEAST_SIDE - 1), weights)

@@ -12,9 +12,9 @@ from graft_nodes.training.objective.slider import (
     PICTURE_PAIRS,
     PromptSet,
     SliderSettings,
-    denoised_by,
-    partly_denoised,
-    predicted,
+    denoise_partly,
+    denoised_of,
+    prediction_of,
 )
 
 
@@ -92,8 +92,8 @@ def test_what_the_network_gives_is_told_from_denoised_latents_and_back(predictio
     denoised = x - s * output
     if prediction == "v":
         denoised = x / (s**2 + 1) - output * s / (s**2 + 1).sqrt()
-    assert torch.allclose(predicted(prediction, x, denoised, sigma), output, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(denoised_by(prediction, x, output, sigma), denoised, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(prediction_of(prediction, x, denoised, sigma), output, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(denoised_of(prediction, x, output, sigma), denoised, rtol=1e-12, atol=1e-12)
 
 
 def test_each_row_is_denoised_to_its_own_level():
@@ -112,5 +112,5 @@ def test_each_row_is_denoised_to_its_own_level():
         for high, low in pairwise(path):
             slope = (one - denoised(one, torch.tensor([high], dtype=torch.float64))) / high
             one = one + (low - high) * slope
-        found = partly_denoised(denoised, x, levels, sigma)[row : row + 1]
+        found = denoise_partly(denoised, x, levels, sigma)[row : row + 1]
         assert torch.allclose(found, one, rtol=1e-12, atol=1e-12)

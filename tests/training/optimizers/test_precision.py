@@ -53,7 +53,7 @@ def small_gradients(lab, own_type):
     settings = {"ema": False, "learning_rate": 1.0, "optimizer": "sgd", "clip_norm": 0.0, "weight_decay": 0.0}
     work = Workspace(lab.state(denoiser, dataset, ALL, **settings), denoiser, dataset)
     before = {name: tensor.detach().clone() for name, tensor in work.trained.items()}
-    with work.installed():
+    with work.install():
         advance_(work)
     return torch.cat([(work.trained[name].detach() - before[name]).flatten() for name in before])
 
@@ -92,7 +92,7 @@ def test_any_gradient_that_is_not_finite_halves_the_scale(bad):
 
 def test_gradients_are_divided_by_the_scale_exactly():
     scale, trained = LossScale({}), with_gradients(3.0e-3)
-    assert scale.scaled(torch.tensor(1.5)) == 1.5 * scale.scale
+    assert scale.scale_loss(torch.tensor(1.5)) == 1.5 * scale.scale
     assert scale.unscale_(trained)
     assert torch.equal(trained["0"].grad * scale.scale, torch.tensor([1.0, 3.0e-3]))
 

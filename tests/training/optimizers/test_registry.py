@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from graft_nodes.training.optimizers import options, stepper
-from graft_nodes.training.optimizers.build import missing
+from graft_nodes.training.optimizers.build import missing_package
 from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.optimizers.kinds import adamw
 from graft_nodes.training.optimizers.record import OptimizerRecord
@@ -40,8 +40,8 @@ every_record = pytest.mark.parametrize("record", list(OPTIMIZERS), ids=lambda re
 
 
 def _settings(record, **changes):
-    if missing(record.name):
-        pytest.skip(missing(record.name)[0])
+    if missing_package(record.name):
+        pytest.skip(missing_package(record.name)[0])
     rate = 1.0 if record.joint_step else 1e-2
     return OptimizerSettings(optimizer=record.name, **{"learning_rate": rate, "clip_norm": 0.0, **changes})
 
@@ -132,13 +132,13 @@ def test_its_state_comes_back_bit_for_bit(monkeypatch, record, pieces):
     first = stepper.OptimizerStepper(settings, _weights(), {}, CPU, 0)
     assert len(first.optimizers) == (len(SHAPES) if pieces and not record.joint_step else len(record.parts))
     _take(first, 3)
-    saved, weights = first.state(), first.sampled()
+    saved, weights = first.state(), first.copy_sampling_weights()
     again = stepper.OptimizerStepper(settings, weights, saved, CPU, 0)
-    assert _same(again.state(), saved) and _same(again.sampled(), weights)
+    assert _same(again.state(), saved) and _same(again.copy_sampling_weights(), weights)
     _take(first, 2, first=3)
     _take(again, 2, first=3)
-    assert _same(again.state(), first.state()) and _same(again.sampled(), first.sampled())
-    assert all(not torch.equal(tensor, first.sampled()[name]) for name, tensor in _weights().items())
+    assert _same(again.state(), first.state()) and _same(again.copy_sampling_weights(), first.copy_sampling_weights())
+    assert all(not torch.equal(tensor, first.copy_sampling_weights()[name]) for name, tensor in _weights().items())
 
 
 @every_record
@@ -152,7 +152,7 @@ def test_a_joint_step_is_declared(record):
         return
     alone = stepper.OptimizerStepper(_settings(record, fused_backward=True), _weights(), {}, CPU, 0)
     _take(alone, 3)
-    assert _same(together.sampled(), alone.sampled())
+    assert _same(together.copy_sampling_weights(), alone.copy_sampling_weights())
 
 
 @every_record
@@ -168,7 +168,7 @@ def test_element_wise_ones_step_rows_apart(record):
             moving.prepare(1e-2, step)
             moving.trained["a"].grad = gradient[rows] * (step + 1)
             moving.step_()
-        moved.append(moving.sampled()["a"])
+        moved.append(moving.copy_sampling_weights()["a"])
     assert torch.allclose(moved[0], torch.cat(moved[1:]), atol=1e-7)
 
 

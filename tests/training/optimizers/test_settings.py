@@ -18,7 +18,7 @@ from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.step import advance_, backward_
 from graft_nodes.training.run.workspace import Workspace
-from graft_nodes.training.state import Settings, Start, begin, with_settings
+from graft_nodes.training.state import Settings, Start, begin, change_settings
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 
@@ -33,7 +33,7 @@ def test_three_steps_are_adamw_written_out(lab, settings):
     held = work.start_state.settings.optimizer
     weights = {name: t.detach().double().clone() for name, t in work.trained.items()}
     first, second = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
-    with work.installed():
+    with work.install():
         for n in range(1, 4):
             backward_(work)
             grads = {name: t.grad.double().clone() for name, t in work.trained.items()}
@@ -55,7 +55,7 @@ def test_three_steps_are_adamw_written_out(lab, settings):
 def test_the_moments_come_back_from_a_state(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
-    with work.installed():
+    with work.install():
         advance_(work)
     first = work.state()
     again = Workspace(first, denoiser, dataset).state().optimizer
@@ -134,7 +134,7 @@ def test_what_does_not_fit_a_run_is_said_at_its_start_and_when_settings_change(l
     with pytest.raises(ValueError, match=message):
         begin(denoiser.module, start, Settings(OptimizerSettings(**settings)))
     with pytest.raises(ValueError, match=message):
-        with_settings(begin(denoiser.module, start), OptimizerSettings(**settings), None)
+        change_settings(begin(denoiser.module, start), OptimizerSettings(**settings), None)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,8 @@ def test_an_old_torch_is_told_which_one_is_needed(lab, monkeypatch, optimizer, n
         ({"optimizer": "lion", "learning_rate": 1e-8}, "a tenth of AdamW's"),
         ({"optimizer": "lion", "learning_rate": 1e-3}, "a tenth of AdamW's"),
         ({"warmup": 600}, "warmup steps is 600 of 1000 steps"),
+        ({"optimizer": "automagic", "learning_rate": 1e-6}, ""),
+        ({"optimizer": "automagic", "learning_rate": 2e-4}, "automagic begins with it and raises it itself"),
     ],
 )
 def test_what_is_probably_not_meant_is_said(settings, said):
@@ -309,7 +311,7 @@ def test_adafactor_moves_whole_weights_at_adamws_rate_and_goes_on_with_runs_of_b
     lab.state(denoiser, dataset, AdapterSettings("full"), learning_rate=1e-4, **given)
     moved = train(lab.state(denoiser, dataset, learning_rate=1e-2, **given), denoiser, dataset, 1)
     lower = replace(moved.settings.optimizer, learning_rate=1e-4)
-    assert with_settings(moved, lower, None).settings.optimizer == lower
+    assert change_settings(moved, lower, None).settings.optimizer == lower
 
 
 @pytest.mark.parametrize("optimizer", ["prodigy", "adafactor"])

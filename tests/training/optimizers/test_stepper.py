@@ -18,7 +18,7 @@ from graft_nodes.training.optimizers.stepper import OptimizerStepper
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import advance_, backward_
 from graft_nodes.training.run.workspace import Workspace
-from graft_nodes.training.state import Settings, Start, begin, equal, with_settings
+from graft_nodes.training.state import Settings, Start, begin, change_settings, equal
 from graft_nodes.training.store.store import Store
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -168,7 +168,7 @@ def test_three_steps_by_hand(lab, optimizer):
     rate = start.settings.optimizer.learning_rate
     held = {name: {"rate": rate} for name in work.trained}
     weights = {name: t.detach().double() for name, t in work.trained.items()}
-    with work.installed():
+    with work.install():
         for n in range(1, 4):
             backward_(work)
             weights = {
@@ -196,7 +196,7 @@ def test_prodigy_by_hand(lab):
     begun = dict(p)
     m, v, s = ({name: torch.zeros_like(t) for name, t in p.items()} for _ in range(3))
     d, r, b3 = 1e-6, 0.0, 0.999**0.5
-    with work.installed():
+    with work.install():
         for _ in range(4):
             backward_(work)
             g = {name: t.grad.double() for name, t in work.trained.items()}
@@ -266,7 +266,7 @@ def test_fused_backward_holds_one_gradient_at_a_time(lab):
             t.register_post_accumulate_grad_hook(
                 lambda _, held=held, every=trained: held.append(sum(t.grad is not None for t in every))
             )
-        with work.installed():
+        with work.install():
             advance_(work)
         assert max(held) == (1 if fused else len(work.trained))
 
@@ -296,10 +296,10 @@ def test_a_fused_backward_that_breaks_midway_keeps_no_half_moved_state(lab):
 def test_state_that_waits_in_host_memory_gives_the_same_bytes(lab, monkeypatch, optimizer, precision):
     denoiser, dataset = lab.Flow(), lab.pictures()
     plain = train(_state(lab, denoiser, dataset, optimizer, FULL, precision=precision), denoiser, dataset, 4)
-    monkeypatch.setattr(offload, "on_device", lambda tensor: True)  # this machine's memory stands for the device's
+    monkeypatch.setattr(offload, "is_on_device", lambda tensor: True)  # this machine's memory stands for the device's
     start = _state(lab, denoiser, dataset, optimizer, FULL, precision=precision, offload="optimizer")
     work = Workspace(start, denoiser, dataset)
-    with work.installed():
+    with work.install():
         advance_(work)
         parked = {id(place) for place in work.stepper._parking._places.values()}
         slots = [v for optimizer in work.stepper.optimizers for s in optimizer.state.values() for v in s.values()]
@@ -314,7 +314,7 @@ def test_activations_in_host_memory_give_the_same_bytes(lab, monkeypatch, adapte
     denoiser, dataset = lab.Flow(), lab.pictures()
     plain = train(_state(lab, denoiser, dataset, "adamw", adapter), denoiser, dataset, 3)
     copies = []
-    monkeypatch.setattr(offload, "on_device", lambda tensor: True)
+    monkeypatch.setattr(offload, "is_on_device", lambda tensor: True)
     monkeypatch.setattr(offload, "SMALL", 0)
     room = offload.empty_on_host
     monkeypatch.setattr(
@@ -372,7 +372,7 @@ def test_a_loss_scale_that_overflows_is_halved_and_the_step_made_again(lab):
     start = _state(lab, denoiser, dataset, "adamw", FULL, precision="fp16")
     work = Workspace(start, denoiser, dataset)
     work.loss_scale.scale = 2.0**60  # gradients overflow in fp16 until it is small enough
-    with work.installed():
+    with work.install():
         moved = advance_(work)
     assert math.isfinite(moved.norm) and work.step == 1 and work.loss_scale.scale < 2.0**30
     saved = work.state()
@@ -431,9 +431,9 @@ def test_precisions_differ(lab):
 def test_another_optimizer_begins_with_a_state_of_its_own(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     first = train(_state(lab, denoiser, dataset, "adamw", FULL), denoiser, dataset, 3)
-    slower = with_settings(first, OptimizerSettings(learning_rate=1e-3, batch_size=4), None)
+    slower = change_settings(first, OptimizerSettings(learning_rate=1e-3, batch_size=4), None)
     assert slower.optimizer is first.optimizer
-    other = with_settings(first, OptimizerSettings("sgd", 1e-3, batch_size=4), None)
+    other = change_settings(first, OptimizerSettings("sgd", 1e-3, batch_size=4), None)
     assert not other.optimizer
     assert {key.split("/")[0] for key in train(other, denoiser, dataset, 1).optimizer} == {"momentum_buffer"}
 
@@ -443,10 +443,10 @@ def test_prodigy_begins_anew_where_its_mean_of_gradients_comes_or_goes(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     without = train(_state(lab, denoiser, dataset, "prodigy", FULL, options="betas = 0 0.9"), denoiser, dataset, 2)
     settings = without.settings.optimizer
-    also = with_settings(without, replace(settings, options="betas = 0 0.99"), None)
+    also = change_settings(without, replace(settings, options="betas = 0 0.99"), None)
     assert also.optimizer is without.optimizer and train(also, denoiser, dataset, 1).step == 3
     for options in ("betas = 0.9 0.99", ""):
-        other = with_settings(without, replace(settings, options=options), None)
+        other = change_settings(without, replace(settings, options=options), None)
         assert not other.optimizer and train(other, denoiser, dataset, 1).step == 3
 
 
@@ -494,7 +494,7 @@ def test_schedule_free_validates_the_average_and_goes_on_from_where_it_was(lab):
     again = Workspace(state, denoiser, dataset)
     assert any(not torch.equal(t, state.trained[name]) for name, t in again.trained.items())  # y is not x
     live = {name: t.detach().clone() for name, t in again.trained.items()}
-    with again.stepper.evaluated():
+    with again.stepper.use_sampling_weights():
         assert all(torch.equal(t, state.trained[name]) for name, t in again.trained.items())
     assert all(torch.equal(t, live[name]) for name, t in again.trained.items())
     (library,) = again.stepper.optimizers
@@ -522,7 +522,7 @@ def test_an_exchange_that_breaks_off_is_no_state_or_gives_every_byte_back(lab, o
     for at in range(1, 2 * count + 1):
         work = Workspace(state, denoiser, dataset)
         live = {name: t.detach().clone() for name, t in work.trained.items()}
-        with pytest.raises(KeyboardInterrupt), Break(at), work.stepper.evaluated():
+        with pytest.raises(KeyboardInterrupt), Break(at), work.stepper.use_sampling_weights():
             pass
         is_back = all(torch.equal(t, live[name]) for name, t in work.trained.items())
         assert is_back or not work.is_usable

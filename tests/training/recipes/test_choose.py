@@ -118,6 +118,12 @@ def test_goal_strength_and_steps_change_what_they_say():
     assert (short.optimizer.total_steps, long.optimizer.total_steps) == (2, 500_000)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_note_on_published_figures_is_among_the_hints(family):
+    note = published_for(family).note
+    assert (note in chosen(family).hints) == bool(note)
+
+
 def test_an_unknown_family_gets_general_defaults_and_the_report_says_so():
     wish = choose.Wish()
     found = choose.recipe(unknown(), wish, CUDA)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.ema.shadow import Shadow
-from graft_nodes.training.reports.curves import STRONG, Curve, averaging_profile, draw, editor_data, smoothed, ticks
+from graft_nodes.training.reports.curves import STRONG, Curve, averaging_profile, draw, editor_data, smooth, ticks
 
 
 def _ink(picture):
@@ -34,11 +34,11 @@ def test_nothing_to_draw_is_said():
 
 
 def test_smoothing_takes_out_the_starts_bias():
-    assert smoothed([2.0] * 5, 0.9) == pytest.approx([2.0] * 5)
-    assert smoothed([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
-    assert smoothed([1.0, 3.0], 0.0) == [1.0, 3.0]
+    assert smooth([2.0] * 5, 0.9) == pytest.approx([2.0] * 5)
+    assert smooth([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
+    assert smooth([1.0, 3.0], 0.0) == [1.0, 3.0]
     with pytest.raises(ValueError, match=r"smoothing is 1\.0"):
-        smoothed([1.0], 1.0)
+        smooth([1.0], 1.0)
 
 
 def test_ticks_are_round_and_inside():

@@ -7,7 +7,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.reports import text
 from graft_nodes.training.run.call import Outcome
-from graft_nodes.training.trainable.autoencoder import AutoencoderSettings
+from graft_nodes.training.trainable.vae_parts import VaeSettings
 
 NO_SNAPSHOTS = "so no snapshots of averages were kept either"
 
@@ -26,7 +26,7 @@ def test_what_cannot_be_hashed_is_neither_stored_nor_are_its_snapshots(lab, ema,
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_vae_has_an_average_where_there_is_one(lab, averaged):
     state = lab.state(lab.Flow(), lab.pictures(), ema=averaged)
-    state = replace(state, start=replace(state.start, task="vae", task_settings=AutoencoderSettings()))
+    state = replace(state, start=replace(state.start, task="vae", task_settings=VaeSettings()))
     report = text.step(state, Outcome(state, None, 0, 0.0), ())
     assert report.endswith("Trained VAE has the last weights" + averaged * " and the average")
 

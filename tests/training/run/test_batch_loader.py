@@ -94,7 +94,7 @@ def test_every_process_draws_the_same():
     rows = [
         (one.image.name, one.crop_number, one.flipped, one.caption)
         for step in range(5)
-        for one in schedule.shown(step, 0)
+        for one in schedule.pictures_of(step, 0)
     ]
     assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == "8b3db6f5efa5616f"
 
@@ -138,7 +138,7 @@ def test_part_of_a_repeat_is_spread_over_the_rounds():
     pictures = tuple(DatasetImage(str(i), "", latent, repeats=repeats) for i, repeats in enumerate((1, 2.5, 0.25, 1)))
     loader = BatchLoader(BatchSchedule(Dataset(pictures, _encode([""]), "digest"), 1, 1, 0.0, 0))
     seen = Counter(
-        one.image.name for step in range(475) for one in loader.schedule.shown(step, 0)
+        one.image.name for step in range(475) for one in loader.schedule.pictures_of(step, 0)
     )  # 100 rounds of 4.75
     assert seen["0"] == pytest.approx(100, abs=1) and seen["1"] == pytest.approx(250, abs=2)
     assert seen["2"] == pytest.approx(25, abs=1) and seen["3"] == pytest.approx(100, abs=1)
@@ -148,7 +148,7 @@ def test_flips_mirror_latent_mask_and_framing():
     schedule = BatchSchedule(_dataset(regularization=_dataset(3)), 4, 1, 0.0, 2)
     loader, mirrored = BatchLoader(schedule), 0
     for step in range(20):
-        drawn = schedule.shown(step, 0)
+        drawn = schedule.pictures_of(step, 0)
         for batch, group in zip(loader.take(step, 0), _grouped(drawn), strict=True):
             for row, one in enumerate(group):
                 view = one.crop
@@ -180,7 +180,7 @@ def test_shares_of_a_picture_replace_those_of_the_dataset():
     dataset = Dataset(pictures, _encode(["x", ""]), "digest", flip=0.5, caption_dropout=0.5)
     seen = Counter()
     for step in range(300):
-        for one in BatchSchedule(dataset, 3, 1, 0.5, 0).shown(step, 0):
+        for one in BatchSchedule(dataset, 3, 1, 0.5, 0).pictures_of(step, 0):
             seen[one.image.name, "mirrored"] += one.flipped
             seen[one.image.name, "dropped"] += one.caption == ""
     assert (
@@ -199,7 +199,11 @@ def test_the_schedule_is_what_happens():
         f"step {step} part {part}" for step in (3, 4, 5) for part in (1, 2)
     ]
     pictures = [
-        one for step in (2, 3, 4) for part in (0, 1) for group in _grouped(schedule.shown(step, part)) for one in group
+        one
+        for step in (2, 3, 4)
+        for part in (0, 1)
+        for group in _grouped(schedule.pictures_of(step, part))
+        for one in group
     ]
     said = [line.strip() for line in lines if line.startswith(" ")]
     assert len(said) == len(pictures)
@@ -232,5 +236,5 @@ def test_orders_do_not_keep_a_dataset_alive():
 
 def test_wordings_change_from_step_to_step():
     schedule = BatchSchedule(_dataset(1), 1, 1, 0.0, 0)
-    captions = [schedule.shown(step, 0)[0].caption for step in range(20)]
+    captions = [schedule.pictures_of(step, 0)[0].caption for step in range(20)]
     assert sum(left == right for left, right in pairwise(captions)) < 5

@@ -19,7 +19,7 @@ from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.compiling import CompilationReport
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.workspace import Workspace
-from graft_nodes.training.state import equal, with_settings
+from graft_nodes.training.state import change_settings, equal
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 from torch._dynamo.backends import registry
@@ -154,7 +154,9 @@ def test_nothing_is_compiled_again(lab):
     ]
     with torch._dynamo.config.patch(error_on_recompile=True):
         trained(lab, state=first, data=data, notes=notes)
-        other = with_settings(first, replace(first.settings.optimizer, learning_rate=1e-3), ObjectiveSettings("huber"))
+        other = change_settings(
+            first, replace(first.settings.optimizer, learning_rate=1e-3), ObjectiveSettings("huber")
+        )
         trained(lab, state=other, data=data, notes=notes)
         trained(lab, data=data, schedule="constant", warmup=0, seed=9, weight_decay=0.1)
         masks = torch.rand(8, 1, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -307,7 +309,7 @@ def test_blocks_are_told_apart_for_patches_alone(monkeypatch, patches, number):
     """Else torch.compile would compile each of them."""
     monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
     net, x = nn.ModuleDict({"blocks": nn.ModuleList([Placed(), Placed()])}), torch.ones(2)
-    with compiled_blocks.BlockCompiler(dynamic=False).installed(net):
+    with compiled_blocks.BlockCompiler(dynamic=False).install(net):
         out = net["blocks"][0](x, {"sigmas": torch.ones(1), "block": ("input", 3), **patches})
     assert out.tolist() == [number, number]
 
@@ -332,7 +334,7 @@ def test_the_first_pass_moves_nothing(lab):
     denoiser, data = lab.Flow(), lab.pictures(8)
     state = lab.state(denoiser, data, compile="blocks")
     random = torch.random.get_rng_state()
-    with contextlib.closing(Workspace(state, denoiser, data)) as work, work.installed():
+    with contextlib.closing(Workspace(state, denoiser, data)) as work, work.install():
         CompilationReport(work).first_pass()
         assert all(tensor.grad is None for tensor in work.trained.values())
         assert equal(work.state(), replace(state, cost=work.state().cost))

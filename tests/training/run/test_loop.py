@@ -14,7 +14,7 @@ from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.step import backward_
 from graft_nodes.training.run.workspace import Workspace
-from graft_nodes.training.state import advance_position, equal, with_settings
+from graft_nodes.training.state import advance_position, change_settings, equal
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.trainable.settings import AdapterSettings
 
@@ -143,7 +143,7 @@ def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
         callbacks,
     )
     kept.clear()
-    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, callbacks)
+    second = train(change_settings(first, None, ObjectiveSettings(loss="mse")), denoiser, dataset, 4, callbacks)
     assert (
         min(loss for _, loss in second.history.validation) < second.history.best[1]
     )  # numbers of another objective are smaller
@@ -151,7 +151,7 @@ def test_the_best_is_among_losses_of_the_objective_that_holds(lab, tmp_path):
     again = saved_states.load(saved_states.save(second, tmp_path, "mine").parent, "mine", "model", dataset.digest)
     assert again.history == second.history
     faster = replace(second.settings.optimizer, learning_rate=2e-2)
-    assert with_settings(second, faster, None).history == second.history
+    assert change_settings(second, faster, None).history == second.history
 
 
 def _traces(module):
@@ -221,7 +221,7 @@ def test_checkpointing_gives_the_same_bytes(lab):
 def test_every_trained_tensor_has_a_gradient_at_step_1(lab, kind):
     denoiser, dataset = lab.Flow(), lab.pictures()
     work = Workspace(lab.state(denoiser, dataset, KINDS[kind]), denoiser, dataset)
-    with work.installed():
+    with work.install():
         backward_(work)
     assert [name for name, t in work.trained.items() if t.grad is None] == []
     moving = [
@@ -394,7 +394,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch(lab, monkeypatch, ca
         groups = work.loader.take(0, part)
         counts.append(sum(len(group.captions) for group in groups))
         regular += [group.is_regularization for group in groups]
-    with work.installed():
+    with work.install():
         loss = backward_(work)
         accumulated = {name: t.grad.double() for name, t in work.trained.items()}
     assert (len(set(counts)) == 1) == case.startswith(("equal", "regularization batches")), counts

@@ -11,7 +11,7 @@ from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.quantized_base import base
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.batch_loader import BatchSchedule
-from graft_nodes.training.run.memory_plan import in_main_memory, largest_batch, plan
+from graft_nodes.training.run.memory_plan import largest_batch, plan, plan_in_main_memory
 from graft_nodes.training.run.step import advance_
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -46,7 +46,7 @@ def _measured(lab, adapter, **optimizer):
     with recorded() as record:
         work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
         work.loader.until = 2
-        with work.installed():
+        with work.install():
             advance_(work)
             advance_(work)
     work.close()
@@ -200,7 +200,7 @@ def test_the_largest_batch_is_as_large_as_those_of_training(lab, share, repeats)
     dataset = replace(dataset, images=tuple(replace(image, repeats=repeats) for image in dataset.images))
     state = lab.state(lab.Flow(lab.Net(WIDTH)), dataset, LORA, batch_size=BATCH)
     for given in (dataset, largest_batch(dataset, BATCH)):
-        batches = [BatchSchedule.of(state, given).batches(step, 0) for step in range(6)]
+        batches = [BatchSchedule.from_state(state, given).batches(step, 0) for step in range(6)]
         sizes = [sum(len(batch.conditionings) for batch in parts) for parts in batches]
         assert max(sizes) == BATCH
     assert sizes == [BATCH] * 6
@@ -210,11 +210,11 @@ def test_nothing_is_moved_out_of_main_memory_into_main_memory(lab):
     plain = plan(*_run(lab, LORA, META))
     for offload in ("optimizer", "activations"):
         state, denoiser, dataset = _run(lab, LORA, META, offload=offload)
-        assert plan(in_main_memory(state), denoiser, dataset) == plain
+        assert plan(plan_in_main_memory(state), denoiser, dataset) == plain
     state, denoiser, dataset = _run(lab, LORA, META, offload="layers")
-    assert plan(in_main_memory(state), denoiser, dataset) == _planned(lab, LORA, checkpointing=True)
+    assert plan(plan_in_main_memory(state), denoiser, dataset) == _planned(lab, LORA, checkpointing=True)
     beside = replace(state.start, ema=EMASettings(device="host"))
-    assert in_main_memory(replace(state, start=beside)).start.ema == EMASettings()
+    assert plan_in_main_memory(replace(state, start=beside)).start.ema == EMASettings()
 
 
 @pytest.mark.parametrize("adapter", [LORA, FULL, INT8, NF4], ids=["lora", "full", "int8", "nf4"])
@@ -226,11 +226,11 @@ def test_a_preview_is_what_pytorchs_allocator_measures(lab, adapter):
     state, denoiser, dataset = _run(lab, adapter, torch.device("cpu"))
     work = Workspace(state, denoiser, largest_batch(dataset, BATCH))
     work.loader.until = 2
-    with work.installed():
+    with work.install():
         advance_(work)
         advance_(work)
         batch = work.loader.take(2, 0)[0]
-        with recorded() as record, torch.no_grad(), work.own_weights():
+        with recorded() as record, torch.no_grad(), work.use_own_weights():
             level = denoiser.sigma(torch.full((2,), 0.5))
             denoiser.denoise(torch.cat([batch.latents[:1]] * 2), level, batch.conditionings[:1] * 2, {})
     work.close()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from graft_nodes.training.recipes.fit import GB, ORDER
 from graft_nodes.training.run.memory_plan import PARTS, MemoryPlan
-from graft_nodes.training.run.memory_savings import SAVINGS, fitting, report, savings_of
+from graft_nodes.training.run.memory_savings import SAVINGS, choose_savings, report, savings_of
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -30,7 +30,7 @@ def _state(lab, **optimizer):
 
 
 def _words(state, memory):
-    steps = fitting(state, _plan, memory * GB)
+    steps = choose_savings(state, _plan, memory * GB)
     return [(step.saving.words.split(",")[0], step.plan.peak / GB) for step in steps]
 
 
@@ -56,7 +56,7 @@ def test_what_is_on_already_or_saves_nothing_is_left_out(lab):
 def test_offload_is_proposed_once_as_it_is_one_setting(lab):
     state = _state(lab)
     assert "offload to CPU memory optimizer" in [words for words, _ in _words(state, 14)]
-    steps = fitting(state, _plan, 4 * GB)
+    steps = choose_savings(state, _plan, 4 * GB)
     saved = steps[-1].state
     assert [step.saving.words.split(",")[0] for step in steps] == [
         "gradient checkpointing on",
@@ -78,27 +78,27 @@ def _linear_plan(state):
 
 
 def test_int8_comes_before_layers_where_it_is_enough(lab):
-    steps = fitting(_state(lab), _linear_plan, 9 * GB)
+    steps = choose_savings(_state(lab), _linear_plan, 9 * GB)
     saved = steps[-1].state
     assert steps[-1].saving.words == "base weights int8" and saved.start.adapter.base_weights == "int8"
     assert steps[-1].plan.peak <= 0.9 * 9 * GB
 
 
 def test_nf4_takes_the_place_of_int8_where_that_is_not_enough(lab):
-    steps = fitting(_state(lab), _linear_plan, 6 * GB)
+    steps = choose_savings(_state(lab), _linear_plan, 6 * GB)
     assert steps[-1].saving.words == "base weights nf4" and steps[-1].plan.peak <= 0.9 * 6 * GB
     assert "base weights int8" not in [step.saving.words for step in steps]
 
 
 def test_layers_take_the_place_of_nf4_where_that_is_not_enough_and_they_are(lab):
-    steps = fitting(_state(lab), _linear_plan, 4 * GB)
+    steps = choose_savings(_state(lab), _linear_plan, 4 * GB)
     saved = steps[-1].state
     assert steps[-1].saving.words == "offload to CPU memory layers" and not saved.start.adapter.quantized_base
     assert steps[-1].plan == _linear_plan(saved)
 
 
 def test_layers_in_nf4_where_either_is_not_enough(lab):
-    saved = fitting(_state(lab), _linear_plan, int(2.6 * GB))[-1]
+    saved = choose_savings(_state(lab), _linear_plan, int(2.6 * GB))[-1]
     assert saved.state.start.adapter.base_weights == "nf4" and saved.state.settings.optimizer.offload == "layers"
     assert saved.plan.peak <= 0.9 * 2.6 * GB
 

@@ -40,7 +40,7 @@ def test_the_target_of_regularization_pictures_is_the_bases_own_prediction(lab, 
     losses = denoising.losses
     monkeypatch.setattr(denoising, "losses", noting)
     work = Workspace(state, denoiser, dataset)
-    with work.installed():
+    with work.install():
         backward_(work)
         denoised, target = seen[0]
         close = (denoised - target).flatten(1).abs().amax(1) < 1e-6
@@ -68,12 +68,12 @@ def test_a_preserved_model_drifts_less_where_it_is_preserved(lab):
         after = train(state, denoiser, dataset, 25)
         work = Workspace(after, denoiser, dataset)
         draws, drift = torch.Generator().manual_seed(5), 0.0
-        with work.installed(), torch.no_grad():
+        with work.install(), torch.no_grad():
             for picture in dataset.regularization.images:
                 x, sigma = picture.latent[None] + torch.randn(1, 4, 6, 6, generator=draws), torch.tensor([0.5])
                 conditionings = [dataset.conditionings[picture.caption]]
                 now = denoiser.denoise(x, sigma, conditionings, {})
-                with work.plain():
+                with work.switch_off_trained():
                     before = denoiser.denoise(x, sigma, conditionings, {})
                 drift += float((now - before).square().mean())
         found[name] = drift
@@ -108,7 +108,7 @@ def test_places_without_mask_do_not_train(lab, monkeypatch):
         BatchLoader, "take", lambda *a: [replace(b, mask=torch.zeros(len(b.latents), 1, 6, 6)) for b in taken(*a)]
     )
     work = Workspace(lab.state(denoiser, dataset), denoiser, dataset)
-    with work.installed():
+    with work.install():
         assert backward_(work) == 0.0
         assert all(not tensor.grad.any() for tensor in work.trained.values())
 

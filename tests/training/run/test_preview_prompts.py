@@ -1,7 +1,7 @@
 """The preview prompts of Train Step, one a line."""
 
 import pytest
-from graft_nodes.training.run.preview_prompts import LONGEST, MOST, PromptLine, notes, preview_prompts, with_trigger
+from graft_nodes.training.run.preview_prompts import LONGEST, MOST, PromptLine, fill_trigger, notes, preview_prompts
 
 
 def test_each_line_is_a_prompt():
@@ -65,7 +65,7 @@ def test_the_same_flags_of_several_prompts_are_named_once():
 
 def test_the_trigger_of_a_negative_prompt():
     lines = preview_prompts("a cat --n [trigger], bad")
-    assert with_trigger(lines, "zorp") == [PromptLine("a cat", "zorp, bad")]
+    assert fill_trigger(lines, "zorp") == [PromptLine("a cat", "zorp, bad")]
     assert "prompt 1: [trigger] is no word" in notes(lines, "")[0] and notes(lines, "zorp") == []
 
 
@@ -87,8 +87,8 @@ def test_wrong_values_of_flags_are_refused(flags):
 
 def test_what_is_not_followed_is_said():
     lines = preview_prompts("a [trigger]\na cat --w 512\na [trigger] and [name]")
-    assert [line.text for line in with_trigger(lines, "zorp")] == ["a zorp", "a cat", "a zorp and zorp"]
-    assert with_trigger(lines, "") == lines
+    assert [line.text for line in fill_trigger(lines, "zorp")] == ["a zorp", "a cat", "a zorp and zorp"]
+    assert fill_trigger(lines, "") == lines
     size, word = notes(lines, "")
     assert "prompt 2: --w 512 is not used" in size and "prompts 1, 3: [trigger] is no word" in word
     assert notes(lines, "zorp") == [size] and notes(lines[:1], "zorp") == []

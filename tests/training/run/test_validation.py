@@ -14,9 +14,9 @@ from graft_nodes.training.random_draws import generator as seeded_generator
 from graft_nodes.training.reports import text
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.run.validation import Held
+from graft_nodes.training.run.validation import HeldOut
 from graft_nodes.training.run.workspace import Workspace
-from graft_nodes.training.state import History, equal, with_settings
+from graft_nodes.training.state import History, change_settings, equal
 from graft_nodes.training.store import saved_states
 from graft_nodes.training.store.store import Store, load
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -88,7 +88,7 @@ def test_validation_changes_neither_the_weights_nor_their_average(lab, kind, pre
 def test_the_best_step_is_that_of_the_average(lab, tmp_path, monkeypatch):
     dataset, kept = lab.pictures(held_out=[9]), []
     losses = iter([9, 9.0, 8, 5.0, 7, 6.0, 6, 4.0, 5, 4.0, 1, 8.0])  # weights, average, weights, average …
-    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: Held(next(losses)))
+    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: HeldOut(next(losses)))
     callbacks = Callbacks(validate_every=2, save_best=lambda state: kept.append(state.step))
     state = train(lab.state(lab.Flow(), dataset), lab.Flow(), dataset, 10, callbacks)
     assert kept == [2, 6] and state.history.best == (6, 4.0)
@@ -104,7 +104,7 @@ def test_losses_of_the_average_with_an_earlier_objective_are_not_compared(lab):
     start = lab.state(lab.Flow(), dataset, objective=ObjectiveSettings(loss="x0-mse"))
     first = train(start, lab.Flow(), dataset, 4, callbacks)
     kept.clear()
-    second = train(with_settings(first, None, ObjectiveSettings(loss="mse")), lab.Flow(), dataset, 4, callbacks)
+    second = train(change_settings(first, None, ObjectiveSettings(loss="mse")), lab.Flow(), dataset, 4, callbacks)
     assert min(loss for _, loss in second.history.average_validation) < second.history.best[1]
     assert [step for step, _ in second.history.comparable_average] == [6, 8]
     assert second.history.best == min(second.history.comparable_average, key=lambda row: row[1]) and kept[0] == 6
@@ -174,7 +174,7 @@ def go_on(run, folder):
 
 def test_a_state_whose_exchange_with_the_average_broke_off_is_not_saved(lab, monkeypatch):
     denoiser, dataset, kept = lab.Flow(), lab.pictures(held_out=[9]), []
-    entered = Workspace.averaged
+    entered = Workspace.use_average
 
     def broken(work):
         if work.step == 2:
@@ -190,7 +190,7 @@ def test_a_state_whose_exchange_with_the_average_broke_off_is_not_saved(lab, mon
             monkeypatch.setattr(torch.Tensor, "copy_", failing)
         return entered(work)
 
-    monkeypatch.setattr(Workspace, "averaged", broken)
+    monkeypatch.setattr(Workspace, "use_average", broken)
     callbacks = Callbacks(save_snapshot=kept.append, validate_every=2)
     with pytest.raises(KeyboardInterrupt):
         train(lab.state(denoiser, dataset), denoiser, dataset, 4, callbacks)

@@ -9,7 +9,7 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.safetensors import load_safetensors
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run.loop import Callbacks, train
-from graft_nodes.training.state import begin, equal, with_planned_steps
+from graft_nodes.training.state import begin, equal, plan_schedule
 from graft_nodes.training.store import saved_states, store
 from graft_nodes.training.store.names import saved_names
 from graft_nodes.training.store.store import Damaged, NewerFormat
@@ -57,14 +57,14 @@ def test_a_state_comes_back_and_goes_on_as_if_it_had_never_left(run, tmp_path, s
 def test_a_schedule_that_ends_with_the_steps_asked_for_stays_one(lab, tmp_path):
     denoiser, dataset = lab.Flow(), lab.pictures()
     state = lab.state(denoiser, dataset, total_steps=0, schedule="cosine")
-    state = train(with_planned_steps(state, 3), denoiser, dataset, 3)
+    state = train(plan_schedule(state, 3), denoiser, dataset, 3)
     saved_states.save(state, tmp_path, "mine")
     again = saved_states.load(tmp_path, "mine", state.start.model, dataset.digest)
-    assert with_planned_steps(again, 6).settings == with_planned_steps(state, 6).settings
+    assert plan_schedule(again, 6).settings == plan_schedule(state, 6).settings
     closed = train(lab.state(denoiser, dataset, total_steps=3, schedule="cosine"), denoiser, dataset, 3)
     saved_states.save(closed, tmp_path, "closed")
     again = saved_states.load(tmp_path, "closed", closed.start.model, dataset.digest)
-    assert with_planned_steps(again, 6) is again
+    assert plan_schedule(again, 6) is again
 
 
 def test_a_disk_that_is_full_at_the_last_file_leaves_what_was_there(run, tmp_path, monkeypatch):

@@ -21,8 +21,8 @@ from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.reports.text import beginning
 from graft_nodes.training.run import call as runs
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
-from graft_nodes.training.run.validation import Held
-from graft_nodes.training.state import advance_position, equal, state_key, with_settings
+from graft_nodes.training.run.validation import HeldOut
+from graft_nodes.training.state import advance_position, change_settings, equal, state_key
 from graft_nodes.training.store import listing
 from graft_nodes.training.store.store import (
     Damaged,
@@ -33,7 +33,7 @@ from graft_nodes.training.store.store import (
     load,
     read_record,
     remove,
-    restored,
+    restore,
 )
 
 
@@ -102,7 +102,7 @@ def test_asking_for_more_goes_on_from_the_furthest_and_for_fewer_finds_it(bench)
 
 def test_other_settings_in_the_middle_are_another_position(bench):
     five = bench.run(5)
-    other = with_settings(five.state, OptimizerSettings(learning_rate=1e-3, batch_size=2), None)
+    other = change_settings(five.state, OptimizerSettings(learning_rate=1e-3, batch_size=2), None)
     changed = bench.run(4, other)
     assert changed.trained == 4 and not equal(changed.state, bench.run(9).state)
     assert bench.run(4, other).trained == 0
@@ -189,7 +189,7 @@ def test_a_warmup_that_is_over_when_its_settings_begin_is_said_before_the_first_
     settings = {"optimizer": "sgd", "schedule": "constant", "learning_rate": 1e-3, "warmup": 0}
     start = bench.lab.state(bench.denoiser, bench.dataset, **settings)
     other = OptimizerSettings(**{**settings, "batch_size": 4, **changed})
-    later, heard = with_settings(bench.run(6, start).state, other, None), []
+    later, heard = change_settings(bench.run(6, start).state, other, None), []
     notes = runs.run(later, 6, bench.open, bench.dataset, None, Callbacks(), say=heard.append).notes
     found = [note for note in notes if "warmup" in note]
     assert found == heard and (said in found[0] if said else not found)
@@ -199,7 +199,7 @@ def test_a_warmup_that_the_steps_before_have_made_is_not_said_to_be_over(bench):
     start = bench.lab.state(bench.denoiser, bench.dataset, schedule="constant", warmup=3)
     six = bench.run(6, start)
     assert not bench.run(6, six.state).notes
-    other = with_settings(six.state, None, ObjectiveSettings(loss="huber"))
+    other = change_settings(six.state, None, ObjectiveSettings(loss="huber"))
     assert not bench.run(6, other).notes
 
 
@@ -387,7 +387,7 @@ def test_the_best_state_is_kept_and_is_the_one_of_its_step(bench):
 def _measure(monkeypatch, losses):
     """Validations that measure these losses of the average, and others of the weights: the last of them is the best."""
     pairs = iter([value for number, loss in enumerate(losses) for value in (10.0 - number, loss)])
-    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: Held(next(pairs)))
+    monkeypatch.setattr("graft_nodes.training.run.validation.validate", lambda work: HeldOut(next(pairs)))
 
 
 def test_a_better_state_takes_the_place_of_the_best_before(bench, monkeypatch):
@@ -521,7 +521,7 @@ def test_what_runs_take_of_the_disk_is_counted(bench):
     (bench.folder / "run" / "notes.txt").write_text("mine")
     sizes = {name: os.path.getsize(bench.folder / name) for name in bench.files()}
     run = sum(size for name, size in sizes.items() if name.startswith("run/"))
-    assert bench.store.used() == DiskUse(3, run, sum(sizes.values()), bench.store.limit)
+    assert bench.store.measure_disk() == DiskUse(3, run, sum(sizes.values()), bench.store.limit)
 
 
 def test_a_snapshot_comes_after_so_many_minutes(bench, monkeypatch):
@@ -549,12 +549,12 @@ def test_what_a_step_led_to_is_shown_where_it_was_stopped(bench):
     goal = state_key(before.start.digest, advance_position(before.position, before.settings.digest, 6))
     stopped = bench.run(6, before, should_stop=iter([False, True]).__next__).state
     assert stopped.step == 5 and stopped.key != goal
-    assert listing.shown(bench.folder, "run", goal, until=9)["key"] == stopped.key
+    assert listing.describe_state(bench.folder, "run", goal, until=9)["key"] == stopped.key
     for key, until in ((goal, 0), (goal, 8), (goal, 10), ("0" * 64, 9)):
         with pytest.raises(FileNotFoundError, match="no stored state"):
-            listing.shown(bench.folder, "run", key, until)
+            listing.describe_state(bench.folder, "run", key, until)
     whole = bench.run(6, before).state
-    assert whole.key == goal and listing.shown(bench.folder, "run", goal, until=9)["step"] == 9
+    assert whole.key == goal and listing.describe_state(bench.folder, "run", goal, until=9)["step"] == 9
 
 
 def test_a_long_history_lies_in_blocks_and_comes_back(bench, monkeypatch):
@@ -743,7 +743,7 @@ def test_averages_of_tensors_that_are_not_trained_are_damage(bench, group):
     record, tensors = read_record(folder), group_tensors(load(folder, bench.state)[0])
     other = {"average": "average/other.weight", "powers": "powers/0.05/other.weight"}[group]
     with pytest.raises(Damaged, match="averages of other tensors than it trains"):
-        restored(bench.state, record, {**tensors, other: torch.zeros(2)}, bench.state.history)
+        restore(bench.state, record, {**tensors, other: torch.zeros(2)}, bench.state.history)
 
 
 NEWER = {"format": 3, "versions": {"graft": "7.8.9"}, "of a later time": True}

@@ -44,7 +44,7 @@ def test_its_steps_are_those_of_torchs_adam_with_the_mean_of_all_pictures():
         adam.zero_grad()
         total = 0
         for pixels, decoded in groups:
-            total = total + hinge_losses(*(judge.network.judged(one, own) for one in (pixels, decoded))).sum()
+            total = total + hinge_losses(*(judge.network.judge(one, own) for one in (pixels, decoded))).sum()
         (total / 5).backward()
         expected = sum(float(tensor.grad.double().square().sum()) for tensor in own.values()) ** 0.5
         assert norm == pytest.approx(expected, rel=1e-5)
@@ -60,7 +60,7 @@ def test_it_learns_to_tell_pictures_from_their_reconstructions():
     for step in range(20):
         (losses, _) = _step(judge, step, (pixels, decoded))
     weights = _weights(judge.state())
-    real, fake = (judge.network.judged(one, weights) for one in (pixels, decoded))
+    real, fake = (judge.network.judge(one, weights) for one in (pixels, decoded))
     assert float(real.mean()) > 0.8 and float(fake.mean()) < -0.8
     assert float(losses[0].detach().mean()) > 0  # the VAE is told to look more real
 
@@ -91,7 +91,7 @@ def test_the_vaes_losses_do_not_move_it():
     norm = judge.finish_gradients()
     losses.sum().backward()
     assert last.grad.abs() > 0 and judge.finish_gradients() == pytest.approx(norm / 2)  # the mean of 2 again, no more
-    fake = judge.network.judged(decoded, _weights(judge.state()))
+    fake = judge.network.judge(decoded, _weights(judge.state()))
     ratio = losses.detach() / adversarial_losses(fake).detach()
     assert torch.allclose(ratio, ratio[0].expand(2))
 

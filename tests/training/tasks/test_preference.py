@@ -72,7 +72,7 @@ def test_a_steps_loss_is_that_of_the_formula_with_one_noise_and_level_for_both(l
     for step in (0, 5):
         before = train(start, lab.Flow(), dataset, step)
         found = train(before, lab.Flow(), dataset, 1).history.loss[-1]
-        (batch,) = BatchSchedule.of(before, dataset).batches(step, 0)
+        (batch,) = BatchSchedule.from_state(before, dataset).batches(step, 0)
         draws = seeded_generator(start.start.seed, step, "noise part 0")
         level = torch.rand(4, generator=draws).clamp(min=1e-3).double().view(4, 1, 1, 1)
         noise = torch.randn(batch.latents.shape, generator=draws).double()
@@ -130,7 +130,7 @@ def test_every_pair_of_a_step_counts_the_same(lab):
     """Of seven pairs, four are in the first micro-batch and three in the second."""
     dataset, denoiser = _with_pairs(lab.pictures(7)), lab.Flow()
     work = Workspace(lab.state(denoiser, dataset, objective=DPO, accumulation=2), denoiser, dataset)
-    with work.installed():
+    with work.install():
         loss = backward_(work)
         accumulated = {name: tensor.grad.clone() for name, tensor in work.trained.items()}
         each = []

@@ -9,7 +9,7 @@ from graft_nodes.training.distributed.process_group import SingleProcess
 from graft_nodes.training.objective.loss_kinds import LOSSES
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.state import Start, companion_tensors, name_companions, with_settings
+from graft_nodes.training.state import Start, change_settings, companion_tensors, name_companions
 from graft_nodes.training.tasks.denoising import DenoisingTask
 from graft_nodes.training.tasks.preference import PreferenceTask
 from graft_nodes.training.tasks.registry import TASKS, task_for, task_of, trains_vae
@@ -33,10 +33,10 @@ def test_every_kind_of_a_loss_function_is_listed():
 def test_a_run_that_denoises_becomes_one_of_pairs_with_their_loss_and_back(lab):
     state = lab.state(lab.Flow(), lab.pictures())
     assert type(task_of(state)) is DenoisingTask and not trains_vae(state)
-    pairs = with_settings(state, None, DPO)
+    pairs = change_settings(state, None, DPO)
     assert pairs.task == "preference" and type(task_of(pairs)) is PreferenceTask
     assert pairs.start == state.start and pairs.settings.digest != state.settings.digest
-    assert with_settings(pairs, None, ObjectiveSettings()).task == "denoising"
+    assert change_settings(pairs, None, ObjectiveSettings()).task == "denoising"
 
 
 def test_a_slider_stays_one_whatever_the_loss_is_and_refuses_that_of_pairs(lab):
@@ -69,7 +69,7 @@ def test_what_learns_beside_the_model_outlives_another_optimizer(lab):
     state = lab.state(lab.Flow(), lab.pictures())
     own = {"critic": {"weights/a": torch.ones(2), "b": torch.zeros(1)}, "critics": {"b": torch.ones(1)}}
     state = replace(state, optimizer={"exp_avg/blocks.0.ff": torch.ones(3), **name_companions(own)})
-    state = with_settings(state, OptimizerSettings(optimizer="sgd"), None)
+    state = change_settings(state, OptimizerSettings(optimizer="sgd"), None)
     assert len(state.optimizer) == 3 and companion_tensors(state, "other") == {}
     for name, tensors in own.items():
         found = companion_tensors(state, name)

@@ -37,7 +37,7 @@ def settings(method=BOTH_DIRECTIONS, **given):
 
 
 def noise(**given):
-    return sliders.of_noise(settings(**given), torch.zeros(4, 6, 6), SIZE, CONTEXTS, ("vae", "clip"))
+    return sliders.make_noise_dataset(settings(**given), torch.zeros(4, 6, 6), SIZE, CONTEXTS, ("vae", "clip"))
 
 
 def pairs(lab, count=5):
@@ -48,7 +48,7 @@ def pairs(lab, count=5):
 
     images, held_out = ([paired(image) for image in group] for group in (data.images, data.held_out))
     data = replace(data, images=tuple(images), held_out=tuple(held_out))
-    return sliders.of_pairs(settings(PICTURE_PAIRS), data)
+    return sliders.make_pair_dataset(settings(PICTURE_PAIRS), data)
 
 
 def predicting(lab, prediction):
@@ -105,7 +105,7 @@ def test_every_pair_of_a_step_counts_the_same_at_both_strengths(lab):
     """Of five pairs, four are in the first micro-batch and one in the second."""
     data, denoiser = pairs(lab, 6), lab.Flow()
     work = Workspace(moved_state(lab, denoiser, data, accumulation=2), denoiser, data)
-    with work.installed():
+    with work.install():
         loss = steps.backward_(work)
         accumulated = {name: tensor.grad.clone() for name, tensor in work.trained.items()}
         each = []
@@ -143,7 +143,7 @@ def _measured(lab, prediction, strength, data):
     draws = torch.Generator().manual_seed(6)
     x, sigma = torch.randn(4, 4, 6, 6, generator=draws), torch.rand(4, generator=draws) * 0.9 + 0.05
     work = Workspace(state, denoiser, data)
-    with work.installed():
+    with work.install():
         (batch,) = work.loader.take(0, 0)
         with work.at_strength(strength):
             found = losses_at(work, batch, x, sigma, {})
@@ -199,7 +199,7 @@ def test_an_anchor_counts_a_third_with_every_method_of_prompts(lab, method):
 def test_both_directions_count_alike_and_get_the_same_noise(lab):
     denoiser, data = lab.Flow(), noise(steps=3)
     work = Workspace(moved_state(lab, denoiser, data), denoiser, data)
-    with work.installed():
+    with work.install():
         total = steps.backward_(work)
         gradients = {name: tensor.grad.clone() for name, tensor in work.trained.items()}
         means, sums = [], {}
@@ -233,7 +233,7 @@ def test_the_model_computes_with_the_adapter_at_that_strength(lab, kind):
     outputs = []
     for trained, strength in ((state.trained, -1.0), (opposite, 1.0), (state.trained, 1.0)):
         work = Workspace(replace(state, trained=trained), denoiser, data)
-        with work.installed(), work.at_strength(strength), torch.no_grad():
+        with work.install(), work.at_strength(strength), torch.no_grad():
             outputs.append(denoiser.module(x, context))
         work.close()
     assert torch.allclose(outputs[0], outputs[1], atol=1e-6) and not torch.allclose(outputs[0], outputs[2], atol=1e-3)
@@ -244,7 +244,7 @@ def test_a_pair_is_learned_at_both_strengths_with_the_same_noise(lab):
     data = pairs(lab)
     denoiser = lab.Flow()
     work = Workspace(moved_state(lab, denoiser, data), denoiser, data)
-    with work.installed():
+    with work.install():
         (batch,) = work.loader.take(0, 0)
         work.purpose = "part 0"
         for strength, latents in ((1.0, batch.latents), (-1.0, batch.worse)):
@@ -266,7 +266,7 @@ def test_two_calls_are_one_and_the_model_is_left_as_it_was(lab, method):
     if method == PICTURE_PAIRS:
         data = pairs(lab)
     elif method == "pictures":
-        data = sliders.of_pictures(settings(), lab.pictures(5, held_out=[4]), CONTEXTS, sliders_clip())
+        data = sliders.make_picture_dataset(settings(), lab.pictures(5, held_out=[4]), CONTEXTS, sliders_clip())
     else:
         anchor = "people" if method == AI_TOOLKIT else ""
         data = noise(method=method, positive="old\ndog", negative="young", steps=3, anchor=anchor)
@@ -294,7 +294,7 @@ def test_gradients_are_those_of_finite_differences(lab, given):
     work = Workspace(moved_state(lab, denoiser, data, learning_rate=1e-3), denoiser, data)
     x = torch.randn(4, 4, 6, 6, generator=torch.Generator().manual_seed(6))
     sigma = torch.full((4,), 0.6)
-    with work.installed():
+    with work.install():
         (batch,) = work.loader.take(0, 0)
         for strength in (1.0, -1.0):
 
@@ -332,7 +332,7 @@ def test_strength_moves_the_prediction_one_way_and_the_other(lab):
     along = []
     work = Workspace(state, denoiser, data)
     for strength in (-2.0, -1.0, 0.0, 1.0, 2.0):
-        with work.installed(), work.at_strength(strength), torch.no_grad():
+        with work.install(), work.at_strength(strength), torch.no_grad():
             change = denoiser.module(x, torch.full(shape, VALUES["person"])) - base
         along.append(float((change * way).sum() / way.square().sum()))
     work.close()

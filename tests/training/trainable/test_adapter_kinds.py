@@ -7,7 +7,14 @@ import torch
 from graft_nodes.patches.adapters.factor_products import factorize_side
 from graft_nodes.patches.lora_files.parse import Target, patches_of, read
 from graft_nodes.patches.patching.fuse import Patch, apply_patches
-from graft_nodes.training.trainable.install import as_lora, attached, by_module, from_lora, init_trainable, limit_norms_
+from graft_nodes.training.trainable.install import (
+    attach,
+    group_by_module,
+    init_trainable,
+    limit_norms_,
+    make_lora,
+    read_lora,
+)
 from graft_nodes.training.trainable.patterns import parse_patterns
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
@@ -84,19 +91,19 @@ def test_training_computes_what_the_file_makes_of_the_weights(kind):
     start = init_trainable(net, settings, 0, _base(net))
     trained = _moved(start)
     plain = net(_input())
-    with attached(net, settings, start, _still):
+    with attach(net, settings, start, _still):
         assert torch.allclose(net(_input()), plain, atol=1e-6)  # a beginning changes nothing
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         found = net(_input())
         gradients = torch.autograd.grad(found.square().sum(), list(trained.values()))
     assert all(g.abs().max() > 0 for g in gradients)
-    merged = _merged(net, as_lora(trained, settings, None))
+    merged = _merged(net, make_lora(trained, settings, None))
     assert not torch.allclose(found, plain, atol=1e-2)
     assert torch.allclose(found.double(), merged(_input().double()), atol=2e-5)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in net.modules())
     assert all(
-        torch.equal(t, from_lora(as_lora(start, settings, None), settings, None)[name]) for name, t in start.items()
+        torch.equal(t, read_lora(make_lora(start, settings, None), settings, None)[name]) for name, t in start.items()
     )
 
 
@@ -118,12 +125,12 @@ def test_gradients_are_those_of_finite_differences(kind):
     )
 
     def loss(tensors):
-        with attached(net, settings, tensors, _still):
+        with attach(net, settings, tensors, _still):
             if frozen is None:
                 return net(x).square().mean()
             return _with_norms(net, settings, tensors, frozen)(x).square().mean()
 
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         net(x).square().mean().backward()
     for name, t in trained.items():
         way = torch.randn(t.shape, generator=draws, dtype=torch.float64)
@@ -138,7 +145,7 @@ def test_gradients_are_those_of_finite_differences(kind):
 
 
 def _of(net, settings, trained):
-    tensors = by_module(trained)
+    tensors = group_by_module(trained)
     return [(path, tensors[path], site) for path, site in adapter_targets(net, settings).items()]
 
 
@@ -195,10 +202,12 @@ def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, bu
     if kind == "dora":
         assert torch.allclose(ours["dora_scale"], theirs["dora_scale"], atol=1e-6)
     trained = _moved(start)
-    file = {name.removeprefix("diffusion_model.a."): value for name, value in as_lora(trained, settings, None).items()}
+    file = {
+        name.removeprefix("diffusion_model.a."): value for name, value in make_lora(trained, settings, None).items()
+    }
     peer.load_state_dict(file, strict=False)
     x = torch.randn(2, 5, 24) if isinstance(net.a, nn.Linear) else torch.randn(2, 16, 6, 6)
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         found = net.a(x)
     peer.apply_to()
     assert torch.allclose(found, net.a(x), atol=2e-5)
@@ -219,7 +228,7 @@ def test_peft_reads_a_lora_and_begins_alike():
     peft.set_peft_model_state_dict(model, {key: trained[names[key.split(".")[-2]]].detach() for key in state})
     model.base_model.model["a"].base_layer.load_state_dict(net["a"].state_dict())
     x = torch.randn(3, 24)
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         assert torch.allclose(net["a"](x), model.base_model.model["a"](x), atol=1e-6)
 
 
@@ -255,12 +264,12 @@ def test_rank_and_alpha_by_pattern():
     plain = {"round": (3, 3.0), "long": (3, 3.0)}
     assert found == {"line": (2, 2.0), "plain": (3, 9.0), "conv": (5, 2.5), "point": (1, 1.0), **plain}
     trained = _moved(init_trainable(net, settings, 0, {}))
-    lora = as_lora(trained, settings, None)
+    lora = make_lora(trained, settings, None)
     assert {path: float(lora[f"diffusion_model.{path}.alpha"]) for path in found} == {
         path: alpha for path, (_, alpha) in found.items()
     }
     assert all(trained[f"{path}.lora_up.weight"].shape[1] == rank for path, (rank, _) in found.items())
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         out = net(_input())
     assert torch.allclose(out.double(), _merged(net, lora)(_input().double()), atol=2e-5)
 
@@ -269,9 +278,9 @@ def test_a_lokr_of_two_whole_matrices_has_its_rank_for_alpha():
     """Its scale is 1 whatever alpha is; lycoris stores the rank, and others divide what is stored by it."""
     settings = AdapterSettings("lokr", rank=64, alpha=2.0, targets="all", pattern="*line*=rank 1")
     trained = init_trainable(_odd(), settings, 0, {})
-    lora = as_lora(trained, settings, None)
-    whole = {path for path, tensors in by_module(trained).items() if "lokr_w2" in tensors}
-    products = by_module(trained).keys() - whole
+    lora = make_lora(trained, settings, None)
+    whole = {path for path, tensors in group_by_module(trained).items() if "lokr_w2" in tensors}
+    products = group_by_module(trained).keys() - whole
     assert whole and products
     for paths, alpha in ((whole, 64.0), (products, 2.0)):
         assert {float(lora[f"diffusion_model.{path}.alpha"]) for path in paths} == {alpha}
@@ -295,19 +304,19 @@ def test_going_on_from_a_file(kind):
     """A file of another alpha begins with the same change of the weights."""
     net, given = _odd(), _settings(kind)
     trained = _moved(init_trainable(net, given, 0, {}))
-    file = as_lora(trained, given, None)
+    file = make_lora(trained, given, None)
     settings = AdapterSettings(kind, rank=3, alpha=0.0 if kind == "oft" else 6.0, targets="all", initial=file)
     start = init_trainable(net, settings, 1, {})
-    with attached(net, given, trained, _still):
+    with attach(net, given, trained, _still):
         expected = net(_input())
-    with attached(net, settings, start, _still):
+    with attach(net, settings, start, _still):
         assert torch.allclose(net(_input()), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["lora", "lokr", "dora"])
 def test_half_a_layer_in_a_file_is_said(kind):
     net, settings = _odd(), _settings(kind)
-    file = as_lora(init_trainable(net, settings, 0, {}), settings, None)
+    file = make_lora(init_trainable(net, settings, 0, {}), settings, None)
     del file[next(name for name in file if "plain" in name and not name.endswith(".alpha"))]
     with pytest.raises(ValueError, match=r"plain.*: missing beside the others of its layer"):
         init_trainable(net, _settings(kind, initial=file), 1, {})
@@ -351,7 +360,7 @@ def test_scale_weight_norm_elsewhere_is_lycoris(lycoris, kind):
         else:
             weight = peer.get_weight(peer.shape)
             (site,) = adapter_targets(net, settings).values()
-            found = settings.adapter.change(by_module(trained)["a"], site)
+            found = settings.adapter.change(group_by_module(trained)["a"], site)
             assert torch.allclose(found, weight * (0.4 / weight.norm()), atol=1e-6) and float(
                 found.norm()
             ) == pytest.approx(0.4, rel=1e-5)
@@ -367,7 +376,7 @@ def test_rank_dropout_without_ranks(kind):
     x = _input()
 
     def change(step, purpose="part 0"):
-        with attached(net, settings, trained, lambda: (0, step, purpose)), torch.no_grad():
+        with attach(net, settings, trained, lambda: (0, step, purpose)), torch.no_grad():
             return net.line(x) - nn.functional.linear(x, net.line.weight, net.line.bias)
 
     whole, left = change(0, ""), change(1)
@@ -384,7 +393,7 @@ def test_module_dropout_leaves_the_module_alone(kind):
     plain = net.line(x)
 
     def run(settings, step):
-        with attached(net, settings, trained, lambda: (0, step, "part 0")), torch.no_grad():
+        with attach(net, settings, trained, lambda: (0, step, "part 0")), torch.no_grad():
             return net.line(x)
 
     whole = run(_settings(kind, pattern="line"), 0)
@@ -408,11 +417,11 @@ def test_text_encoder_modules_come_after_the_models(lab):
     assert {name for name in trained if not name.startswith("text_")} == set(
         init_trainable(net, AdapterSettings(rank=2), 0, {})
     )
-    lora = as_lora(trained, settings, None)
+    lora = make_lora(trained, settings, None)
     assert "text_encoders.self_attn.q_proj.alpha" in lora and "diffusion_model.blocks.0.attn1.to_q.alpha" in lora
-    assert all(torch.equal(trained[name], value) for name, value in from_lora(lora, settings, None).items())
+    assert all(torch.equal(trained[name], value) for name, value in read_lora(lora, settings, None).items())
     moved, x = _moved(trained), torch.randn(2, 6)
-    with attached(net, settings, moved, _still, text):
+    with attach(net, settings, moved, _still, text):
         out = text["self_attn"]["q_proj"](x)
     part = text["self_attn"]["q_proj"]
     name = "text_encoders.self_attn.q_proj.lora_"
@@ -429,12 +438,12 @@ def test_full_weights_of_both(lab):
     settings = AdapterSettings("full", targets="all", text_encoder=True)
     trained = {name: t + 0.5 for name, t in init_trainable(net, settings, 0, base, text).items()}
     assert trained.keys() == base.keys()
-    with attached(net, settings, trained, _still, text):
+    with attach(net, settings, trained, _still, text):
         assert torch.equal(text["a"].weight, base["text_encoders.a.weight"] + 0.5)
         assert torch.equal(net.norm.weight, base["norm.weight"] + 0.5)
-    lora = as_lora(trained, settings, base)
+    lora = make_lora(trained, settings, base)
     assert {"text_encoders.a.diff", "text_encoders.a.diff_b", "diffusion_model.norm.diff"} <= lora.keys()
-    assert all(torch.equal(value, trained[name]) for name, value in from_lora(lora, settings, base).items())
+    assert all(torch.equal(value, trained[name]) for name, value in read_lora(lora, settings, base).items())
 
 
 def test_full_weights_of_a_quantized_model_are_refused(lab):
@@ -451,10 +460,10 @@ def test_snapshots_of_a_run_average_whatever_the_kind(kind):
     net, settings = _odd(), _settings(kind)
     first, second = init_trainable(net, settings, 0, {}), _moved(init_trainable(net, settings, 0, {}))
     mean = average(
-        [as_lora(first, settings, None), as_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors"
+        [make_lora(first, settings, None), make_lora(second, settings, None)], [0.25, 0.75], ["a", "b"], "factors"
     ).state
-    found = from_lora(mean, settings, None)
+    found = read_lora(mean, settings, None)
     assert found.keys() == first.keys()
     assert all(torch.allclose(found[name], 0.25 * first[name] + 0.75 * second[name], atol=1e-6) for name in found)
     with pytest.raises(ValueError, match="is not available here"):
-        average([as_lora(first, settings, None)] * 2, [0.5, 0.5], ["a", "b"], "products")
+        average([make_lora(first, settings, None)] * 2, [0.5, 0.5], ["a", "b"], "products")

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from graft_nodes.training.trainable.install import as_lora, attached, init_trainable, limit_norms_
+from graft_nodes.training.trainable.install import attach, init_trainable, limit_norms_, make_lora
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
 from torch import nn
@@ -91,7 +91,7 @@ def test_beside_the_activations_is_the_patched_weight(lab, kind):
     settings = AdapterSettings(kind, rank=3, alpha=1.5, targets="all")
     net, x = _net(lab), torch.randn(2, 4, 6, 6, dtype=torch.float64)
     trained = _trained(net, settings)
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         found = net(x, 0.0)
     patched = _net(lab)
     with torch.no_grad():
@@ -103,14 +103,22 @@ def test_beside_the_activations_is_the_patched_weight(lab, kind):
     assert torch.allclose(found, patched(x, 0.0), atol=1e-12)
 
 
+def test_full_weights_are_targets_where_a_module_has_its_own(lab):
+    net = _net(lab)
+    targets = adapter_targets(net, AdapterSettings("full", targets="all"))
+    assert sum(p.numel() for target in targets.values() for p in target.module.parameters()) == sum(
+        p.numel() for p in net.parameters()
+    )
+
+
 def test_full_weights_are_used_and_given_as_differences(lab):
     settings, net = AdapterSettings("full", targets="all"), _net(lab)
     base = {name: p.detach().clone() for name, p in net.named_parameters()}
     trained = {name: t.double() + 0.25 for name, t in init_trainable(net, settings, 0, base).items()}
     assert trained.keys() == base.keys()
-    with attached(net, settings, trained, _still):
+    with attach(net, settings, trained, _still):
         assert all(torch.equal(p, base[name] + 0.25) for name, p in net.named_parameters())
-    lora = as_lora(trained, settings, base)
+    lora = make_lora(trained, settings, base)
 
     def named(name):
         return "diffusion_model." + (
@@ -124,7 +132,7 @@ def test_full_weights_are_used_and_given_as_differences(lab):
 def test_names_of_a_lora(lab):
     settings = AdapterSettings(rank=3, alpha=6.0)
     trained = _trained(_net(lab), settings)
-    lora = as_lora(trained, settings, None)
+    lora = make_lora(trained, settings, None)
     assert len(lora) == 3 * len(trained) // 2
     assert float(lora["diffusion_model.blocks.1.attn1.to_q.alpha"]) == 6.0
     assert lora["diffusion_model.blocks.1.attn1.to_q.lora_up.weight"].shape == (4, 3)
@@ -147,7 +155,7 @@ def test_the_start_depends_on_seed_and_name_alone(lab):
 def test_an_initial_lora_is_gone_on_from_at_its_own_scale(lab):
     net, given = _net(lab), AdapterSettings(rank=3, alpha=1.5)
     trained = {name: t.float() for name, t in _trained(net, given).items()}
-    file = as_lora(trained, given, None)
+    file = make_lora(trained, given, None)
     settings = AdapterSettings(rank=3, alpha=6.0, initial=file)
     start = init_trainable(net, settings, 0, {})
     for name in trained:
@@ -159,7 +167,7 @@ def test_an_initial_lora_is_gone_on_from_at_its_own_scale(lab):
 
 def test_an_initial_lora_that_does_not_fit_is_listed(lab):
     net = _net(lab)
-    file = as_lora(_trained(net, AdapterSettings(rank=2)), AdapterSettings(rank=2), None)
+    file = make_lora(_trained(net, AdapterSettings(rank=2)), AdapterSettings(rank=2), None)
     file["diffusion_model.blocks.0.attn1.to_q.lora_up.weight"][0, 0] = float("nan")
     file["diffusion_model.other.lora_up.weight"] = torch.zeros(1, 1)
     with pytest.raises(ValueError, match=r"expected \(3, 4\), got \(2, 4\)[\s\S]*|other") as caught:
@@ -192,7 +200,7 @@ def test_dropout_is_drawn_from_the_moment_and_keeps_the_mean(lab, name):
     part = net.blocks[0].ff
 
     def run(step, purpose="part 0"):
-        with attached(net, settings, trained, lambda: (0, step, purpose)):
+        with attach(net, settings, trained, lambda: (0, step, purpose)):
             return part(x.movedim(1, -1)) - torch.nn.functional.linear(x.movedim(1, -1), part.weight, part.bias)
 
     assert torch.equal(run(1), run(1))

@@ -24,5 +24,5 @@ WORDS = CaptionWords(("zorp", "zorp-blue"))
     ],
 )
 def test_words_stand_between_spaces(caption, written, found):
-    assert WORDS.written(caption) == written
-    assert WORDS.found(caption) == found
+    assert WORDS.write_embeddings(caption) == written
+    assert WORDS.find_words(caption) == found

@@ -221,7 +221,7 @@ def _trained(name, data, patcher=None):
     )
     with wall.denoiser.open_denoiser(patcher) as denoiser:
         work = workspace.Workspace(state, denoiser, data)
-        with work.installed():
+        with work.install():
             result = steps.advance_(work)
         work.close()
     return result.loss

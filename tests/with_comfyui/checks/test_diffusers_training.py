@@ -69,7 +69,7 @@ def _scheduler():
 
 def _drawn(state, dataset, step):
     """What the run draws for a step: its batch, timesteps and noise."""
-    (batch,) = BatchSchedule.of(state, dataset).batches(step, 0)
+    (batch,) = BatchSchedule.from_state(state, dataset).batches(step, 0)
     draws = generator(state.start.seed, step, "noise part 0")
     timesteps = (torch.rand(len(batch.captions), generator=draws) * 1000).long()
     return batch, timesteps, torch.randn(batch.latents.shape, generator=draws)

@@ -66,7 +66,7 @@ class Made:
             stack.enter_context(torch.inference_mode(False))
             denoiser = stack.enter_context(wall.denoiser.open_denoiser(self.patcher))
             work = stack.enter_context(contextlib.closing(workspace.Workspace(self.state, denoiser, self.dataset)))
-            stack.enter_context(work.installed())
+            stack.enter_context(work.install())
             yield work
 
 
@@ -130,7 +130,7 @@ def _check_against_the_formula(work, batch):
 
     with torch.no_grad():
         trained = error(batch.latents) - error(batch.worse)
-        with work.plain():
+        with work.switch_off_trained():
             reference = error(batch.latents) - error(batch.worse)
         expected = torch.log1p(torch.exp(BETA / 2 * (trained - reference)))
         assert torch.allclose(_loss(work, batch).double(), expected, rtol=1e-3, atol=1e-4)

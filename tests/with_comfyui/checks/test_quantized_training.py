@@ -15,7 +15,7 @@ from graft_nodes.training.memory.quantized_base.base import chosen_layers, remar
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.trainable.install import attach, init_trainable, make_lora
 from graft_nodes.training.trainable.settings import AdapterSettings
 from quantized import parts, with_quantized_layers, with_scaled_layers
 from tiny_families import EVERY
@@ -88,10 +88,10 @@ def test_every_kind_beside_scaled_fp8_is_that_beside_its_numbers(kind):
         for name, patcher in (("scaled", scaled), ("plain", plain)):
             with host.denoiser.open_denoiser(patcher) as denoiser:
                 values[f"{name} base"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
-                with attached(denoiser.module, settings, trained, lambda: (0, 0, "")):
+                with attach(denoiser.module, settings, trained, lambda: (0, 0, "")):
                     values[name] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})
         grafted = host.lora_stacks.apply_lora_stack(
-            scaled, None, [LoraEntry("trained", as_lora(trained, settings, None))]
+            scaled, None, [LoraEntry("trained", make_lora(trained, settings, None))]
         )
         with host.denoiser.open_denoiser(grafted.model) as denoiser:
             values["came out"] = denoiser.denoise(x, sigma, [Conditioning(*text)], {})

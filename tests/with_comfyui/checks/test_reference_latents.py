@@ -42,7 +42,7 @@ def after_one_step(name, extras):
     state = begin(network, Start("m", data.digest, AdapterSettings(rank=2, targets="all")), settings)
     with wall.denoiser.open_denoiser(patcher) as denoiser:
         work = workspace.Workspace(state, denoiser, data)
-        with work.installed():
+        with work.install():
             result = steps.advance_(work)
         trained = {key: tensor.detach().clone() for key, tensor in work.trained.items()}
         work.close()

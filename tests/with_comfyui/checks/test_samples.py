@@ -712,10 +712,10 @@ def test_the_boundary_is_the_models_own_and_other_models_have_none(host):
     experts = host.module("training.objective.experts")
     for changes, boundary in (({}, 0.875), ({"in_dim": 36}, 0.9)):
         network = build("wan", **changes).model.diffusion_model
-        assert experts.with_own_boundary(objective, network).boundary == boundary
+        assert experts.fill_boundary(objective, network).boundary == boundary
     for name in ("wan i2v", "wan 2.2", "flux"):
         with pytest.raises(ValueError, match="is not known as one of a pair"):
-            experts.with_own_boundary(objective, build(name).model.diffusion_model)
+            experts.fill_boundary(objective, build(name).model.diffusion_model)
 
 
 SAMPLINGS = ["uniform", "logit-normal", "shifted", "mode", "sigmoid", "shift", "flux_shift"]

@@ -12,8 +12,8 @@ import pytest
 import torch
 from families import build, conditions, latents, parts_of, random
 from graft_nodes import host as wall
-from graft_nodes.training.data.parts import packed, unpacked
-from graft_nodes.training.trainable.install import as_lora
+from graft_nodes.training.data.parts import pack_parts, unpack_parts
+from graft_nodes.training.trainable.install import make_lora
 from tiny_families import EVERY
 
 from . import test_train_families as of_families
@@ -240,9 +240,11 @@ def test_parts_are_packed_as_comfyuis_sampler_packs_them():
     nodes_lt()
     parts = [random(2, *VIDEO, seed=0), random(2, *SOUND, seed=1)]
     expected, shapes = comfy.utils.pack_latents(parts)
-    found = packed(parts)
+    found = pack_parts(parts)
     assert torch.equal(found, expected)
-    for mine, theirs in zip(unpacked(found, (VIDEO, SOUND)), comfy.utils.unpack_latents(expected, shapes), strict=True):
+    for mine, theirs in zip(
+        unpack_parts(found, (VIDEO, SOUND)), comfy.utils.unpack_latents(expected, shapes), strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 
@@ -255,9 +257,11 @@ def test_video_with_sound_is_sampled_as_it_was_trained():
     with torch.no_grad():
         found = of_families.denoised(patcher, settings, trained, x, sigma, BOTH)
         plain = of_families.sampled(patcher, x, sigma, context, extras, parts)
-        with_it = of_families.with_file(patcher, as_lora(trained, settings, None))
+        with_it = of_families.with_file(patcher, make_lora(trained, settings, None))
         expected = of_families.sampled(with_it, x, sigma, context, extras, parts)
-    for before, mine, without, theirs in zip(*(unpacked(t, parts) for t in (x, found, plain, expected)), strict=True):
+    for before, mine, without, theirs in zip(
+        *(unpack_parts(t, parts) for t in (x, found, plain, expected)), strict=True
+    ):
         scale = float((theirs - before).abs().max())
         assert float((mine - theirs).abs().max()) < 2e-4 * scale
         assert float((without - theirs).abs().max()) > 1e-2 * scale

@@ -24,7 +24,7 @@ from graft_nodes.host.plain_kernels import PlainKernels
 from graft_nodes.patches.models.attention_kernels import TrainingKernel
 from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
 from ...sampling_options import sampling_options
 
@@ -1029,7 +1029,7 @@ def test_gradients_with_checkpointing_are_those_without(monkeypatch, name):
         x, sigma, context, conditions = inputs(case)
         options = {**patched.model_options["transformer_options"], "graft_training": {"step": 0, "total_steps": 10}}
         found = []
-        for around in (contextlib.nullcontext(), checkpointed(model)):
+        for around in (contextlib.nullcontext(), checkpoint_blocks(model)):
             model.zero_grad()
             with around, PlainKernels():
                 out = patched.model.apply_model(

@@ -42,14 +42,14 @@ from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_downsampling.unet import TRAINING
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.memory import saved_tensors
-from graft_nodes.training.memory.checkpointing import blocks, checkpointed
+from graft_nodes.training.memory.checkpointing import blocks, checkpoint_blocks
 from graft_nodes.training.objective.loss import losses
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
 from graft_nodes.training.state import Settings, Start, begin
-from graft_nodes.training.trainable.install import as_lora, attached, init_trainable
+from graft_nodes.training.trainable.install import attach, init_trainable, make_lora
 from graft_nodes.training.trainable.settings import AdapterSettings
 from graft_nodes.training.trainable.targets import adapter_targets
 from tiny_families import CLIPS, EVERY, FAMILIES, OTHERS
@@ -288,7 +288,7 @@ def still():
 
 def denoised(patcher, settings, trained, x, sigma, name, tokens=6):
     text = conditioning(*conditions(name, 3, tokens), parts_of(name))
-    with wall.denoiser.open_denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         return denoiser.denoise(x, sigma, [text], {})
 
 
@@ -309,7 +309,7 @@ def test_training_computes_what_the_host_samples_with_the_file(name, kind):
         found = denoised(patcher, settings, trained, x, sigma, name)
         plain = sampled(patcher, x, sigma, context, {**extras, "guidance": 1.0})
         expected = sampled(
-            with_file(patcher, as_lora(trained, settings, None)), x, sigma, context, {**extras, "guidance": 1.0}
+            with_file(patcher, make_lora(trained, settings, None)), x, sigma, context, {**extras, "guidance": 1.0}
         )
     scale = float((expected - x).abs().max())
     assert float((found - expected).abs().max()) < 2e-4 * scale
@@ -336,7 +336,7 @@ def is_real(value):
 
 def graded(patcher, settings, trained, x, sigma, name, way):
     text = conditioning(*conditions(name, 3), parts_of(name))
-    with wall.denoiser.open_denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         (denoiser.denoise(x, sigma, [text], {}) * way).sum().backward()
 
 
@@ -369,7 +369,7 @@ def test_gradients_are_those_of_finite_differences_of_sampling(name):
         direction = random(*trained[key].shape, seed=6)
         values = []
         for sign in (1, -1):
-            file = as_lora({**trained, key: trained[key].detach() + sign * 0.004 * direction}, settings, None)
+            file = make_lora({**trained, key: trained[key].detach() + sign * 0.004 * direction}, settings, None)
             with torch.no_grad():
                 found = sampled(with_file(patcher, file), x, sigma, context, extras, parts)
             values.append(float((found.double() * way).sum()))
@@ -412,7 +412,7 @@ def _checkpointed_or_not(name, settings, frames=None):
     """A model and its gradients of adapters and conditioning, the same bytes with and without checkpointing."""
     patcher, x, found = build(name), latents(name, 4, 2, frames), []
     way = random(*x.shape, seed=5)
-    for forgetful in (contextlib.nullcontext, checkpointed):
+    for forgetful in (contextlib.nullcontext, checkpoint_blocks):
         graded = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
         context, extras = conditions(name, 3)
         given = {"context": context} | {key: t for key, t in extras.items() if is_real(t)}
@@ -424,7 +424,10 @@ def _checkpointed_or_not(name, settings, frames=None):
             wall.autograd_inplace.AvoidInplaceOps(),
         ):  # as with a text encoder, UNets too
             module = denoiser.module
-            with attached(module, settings, graded, still), forgetful(*([module] if forgetful is checkpointed else [])):
+            with (
+                attach(module, settings, graded, still),
+                forgetful(*([module] if forgetful is checkpoint_blocks else [])),
+            ):
                 sigma = denoiser.sigma(torch.tensor([0.3, 0.6]))
                 (denoiser.denoise(x, sigma, [text, text], {}) * way).sum().backward()
         found.append({key: t.grad for key, t in (graded | given).items() if t.grad is not None})
@@ -439,7 +442,7 @@ T_LORA = AdapterSettings("tlora", rank=4, targets="all", min_rank=1, rank_expone
 
 def with_t_lora(patcher, trained):
     """A MODEL with the file that Save LoRA writes of T-LoRA, put on by Graft."""
-    file = to_key_format(as_lora(trained, T_LORA, None), "comfyui", torch.bfloat16)
+    file = to_key_format(make_lora(trained, T_LORA, None), "comfyui", torch.bfloat16)
     return wall.lora_stacks.apply_lora_stack(patcher, None, [LoraEntry("t-lora", file)]).model
 
 
@@ -524,7 +527,7 @@ def test_comfyuis_own_loader_reads_all_of_a_saved_file(name, key_format, caplog)
     available(name)
     patcher, settings = build(name), adapter(name)
     network = patcher.model.diffusion_model
-    file = as_lora(moved(patcher, settings), settings, None)
+    file = make_lora(moved(patcher, settings), settings, None)
     if key_format == "kohya" and not isinstance(network, UNetModel):  # names of UNets tell their full size
         file = to_key_format(file, key_format, torch.float32)
     names = comfy.lora.model_lora_keys_unet(patcher.model, {})
@@ -583,7 +586,7 @@ def test_text_layers_of_the_network_are_computed_at_every_step():
     patcher, settings = build("ltx 2"), AdapterSettings("lora", rank=2, pattern="video_embeddings_connector.*")
     trained = {key: t.requires_grad_() for key, t in moved(patcher, settings).items()}
     text, x = Conditioning(*conditions("ltx 2", 3)), random(1, *EVERY["ltx 2"].latent, seed=4)
-    with wall.denoiser.open_denoiser(patcher) as denoiser, attached(denoiser.module, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher) as denoiser, attach(denoiser.module, settings, trained, still):
         with torch.no_grad():
             denoiser.denoise(x, torch.tensor([0.6]), [text], {})
         for _ in range(2):
@@ -871,7 +874,7 @@ def test_one_step_is_a_loop_written_by_hand():
 
         denoiser.denoise = watched
         work = workspace.Workspace(state, denoiser, data)
-        with work.installed():
+        with work.install():
             measured = steps.advance_(work)
         made = {key: t.detach().clone() for key, t in work.trained.items()}
         work.close()
@@ -880,7 +883,7 @@ def test_one_step_is_a_loop_written_by_hand():
     match = min(data.images, key=lambda picture: float(_residual(patcher, picture, x, sigma).std().sub(1).abs()))
     noise = _residual(patcher, match, x, sigma)
     clean = patcher.model.process_latent_in(match.latent[None])
-    with wall.denoiser.open_denoiser(patcher), attached(network, settings, trained, still):
+    with wall.denoiser.open_denoiser(patcher), attach(network, settings, trained, still):
         out = network(x, sigma, context=text.context, y=text.extras["pooled_output"], guidance=torch.ones(1))
         loss = (out - (noise - clean)).square().mean()
         loss.backward()
@@ -951,7 +954,7 @@ class Called:
     def loss(self, trained):
         """A sum over the output; its gradients too, where they are on."""
         module = self.patcher.model.diffusion_model
-        with attached(module, self.settings, trained, still):
+        with attach(module, self.settings, trained, still):
             if self.inputs is None:
                 self._watch(module)
             args, kwargs = self.inputs
@@ -977,7 +980,7 @@ class Called:
             t.grad = None
         with wall.denoiser.open_denoiser(self.patcher), contextlib.ExitStack() as stack:
             if forgetful:
-                stack.enter_context(checkpointed(self.patcher.model.diffusion_model))
+                stack.enter_context(checkpoint_blocks(self.patcher.model.diffusion_model))
             self.loss(self.trained)
         return {key: t.grad for key, t in self.trained.items()}
 
@@ -1022,7 +1025,7 @@ def steps_with(name, count):
     way = random(*x.shape, seed=5)
     with (
         wall.denoiser.open_denoiser(patcher) as denoiser,
-        attached(denoiser.module, settings, trained, still),
+        attach(denoiser.module, settings, trained, still),
     ):
         sigma = denoiser.sigma(torch.tensor([0.6]))
         for step in range(count):
@@ -1078,7 +1081,7 @@ def test_a_block_that_changes_tensors_in_functions_beside_it():
             backward()
         with wall.autograd_inplace.copy_where_needed(network):
             found = backward()
-            with checkpointed(network):
+            with checkpoint_blocks(network):
                 forgetful = backward()
     assert all(torch.equal(a, b) for a, b in zip(found, forgetful, strict=True))
     ways = [random(*part.shape, seed=9 + number) for number, part in enumerate(block.parameters())]

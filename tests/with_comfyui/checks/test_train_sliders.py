@@ -53,14 +53,14 @@ def _data(name, way):
         latents = [latent(name, seed) for seed in range(4)]
         data = Dataset.from_latents(latents, ["person"] * 4, conditionings, held_out=[3])
         if way == PICTURES:
-            return sliders.of_pictures(settings, data, conditionings, Hash())
+            return sliders.make_picture_dataset(settings, data, conditionings, Hash())
         worse = [WorsePicture(latent(name, 10 + seed).float()) for seed in range(4)]
         images = [replace(image, worse=other) for image, other in zip(data.images, worse, strict=False)]
         held_out = [replace(image, worse=worse[3]) for image in data.held_out]
-        return sliders.of_pairs(settings, replace(data, images=tuple(images), held_out=tuple(held_out)))
+        return sliders.make_pair_dataset(settings, replace(data, images=tuple(images), held_out=tuple(held_out)))
     zeros = latent(name, 0)
     size = (8 * zeros.shape[-1], 8 * zeros.shape[-2])
-    return sliders.of_noise(settings, zeros, size, conditionings, ("vae", "clip"))
+    return sliders.make_noise_dataset(settings, zeros, size, conditionings, ("vae", "clip"))
 
 
 def _state(host, name, way=BOTH_DIRECTIONS):
@@ -82,7 +82,7 @@ def test_gradients_at_each_strength_are_those_of_finite_differences(host, name, 
     with torch.inference_mode(False), wall.denoiser.open_denoiser(state.subject.model) as denoiser:
         work = Workspace(state, denoiser, state.subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 (batch, *_) = work.loader.take(1, 0)
                 draws = torch.Generator().manual_seed(3)
                 x = denoiser.process_in(torch.randn(batch.latents.shape, generator=draws))
@@ -131,7 +131,7 @@ def test_comfyui_computes_with_the_lora_at_minus_one_what_training_computed(host
         sigma = denoiser.sigma(torch.tensor([0.6]))
         plain = denoiser.denoise(x, sigma, [conditioning], {})
         work = Workspace(state, denoiser, state.subject.dataset)
-        with work.installed(), work.at_strength(-1.0), torch.no_grad():
+        with work.install(), work.at_strength(-1.0), torch.no_grad():
             trained = denoiser.denoise(x, sigma, [conditioning], {})
         work.close()
     patched, *_ = host.call("LoRAStackPatch", model=model, lora_model=state.lora_model(), lora_strength=-1.0)

@@ -18,7 +18,7 @@ from graft_nodes.training.memory.checkpointing import blocks
 from graft_nodes.training.run import step as steps
 from graft_nodes.training.run import workspace
 from graft_nodes.training.tasks import discriminator
-from graft_nodes.training.trainable.autoencoder import last_layer
+from graft_nodes.training.trainable.vae_parts import last_layer
 
 import nodes
 
@@ -179,7 +179,7 @@ def test_gradients_are_those_of_finite_differences(host, monkeypatch, kind, part
     with torch.inference_mode(False), autoencoders.open_vae(vae) as coder:
         work = workspace.Workspace(state, coder, state.subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 (batch, *_) = work.loader.take(work.step, 0)
 
                 def loss():

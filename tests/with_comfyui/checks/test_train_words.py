@@ -96,7 +96,7 @@ def test_gradients_of_the_words_are_those_of_finite_differences(host, name, monk
     with torch.inference_mode(False), wall.denoiser.open_denoiser(model, clip=clip) as denoiser:
         work = workspace.Workspace(state, denoiser, state.subject.dataset)
         try:
-            with work.installed():
+            with work.install():
                 (batch, *_) = work.loader.take(work.step, 0)
 
                 def loss():

@@ -14,7 +14,7 @@ from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_downsampling.tokens import ToDoSettings
 from graft_nodes.patches.token_routing.settings import RoutingSettings
 from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 
 from .test_todo_transformers import CASES, Case, build, close, forward, inputs
 
@@ -208,7 +208,7 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
 
     model.requires_grad_(True)
     with open_denoiser(patched):  # as in training: no kernels without a backward pass
-        plain, again = gradients(contextlib.nullcontext()), gradients(checkpointed(model))
+        plain, again = gradients(contextlib.nullcontext()), gradients(checkpoint_blocks(model))
     assert plain and plain.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in plain.items())
 

@@ -16,7 +16,7 @@ from graft_nodes import host as wall
 from graft_nodes.host.token_routing import apply_routing
 from graft_nodes.patches.token_routing.settings import RoutingSettings
 from graft_nodes.patches.token_routing.token_choice import choose_kept, kept_count
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from tiny_families import CLIPS, EVERY
 
 SEED = 5
@@ -379,6 +379,6 @@ def test_checkpointing_changes_no_byte_of_the_gradients(name):
             denoised(denoiser, name, step()).square().sum().backward()
         return {key: one.grad for key, one in model.named_parameters() if one.grad is not None}
 
-    plain, again = gradients(contextlib.nullcontext()), gradients(checkpointed(model))
+    plain, again = gradients(contextlib.nullcontext()), gradients(checkpoint_blocks(model))
     assert len(plain) > 10 and plain.keys() == again.keys()
     assert all(torch.equal(value, again[key]) for key, value in plain.items())

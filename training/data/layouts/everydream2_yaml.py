@@ -54,7 +54,7 @@ class ImageSettings:
     notes: tuple[str, ...] = ()
     is_yaml: bool = False
 
-    def overridden_by(self, upper: ImageSettings) -> ImageSettings:
+    def override(self, upper: ImageSettings) -> ImageSettings:
         """These settings with `upper` on top: its values win, its tags come first."""
         if upper == ImageSettings() and not (self.tags or self.notes):
             return self
@@ -71,7 +71,7 @@ class ImageSettings:
         return ImageSettings(**values)
 
 
-def _with_caption(parts: Sequence[str]) -> ImageSettings:
+def _settings_of_tags(parts: Sequence[str]) -> ImageSettings:
     """Settings of a caption's tags: the first one is the main prompt."""
     prompt, *tags = parts or [""]
     return ImageSettings(prompt=prompt, tags=tuple((tag, 1.0) for tag in tags), has_caption=True)
@@ -94,31 +94,31 @@ class SettingsFiles:
         Raises ValueError when its own YAML cannot be used.
         """
         for_all_below, for_this_folder = self._of_folder(image.parent)
-        of_folder = for_all_below.overridden_by(for_this_folder)
+        of_folder = for_all_below.override(for_this_folder)
         of_image = ImageSettings()
         if own_file:
             of_image = self._of_image(image)
         if caption is not None and of_folder == of_image == ImageSettings():
             return caption
         if caption is None:
-            return _written(of_folder.overridden_by(of_image), of_image.has_caption or bool(of_folder.prompt))
-        of_folder = of_folder.overridden_by(_own_settings(caption))
+            return _write_caption(of_folder.override(of_image), of_image.has_caption or bool(of_folder.prompt))
+        of_folder = of_folder.override(_own_settings(caption))
         has_caption = caption.found or of_image.has_caption
         if not (of_image.has_caption or of_folder.prompt or of_folder.tags):
-            settings = of_folder.overridden_by(of_image)
+            settings = of_folder.override(of_image)
             if caption.lines and (settings.shuffle_tags or settings.is_yaml):
                 # EveryDream2 shuffles what stands behind the first comma, and its keep_tags counts from there.
                 caption = replace(caption, prompt_tags=max(1, caption.prompt_tags))
-            return _with_settings(caption, settings, has_caption)
+            return _apply_to_caption(caption, settings, has_caption)
         if caption.found and self.wildcards and len(caption.lines) > 1:
-            return _with_each_line(caption, of_folder, of_image)
+            return _apply_to_lines(caption, of_folder, of_image)
         if caption.found:
-            of_image = _as_settings(caption).overridden_by(of_image)
-        merged = _written(of_folder.overridden_by(of_image), has_caption or bool(of_folder.prompt))
+            of_image = _settings_of_caption(caption).override(of_image)
+        merged = _write_caption(of_folder.override(of_image), has_caption or bool(of_folder.prompt))
         return replace(merged, score=caption.score)
 
     def _of_image(self, image: Path) -> ImageSettings:
-        path = self._names.beside(image, _SUFFIXES)
+        path = self._names.find_beside(image, _SUFFIXES)
         if path is None:
             return ImageSettings()
         return _read_yaml(path, self.encoding)
@@ -130,11 +130,11 @@ class SettingsFiles:
             if folder != self.folder:
                 for_all_below = self._of_folder(folder.parent)[0]
             for suffix in _SUFFIXES:
-                for_all_below = for_all_below.overridden_by(self._folder_yaml(folder / f"global{suffix}"))
+                for_all_below = for_all_below.override(self._folder_yaml(folder / f"global{suffix}"))
             for suffix in _SUFFIXES:
-                for_this_folder = for_this_folder.overridden_by(self._folder_yaml(folder / f"local{suffix}"))
+                for_this_folder = for_this_folder.override(self._folder_yaml(folder / f"local{suffix}"))
             for key in _TEXT_FILES:
-                for_this_folder = for_this_folder.overridden_by(self._folder_text(folder / f"{key}.txt", key))
+                for_this_folder = for_this_folder.override(self._folder_text(folder / f"{key}.txt", key))
             self._folders[folder] = (for_all_below, for_this_folder)
         return self._folders[folder]
 
@@ -178,23 +178,23 @@ def _own_settings(caption: WrittenCaption) -> ImageSettings:
     )
 
 
-def _as_settings(caption: WrittenCaption) -> ImageSettings:
-    return _with_caption(caption.tags or split_template(" ".join(caption.lines)))
+def _settings_of_caption(caption: WrittenCaption) -> ImageSettings:
+    return _settings_of_tags(caption.tags or split_template(" ".join(caption.lines)))
 
 
-def _with_each_line(caption: WrittenCaption, of_folder: ImageSettings, of_image: ImageSettings) -> WrittenCaption:
+def _apply_to_lines(caption: WrittenCaption, of_folder: ImageSettings, of_image: ImageSettings) -> WrittenCaption:
     """A caption whose lines have each the settings' prompt and tags; weights only order the tags of a line."""
     written: list[WrittenCaption] = []
     for line in caption.lines:
-        of_line = _as_settings(replace(caption, lines=(line,))).overridden_by(of_image)
-        written.append(_written(of_folder.overridden_by(of_line), True))
+        of_line = _settings_of_caption(replace(caption, lines=(line,))).override(of_image)
+        written.append(_write_caption(of_folder.override(of_line), True))
     lines = tuple(", ".join(one.tags) for one in written)
     # A prompt of a YAML file is the same for each line, and may have commas itself.
     prompt_tags = len(split_template(written[0].tags[0])) if written[0].prompt_tags else 0
     return replace(written[0], lines=lines, tags=(), weights=(), prompt_tags=prompt_tags, score=caption.score)
 
 
-def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
+def _write_caption(settings: ImageSettings, found: bool) -> WrittenCaption:
     """A caption of the settings' own prompt and tags."""
     # EveryDream2 puts tags of a greater weight first where they are not shuffled.
     tags = sorted(settings.tags, key=lambda tag: -tag[1])
@@ -209,10 +209,10 @@ def _written(settings: ImageSettings, found: bool) -> WrittenCaption:
     if len({weight for _, weight in tags}) < 2:
         weights = []
     caption = WrittenCaption(tags=tuple(texts), weights=tuple(weights), prompt_tags=prompt_tags)
-    return _with_settings(caption, settings, found)
+    return _apply_to_caption(caption, settings, found)
 
 
-def _with_settings(caption: WrittenCaption, settings: ImageSettings, found: bool) -> WrittenCaption:
+def _apply_to_caption(caption: WrittenCaption, settings: ImageSettings, found: bool) -> WrittenCaption:
     return replace(
         caption,
         found=found,
@@ -254,7 +254,7 @@ def _read_key(key: Any, value: Any) -> dict[str, Any]:
     if key == "caption":
         if not isinstance(value, str | int | float):
             raise ValueError(f"caption is {shorten(value)}, expected one text")
-        settings = _with_caption(split_template(str(value)))
+        settings = _settings_of_tags(split_template(str(value)))
         return {"prompt": settings.prompt, "tags": settings.tags, "has_caption": True}
     if key not in _KEYS:
         raise ValueError(unknown_key(str(key)[:80], {*_KEYS, "caption"}))
@@ -355,7 +355,7 @@ def _recognize(folder: Path) -> bool:
     for path, _ in files_below(folder):
         if path.suffix.lower() not in _SUFFIXES:
             continue
-        if path.stem.lower() in ("local", "global") or names.beside(path, images.SUFFIXES):
+        if path.stem.lower() in ("local", "global") or names.find_beside(path, images.SUFFIXES):
             return True
     return False
 

@@ -9,7 +9,7 @@ from typing import Any
 from ....storage.bounded_read import MB, read_json
 from .. import images
 from ..captions import WrittenCaption, most_lines, split_lines
-from ..file_names import FolderNames, composed
+from ..file_names import FolderNames, compose
 from ..filters import Filters
 from .layout import CaptionReader, DatasetLayout
 
@@ -48,7 +48,7 @@ class MetadataCaptions(CaptionReader):
 
     def _add(self, records: dict[str, dict[str, Any]]) -> None:
         for key, record in records.items():
-            place = composed(key.replace("\\", "/"))
+            place = compose(key.replace("\\", "/"))
             self._records[place] = record
             if not self._is_path_of_a_picture(place):
                 self._by_name.setdefault(place.rpartition("/")[2], []).append(record)
@@ -93,10 +93,10 @@ class MetadataCaptions(CaptionReader):
         """The record of an image's path; else those of its file name alone."""
         relative = image.relative_to(self.folder)
         for path in (relative, image):
-            for place in map(composed, (path.as_posix(), path.with_suffix("").as_posix())):
+            for place in map(compose, (path.as_posix(), path.with_suffix("").as_posix())):
                 if place in self._records:
                     return [self._records[place]]
-        return self._by_name.get(composed(image.name)) or self._by_name.get(composed(image.stem), [])
+        return self._by_name.get(compose(image.name)) or self._by_name.get(compose(image.stem), [])
 
 
 def _lines(caption: str, tags: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class TextFiles(CaptionReader):
         self._names = FolderNames()
 
     def read(self, image: Path) -> WrittenCaption | None:
-        path = self._names.beside(image, self.suffixes)
+        path = self._names.find_beside(image, self.suffixes)
         if path is None:
             return None
         return read_caption_text(path, self.encoding, self.most_lines)
@@ -34,7 +34,7 @@ class TextFiles(CaptionReader):
 
 def _recognize(folder: Path) -> bool:
     names = FolderNames()
-    return any(names.beside(image, SUFFIXES) for image in images.find_images(folder))
+    return any(names.find_beside(image, SUFFIXES) for image in images.find_images(folder))
 
 
 def _open(folder: Path, filters: Filters, chosen: bool) -> CaptionReader:

@@ -74,7 +74,9 @@ class JsonIndex(CaptionReader):
         """(the name that stands for a preference pair of the file's name, its better picture)."""
         from ..preference_files import LOSE, WIN, caption_paths
 
-        better, worse = (_beside(file.with_name(f"{file.stem}.{side}.json"), self._names) for side in (WIN, LOSE))
+        better, worse = (
+            _picture_beside(file.with_name(f"{file.stem}.{side}.json"), self._names) for side in (WIN, LOSE)
+        )
         if better is None or worse is None:
             raise ValueError("has no path, and no picture of its name lies beside it")
         self._better.add(better)
@@ -103,9 +105,9 @@ def _load_record(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def _beside(file: Path, names: FolderNames) -> Path | None:
+def _picture_beside(file: Path, names: FolderNames) -> Path | None:
     """The picture of a JSON file's name."""
-    return names.beside(file, images.SUFFIXES)
+    return names.find_beside(file, images.SUFFIXES)
 
 
 def _described_image(file: Path, folder: Path, record: dict[str, Any], names: FolderNames) -> Path | None:
@@ -113,7 +115,7 @@ def _described_image(file: Path, folder: Path, record: dict[str, Any], names: Fo
     None without either.
     """
     if "path" not in record:
-        return _beside(file, names)
+        return _picture_beside(file, names)
     relative = PurePosixPath(str(record["path"]).replace("\\", "/"))
     if relative.is_absolute() or ".." in relative.parts or ":" in str(relative):
         raise ValueError(f"path {record['path']!r} leaves the dataset's folder; give one relative to it")

@@ -36,7 +36,7 @@ def options() -> list[str]:
     return [AUTO, *LAYOUTS.names()]
 
 
-def selected(option: str) -> tuple[DatasetLayout, ...]:
+def find_layouts(option: str) -> tuple[DatasetLayout, ...]:
     """The layouts that an option reads: one, or all of them with auto. Raises ValueError for an unknown option."""
     if option == AUTO:
         return tuple(LAYOUTS)

@@ -17,9 +17,9 @@ from ....patches.core.calls import around
 from ....patches.core.ledger import open_entry
 from ....patches.core.slots import slot_key
 from ....patches.models.layers import is_changed_by_host, why_not_plain
-from ..offload import SMALL, on_device, weights_on
-from .format import Quantized, WeightFormat, linear
-from .kept import KeptWeights
+from ..offload import SMALL, is_on_device, weights_on
+from .format import QuantizedWeight, WeightFormat, linear
+from .kept_weights import KeptWeights
 
 MULTIPLE = 8  # of both sizes of a weight: CUDA's int8 product needs it, and blocks of 64 numbers fit
 IN_CACHE = 1 << 18  # numbers that a CPU quantizes at once
@@ -38,7 +38,7 @@ class QuantizedBase:
         self._quantized = {slot_key(layer, name) for layer in layers for name in _BUFFERS}
 
     @contextmanager
-    def off(self) -> Iterator[None]:
+    def switch_off(self) -> Iterator[None]:
         """Inside the block, which makes no gradients, the model computes with its own weights; what waits in host
         memory comes over layer by layer.
         """
@@ -53,7 +53,7 @@ class QuantizedBase:
 class QuantizedLayer:
     """The forward of a linear layer while its weight is quantized."""
 
-    def __init__(self, layer: nn.Linear, weight: Quantized, device: torch.device, base: QuantizedBase) -> None:
+    def __init__(self, layer: nn.Linear, weight: QuantizedWeight, device: torch.device, base: QuantizedBase) -> None:
         self._layer, self._device, self._base = layer, device, base
         for name, tensor in zip(_BUFFERS, weight, strict=True):
             layer.register_buffer(name, tensor, persistent=False)
@@ -61,9 +61,9 @@ class QuantizedLayer:
         self._handle = around(layer, "replacement", self._call)
 
     @property
-    def weight(self) -> Quantized:
+    def weight(self) -> QuantizedWeight:
         """The quantized weight."""
-        return Quantized(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
+        return QuantizedWeight(*(cast(Tensor, getattr(self._layer, name)) for name in _BUFFERS))
 
     def _call(self, _: nn.Module, inner: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """The layer's output for x."""
@@ -93,37 +93,37 @@ def _weights(
     device: torch.device,
     on_host: bool,
     kept: KeptWeights | None,
-) -> dict[str, Quantized]:
+) -> dict[str, QuantizedWeight]:
     """The quantized weights of layers by path, from disk if they are kept there."""
     if kept is None or device.type != "cpu" or not weight_format.is_kept:
-        return {path: _quantized_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
+        return {path: _quantize_on(device, layer, weight_format, on_host) for path, layer in layers.items()}
     key = kept.key(weight_format, layers)
     weights = kept.read(key, layers)
     if weights is None:
-        weights = {path: _quantized(weight_format, layer.weight.detach()) for path, layer in layers.items()}
+        weights = {path: _quantize(weight_format, layer.weight.detach()) for path, layer in layers.items()}
         kept.write(key, weights)
     return weights
 
 
-def _quantized_on(device: torch.device, layer: nn.Linear, weight_format: WeightFormat, on_host: bool) -> Quantized:
-    weight = _quantized(weight_format, layer.weight.detach().to(device))
+def _quantize_on(device: torch.device, layer: nn.Linear, weight_format: WeightFormat, on_host: bool) -> QuantizedWeight:
+    weight = _quantize(weight_format, layer.weight.detach().to(device))
     if on_host:
-        return Quantized(*map(_on_host, weight))
+        return QuantizedWeight(*map(_copy_to_host, weight))
     return weight
 
 
-def _quantized(weight_format: WeightFormat, weight: Tensor) -> Quantized:
+def _quantize(weight_format: WeightFormat, weight: Tensor) -> QuantizedWeight:
     """A quantized weight; on a CPU it is quantized in parts that fit into its cache, which is four times as fast."""
-    if on_device(weight):
-        return weight_format.quantized(weight)
+    if is_on_device(weight):
+        return weight_format.quantize(weight)
     rows = max(MULTIPLE, IN_CACHE // weight.shape[1] // MULTIPLE * MULTIPLE)
-    parts = map(weight_format.quantized, weight.split(rows))
-    return Quantized(*map(torch.cat, zip(*parts, strict=True)))
+    parts = map(weight_format.quantize, weight.split(rows))
+    return QuantizedWeight(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     """A tensor in host memory; small ones stay, as copying them costs more than it saves."""
-    if tensor.nbytes < SMALL or not on_device(tensor):
+    if tensor.nbytes < SMALL or not is_on_device(tensor):
         return tensor
     return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
@@ -162,7 +162,7 @@ def remark(module: nn.Module, name: str) -> str:
 
 
 @contextmanager
-def quantized(
+def quantize_base(
     module: nn.Module,
     format_type: type[WeightFormat],
     device: torch.device,

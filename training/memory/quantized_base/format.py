@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Quantized(NamedTuple):
+class QuantizedWeight(NamedTuple):
     """A weight's numbers in few bits, and the float32 scales that they are multiplied with."""
 
     numbers: Tensor
@@ -26,22 +26,22 @@ class WeightFormat(ABC):
         self.device = device  # that layers compute on
 
     @abstractmethod
-    def quantized(self, weight: Tensor) -> Quantized:
+    def quantize(self, weight: Tensor) -> QuantizedWeight:
         """What a weight is kept as."""
 
     @abstractmethod
-    def values(self, weight: Quantized) -> Tensor:
+    def values(self, weight: QuantizedWeight) -> Tensor:
         """The weight (out, in) that it stands for, in float32."""
 
     @abstractmethod
-    def product(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def product(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """x (n, in) times the weight, plus the bias, in `dtype`. Its gradient goes to x alone."""
 
 
 class UnpackedFormat(WeightFormat):
     """A format whose weights are unpacked to multiply, in the backward pass again. Unpacked weights are not kept."""
 
-    def product(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def product(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `WeightFormat.product`: the product in `dtype` itself."""
         return cast(Tensor, _UnpackedProduct.apply(x, *weight, self, bias, dtype))
 
@@ -59,18 +59,18 @@ class _UnpackedProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(numbers, scales)
         ctx.weight_format, ctx.dtype = weight_format, x.dtype
-        weight = weight_format.values(Quantized(numbers, scales)).to(dtype)
+        weight = weight_format.values(QuantizedWeight(numbers, scales)).to(dtype)
         if bias is not None:
             bias = bias.to(dtype)
         return torch.nn.functional.linear(x.to(dtype), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weight = ctx.weight_format.values(Quantized(*ctx.saved_tensors)).to(gradient.dtype)
+        weight = ctx.weight_format.values(QuantizedWeight(*ctx.saved_tensors)).to(gradient.dtype)
         return (gradient @ weight).to(ctx.dtype), None, None, None, None, None
 
 
-def linear(x: Tensor, weight_format: WeightFormat, weight: Quantized, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight_format: WeightFormat, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """`torch.nn.functional.linear` with a quantized weight; under autocast in its type, else in that of x."""
     output = weight_format.product(x.reshape(-1, x.shape[-1]), weight, bias, product_type(x))
     return output.view(*x.shape[:-1], output.shape[-1])

@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .format import Quantized
-from .int8_weights import Int8Weights, rounded
+from .format import QuantizedWeight
+from .int8_weights import Int8Weights, round_rows
 
 LEAST_ROWS = 24  # CUDA's int8 product needs more than 16
 
@@ -21,7 +21,7 @@ class Int8(Int8Weights):
 
     name = "int8"
 
-    def product(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def product(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `WeightFormat.product`: in int8, and so is the gradient's."""
         return cast(Tensor, _Int8Product.apply(x, *weight, bias, dtype))
 
@@ -45,7 +45,7 @@ class _Int8Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(numbers, scales)
         ctx.dtype = x.dtype
-        tokens, token_scales = rounded(x)
+        tokens, token_scales = round_rows(x)
         output = _product(tokens, numbers.T).float()
         output.mul_(token_scales).mul_(scales.T)
         if bias is not None:
@@ -55,5 +55,5 @@ class _Int8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         numbers, scales = ctx.saved_tensors
-        tokens, token_scales = rounded(gradient * scales.T)
+        tokens, token_scales = round_rows(gradient * scales.T)
         return _product(tokens, numbers).float().mul_(token_scales).to(ctx.dtype), None, None, None, None

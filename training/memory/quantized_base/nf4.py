@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .format import Quantized, UnpackedFormat
+from .format import QuantizedWeight, UnpackedFormat
 
 BLOCK = 64  # numbers with a scale of their own
 CELL = 1 / 32  # of -1..1: so narrow that a cell has one bound between two codes at most
@@ -44,7 +44,7 @@ class NF4(UnpackedFormat):
         self._bounds = torch.cat([bounds, torch.tensor([torch.inf])])[codes].to(device)  # above it, the next code
         self._pairs = torch.stack([code.repeat_interleave(16), code.repeat(16)], 1).to(device)  # of each byte
 
-    def quantized(self, weight: Tensor) -> Quantized:
+    def quantize(self, weight: Tensor) -> QuantizedWeight:
         """Each number of a block, divided by the largest, becomes the code that is nearest."""
         blocks = weight.float().reshape(-1, BLOCK)
         largest = torch.maximum(blocks.amax(1, keepdim=True), -blocks.amin(1, keepdim=True))
@@ -54,9 +54,9 @@ class NF4(UnpackedFormat):
         codes = torch.index_select(self._codes, 0, cells)
         codes += numbers > torch.index_select(self._bounds, 0, cells)
         first, second = codes.view(len(weight), -1, 2).unbind(2)
-        return Quantized(first * 16 + second, largest)
+        return QuantizedWeight(first * 16 + second, largest)
 
-    def values(self, weight: Quantized) -> Tensor:
+    def values(self, weight: QuantizedWeight) -> Tensor:
         """The number of each code times the largest of its block."""
         pairs = torch.index_select(self._pairs, 0, weight.numbers.reshape(-1).int())
         return (pairs.view(-1, BLOCK) * weight.scales).view(len(weight.numbers), -1)

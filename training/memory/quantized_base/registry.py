@@ -17,6 +17,6 @@ def names() -> tuple[str, ...]:
     return tuple(kind.name for kind in FORMATS)
 
 
-def format_named(name: str) -> type[WeightFormat]:
+def find_format(name: str) -> type[WeightFormat]:
     """The format of a name."""
     return next(kind for kind in FORMATS if kind.name == name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....patches.adapters.registry import trainable_kind
-from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment, rms
+from ..by_tensor import ByTensor, clip_rms_, inverse_root_, new_moment, rms
 from ..option_readers import FLAG, number
 from ..record import (
     BuildRequest,
@@ -57,8 +57,8 @@ class Adafactor(ByTensor):
             state.update(new_moment(gradient, "row_var", "col_var", "variance"))
         state["step"] += 1
         step = float(state["step"])
-        update = _scaled(gradient, state, step ** group["beta2_decay"])
-        clipped_(update, group["d"])
+        update = _scale_by_moment(gradient, state, step ** group["beta2_decay"])
+        clip_rms_(update, group["d"])
         rate = self._rate(p, group["lr"], step)
         p.mul_(1 - rate * group["weight_decay"])
         p.add_(update, alpha=-rate)
@@ -74,7 +74,7 @@ class Adafactor(ByTensor):
         return rate
 
 
-def _scaled(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tensor:
+def _scale_by_moment(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tensor:
     """The gradient by the root of its second moment, into which this gradient goes with a share."""
     square = gradient.square().add_(_SMALLEST_SQUARE)
     if gradient.dim() < 2:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment
+from ..by_tensor import ByTensor, clip_rms_, inverse_root_, new_moment
 from ..option_readers import ABOVE_ZERO, BELOW_ONE
 from ..record import OptimizerRecord, SettingsView, changed_settings, rate_settings
 
@@ -49,7 +49,7 @@ class Automagic(ByTensor):
             scale = state["variance"].lerp_(square, share).rsqrt()
         else:
             scale = inverse_root_(state["row_var"], state["col_var"], square, share)
-        update = clipped_(scale.mul_(gradient), 1.0)
+        update = clip_rms_(scale.mul_(gradient), 1.0)
         positive = update > 0
         direction = (positive == state["positive"]).to(update.dtype).mul_(2).sub_(1)
         rate = state["rate"].add_(direction, alpha=group["lr_bump"]).clamp_(group["min_lr"], group["max_lr"])

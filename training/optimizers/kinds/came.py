@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..by_tensor import ByTensor, clipped_, inverse_root_, new_moment
+from ..by_tensor import ByTensor, clip_rms_, inverse_root_, new_moment
 from ..option_readers import ABOVE_ZERO, THREE_BETAS
 from ..record import OptimizerRecord
 from . import adamw
@@ -44,7 +44,7 @@ class CAME(ByTensor):
             scale = state["variance"].lerp_(square, 1 - beta2).rsqrt()
         else:
             scale = inverse_root_(state["row_var"], state["col_var"], square, 1 - beta2)
-        update = clipped_(scale.mul_(gradient), group["clip_threshold"])
+        update = clip_rms_(scale.mul_(gradient), group["clip_threshold"])
         mean = state["exp_avg"].lerp_(update, 1 - beta1)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         if gradient.dim() > 1:

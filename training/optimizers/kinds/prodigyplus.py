@@ -93,7 +93,7 @@ class ProdigyPlus(ByGroup):
         """Move one tensor; gives its parts of the step size's numerator and denominator."""
         state, d = self.state[p], group["d"]
         if not state:
-            state.update(_begun(p, group["factored"]))
+            state.update(_first_state(p, group["factored"]))
         z = state["z"]
         root = _second_moment(state, gradient, share, d * d)
         update = gradient.clone()
@@ -109,7 +109,7 @@ class ProdigyPlus(ByGroup):
         return found
 
 
-def _begun(p: Tensor, factored: bool) -> dict[str, Tensor]:
+def _first_state(p: Tensor, factored: bool) -> dict[str, Tensor]:
     """The state of a tensor before its first step."""
     numbers = p.detach().flatten()[::_EACH].clone(memory_format=torch.contiguous_format)
     state = {"z": p.detach().clone(), "p0": numbers, "s": torch.zeros_like(numbers)}
@@ -164,10 +164,6 @@ def _longest(beta2: float) -> float:
     return 2 / (1 - beta2) - 1
 
 
-def _is_never_rectified(beta2: float) -> bool:
-    return _longest(beta2) <= _LEAST_LENGTH
-
-
 def _bias_correction(beta2: float, k: int) -> tuple[float, float]:
     """RAdam's (1908.03265): the factor of the rate, 0 until the second moment is worth something, and the share of a
     step in the second moment.
@@ -199,7 +195,7 @@ def _remarks(settings: SettingsView) -> list[str]:
 
 def _cannot_learn(settings: SettingsView, rate: float, run: RunFacts | None) -> list[str]:
     options = settings.parsed_options
-    if options.get("use_bias_correction") and _is_never_rectified(options.get("betas", _BETAS)[1]):
+    if options.get("use_bias_correction") and _longest(options.get("betas", _BETAS)[1]) <= _LEAST_LENGTH:
         return [
             "prodigyplus with use_bias_correction and a second beta of at most 0.6 takes no step at all, so nothing"
             " would be learned: set betas to 0.9 0.99, or leave out use_bias_correction"

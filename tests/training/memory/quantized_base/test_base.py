@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from graft_nodes.training.memory.checkpointing import checkpointed
+from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.quantized_base import base
-from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantized, remark, why_not_quantized
+from graft_nodes.training.memory.quantized_base.base import chosen_layers, quantize_base, remark, why_not_quantized
 from graft_nodes.training.memory.quantized_base.registry import FORMATS, names
 from graft_nodes.training.run.loop import Callbacks, train
 from graft_nodes.training.run.step import advance_
@@ -73,7 +73,7 @@ def test_the_module_is_as_before_afterwards(weight_format):
     before = {name: (part, dict(vars(part))) for name, part in net.named_modules()}
     slots = {name: dict(part._parameters) for name, part in net.named_modules()}
     numbers = copy.deepcopy(net.state_dict())
-    with pytest.raises(KeyError), quantized(net, weight_format, CPU):
+    with pytest.raises(KeyError), quantize_base(net, weight_format, CPU):
         assert "forward" in vars(net.blocks[0].ff) and net.state_dict().keys() == numbers.keys()
         raise KeyError
     for name, part in net.named_modules():
@@ -86,9 +86,9 @@ def test_the_module_is_as_before_afterwards(weight_format):
 @EVERY
 def test_a_weight_in_parts_is_the_weight_in_one(monkeypatch, weight_format):
     layer = nn.Linear(24, 40).requires_grad_(False)
-    whole = weight_format(CPU).quantized(layer.weight)
+    whole = weight_format(CPU).quantize(layer.weight)
     monkeypatch.setattr(base, "IN_CACHE", 24 * 17)
-    with quantized(layer, weight_format, CPU):
+    with quantize_base(layer, weight_format, CPU):
         assert torch.equal(layer.quantized_numbers, whole.numbers)
         assert torch.equal(layer.quantized_scales, whole.scales)
 
@@ -97,9 +97,9 @@ def test_a_weight_in_parts_is_the_weight_in_one(monkeypatch, weight_format):
 def test_switched_off_it_computes_with_its_own_weights(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4)
     plain = net(x, 0.0)
-    with quantized(net, weight_format, CPU) as weights:
+    with quantize_base(net, weight_format, CPU) as weights:
         inside = net(x, 0.0)
-        with weights.off():
+        with weights.switch_off():
             assert torch.equal(net(x, 0.0), plain)
         assert torch.equal(net(x, 0.0), inside) and not torch.equal(inside, plain)
 
@@ -108,10 +108,10 @@ def test_switched_off_it_computes_with_its_own_weights(weight_format):
 def test_a_block_that_runs_again_gives_the_same_gradient(weight_format):
     net, x = Net().requires_grad_(False), torch.randn(2, WIDTH, 4, 4, requires_grad=True)
     gradients = []
-    with quantized(net, weight_format, CPU):
+    with quantize_base(net, weight_format, CPU):
         for _ in range(2):
             gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
-        with checkpointed(net):
+        with checkpoint_blocks(net):
             gradients += torch.autograd.grad(net(x, 0.5).square().sum(), [x])
     assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2])
 
@@ -164,9 +164,9 @@ def test_dora_reads_the_weight_that_the_layer_computes_with(lab):
     state = lab.state(denoiser, dataset, AdapterSettings("dora", rank=4, targets="all", base_weights="int8"))
     work, x = Workspace(state, denoiser, dataset), torch.zeros(1, WIDTH)
     x[0, 5] = 1
-    with torch.no_grad(), work.installed():
+    with torch.no_grad(), work.install():
         in_int8 = line(x)
-        with work.own_weights():
+        with work.use_own_weights():
             own = line(x)
     work.close()
     for found in (in_int8, own):
@@ -187,7 +187,7 @@ def test_validation_and_previews_see_the_weights_as_loaded(lab, base_weights):
     seen_by = Callbacks(validate_every=1, preview_every=1, preview=preview)
     found = train(state, denoiser, dataset, 1, seen_by)
     work = Workspace(plain, denoiser, dataset)
-    with work.installed():
+    with work.install():
         assert found.history.validation[0] == (0, validate(work).loss)
         advance_(work)
     work.close()
@@ -195,7 +195,7 @@ def test_validation_and_previews_see_the_weights_as_loaded(lab, base_weights):
     with torch.no_grad():
         for name, tensor in trained.trained.items():
             tensor.copy_(found.trained[name])
-        with trained.installed():
+        with trained.install():
             assert torch.equal(predicted[0], denoiser.module(torch.ones(1, WIDTH, 4, 4), 0.0))
     trained.close()
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft_nodes.tests.training.memory.quantized_base.making_layers import CPU, layer, seen
-from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base.base import quantize_base
 from graft_nodes.training.memory.quantized_base.int8 import Int8
 
 
@@ -17,7 +17,7 @@ def rounded(rows):
 @pytest.mark.parametrize("bias", [True, False])
 def test_product_and_gradient_are_the_formula(tokens, bias):
     line, x = layer(bias=bias), seen(2, tokens, 32)
-    with quantized(line, Int8, CPU):
+    with quantize_base(line, Int8, CPU):
         y = line(x)
         pull = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
         y.backward(pull)
@@ -35,7 +35,7 @@ def test_it_is_near_to_the_weights_as_loaded():
     """No number is off by more than what rounding both factors by half a step can make."""
     line, x = layer(), seen(1, 40, 32)
     plain = line(x)
-    with quantized(line, Int8, CPU):
+    with quantize_base(line, Int8, CPU):
         found = line(x)
     assert not torch.equal(found, plain)
     half_x = x.abs().amax(-1, keepdim=True) / 254

@@ -29,7 +29,7 @@ def _trained(options, rate=1e-3, steps=5, weight_decay=0.01):
             tensor.grad = gradient
         moving.norm()
         moving.step_()
-    return moving.sampled()
+    return moving.copy_sampling_weights()
 
 
 def _gradients(step):

@@ -4,7 +4,7 @@ import pytest
 from graft_nodes.tests.with_comfyui import full_sizes, planned_sizes
 from graft_nodes.training.recipes.estimate import GB, Plan, estimate
 from graft_nodes.training.recipes.facts import Pictures
-from graft_nodes.training.recipes.planned import share_of
+from graft_nodes.training.recipes.family_shares import share_of
 
 TITLES = tuple(planned_sizes.TEXTS)
 

@@ -11,8 +11,8 @@ from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.expert_pair import ExpertPair, single
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.run import call as runs
-from graft_nodes.training.run.in_turn import train_in_turn
 from graft_nodes.training.run.loop import Callbacks
+from graft_nodes.training.run.turns import train_in_turn
 from graft_nodes.training.state import begin, equal
 from graft_nodes.training.store.store import Store
 
@@ -67,7 +67,7 @@ class Pair:
             callbacks = Callbacks(on_step=step, should_stop=stop, validate_every=2, **settings)
             store = self.store("pair", state) if kept else None
             opened = partial(self.opened, name)
-            calls.append(runs.opened_call(stack, state, steps, opened, self.dataset, store, callbacks, keep))
+            calls.append(runs.open_call(stack, state, steps, opened, self.dataset, store, callbacks, keep))
         return calls
 
     def trained(self, steps, every, preview=None, preview_every=0, **settings):

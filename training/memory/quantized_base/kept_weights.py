@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ....storage.digest import sha256_of_tensors
 from ...data.cache import Cache, key_of
-from .format import Quantized, WeightFormat
+from .format import QuantizedWeight, WeightFormat
 
 LIMIT_GB = 20.0
 _KIND = "weights"
@@ -36,18 +36,18 @@ class KeptWeights:
         weights = {path: layer.weight for path, layer in layers.items()}
         return key_of("quantized weights", weight_format.name, sha256_of_tensors(weights))
 
-    def read(self, key: str, paths: Iterable[str]) -> dict[str, Quantized] | None:
+    def read(self, key: str, paths: Iterable[str]) -> dict[str, QuantizedWeight] | None:
         """The quantized weights by path that were written under a key; None when they are not there or damaged."""
         found = self._cache.read(_KIND, key)
         if found is None:
             return None
         tensors, _ = found
         self._read_notes = [f"base weights: read from {self._cache.folder}, not quantized again"]
-        return {path: Quantized(*(tensors[name] for name in _names(path))) for path in paths}
+        return {path: QuantizedWeight(*(tensors[name] for name in _names(path))) for path in paths}
 
-    def write(self, key: str, quantized: Mapping[str, Quantized]) -> None:
+    def write(self, key: str, quantized: Mapping[str, QuantizedWeight]) -> None:
         """Keep quantized weights by path under a key, and make room for them."""
-        if self._cache.write(_KIND, key, dict(_named(quantized))):
+        if self._cache.write(_KIND, key, dict(_name_tensors(quantized))):
             self._cache.trim()
 
 
@@ -55,6 +55,6 @@ def _names(path: str) -> tuple[str, str]:
     return f"{path}.numbers", f"{path}.scales"
 
 
-def _named(quantized: Mapping[str, Quantized]) -> Iterator[tuple[str, Tensor]]:
+def _name_tensors(quantized: Mapping[str, QuantizedWeight]) -> Iterator[tuple[str, Tensor]]:
     for path, weight in quantized.items():
         yield from zip(_names(path), weight, strict=True)

@@ -20,7 +20,7 @@ _ENCODERS = ("encoder", "quant_conv", "taesd_encoder", "conv1")
 
 
 @dataclass(frozen=True)
-class AutoencoderSettings:
+class VaeSettings:
     """The settings of VAE training; plain values, checked on creation.
 
     `part` is the decoder, or the whole VAE. `crop` is the side of the squares that are cut out of the pictures (0: the
@@ -155,7 +155,7 @@ class AutoencoderSettings:
         return 1
 
 
-def _exclusions(settings: AutoencoderSettings) -> Iterator[str]:
+def _exclusions(settings: VaeSettings) -> Iterator[str]:
     if not settings.l1 + settings.mse + settings.edge + settings.lpips > 0:
         yield "L1 weight, MSE weight, edge weight and LPIPS weight are all 0: set one of them above 0"
     if settings.kl and settings.part == "decoder":
@@ -170,7 +170,7 @@ def _exclusions(settings: AutoencoderSettings) -> Iterator[str]:
         )
 
 
-def adapter_for(module: nn.Module, settings: AutoencoderSettings) -> AdapterSettings:
+def adapter_for(module: nn.Module, settings: VaeSettings) -> AdapterSettings:
     """Full weights of the part of a VAE that is trained. Raises ValueError where the VAE has no such part."""
     parts = _parts_of(module, _DECODERS, "decoder")
     if settings.trains_encoder:

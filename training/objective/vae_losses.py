@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..trainable.autoencoder import AutoencoderSettings
+from ..trainable.vae_parts import VaeSettings
 
 _SOBEL = ((-1.0, 0.0, 1.0), (-2.0, 0.0, 2.0), (-1.0, 0.0, 1.0))
 
 
-class Autoencoder(Protocol):
+class VaeCoder(Protocol):
     """The interface of a VAE for training. ComfyUI's get it from `host.trainable_vae.open_vae`."""
 
     module: nn.Module
@@ -29,7 +29,7 @@ class Autoencoder(Protocol):
     factor: int
     """How many pixels a latent is wide."""
 
-    def scaled(self, pixels: Tensor) -> Tensor:
+    def scale_pixels(self, pixels: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
 
     def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -39,18 +39,23 @@ class Autoencoder(Protocol):
         """
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) in float32, in the scale of `scaled`, differentiable."""
+        """Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`, differentiable."""
 
-    def shown(self, pixels: Tensor) -> Tensor:
+    def to_pictures(self, pixels: Tensor) -> Tensor:
         """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
 
 
-def reconstruction_losses(
-    settings: AutoencoderSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    """Losses (B,) of reconstructions (B, 3, H, W): the weighted sum of L1, MSE and the L1 of edges.
+def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """l1 * mean|d| + mse * mean(d^2) + edge * mean|sobel(d)|, of the difference d of a picture and its reconstruction.
 
-    `mask` (B, 1, H, W) in 0..1 says where a pixel counts.
+    Args:
+        settings: the three factors.
+        decoded: reconstructions (B, 3, H, W).
+        pixels: the pictures, in the same scale.
+        mask: how much each pixel counts (B, 1, H, W), from 0 to 1; the means go over what counts.
+
+    Returns:
+        The losses (B,).
     """
     difference = decoded - pixels
     losses = settings.l1 * _mean(difference.abs(), mask) + settings.mse * _mean(difference.square(), mask)
@@ -68,8 +73,17 @@ def edges(pictures: Tensor) -> Tensor:
 
 
 def kl_divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL divergence (B,) of latents from a standard normal distribution, summed over each picture's latents as in
-    latent diffusion (arXiv 2112.10752).
+    """KL divergence of latents from a standard normal distribution, summed over each picture's latents as in latent
+    diffusion (Rombach 2022, arXiv 2112.10752):
+
+        1/2 sum(mean^2 + variance - 1 - log variance)
+
+    Args:
+        mean: means of the latents (B, C, h, w).
+        log_variance: logarithms of their variances, of the same shape.
+
+    Returns:
+        The divergences (B,), in nats.
     """
     terms = mean.square() + log_variance.exp() - 1 - log_variance
     return 0.5 * terms.flatten(1).sum(1)

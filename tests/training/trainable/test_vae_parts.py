@@ -4,8 +4,8 @@ import pytest
 import torch
 from graft_nodes.tests.training.recipes.real_sizes import build
 from graft_nodes.training.objective import patch_discriminator, perceptual
-from graft_nodes.training.trainable.autoencoder import AutoencoderSettings, adapter_for, last_layer, side_of
 from graft_nodes.training.trainable.targets import adapter_targets
+from graft_nodes.training.trainable.vae_parts import VaeSettings, adapter_for, last_layer, side_of
 from torch import nn
 
 SIDE = (4, 4)
@@ -25,15 +25,15 @@ WAN = ("encoder.conv1", "conv1", "conv2", "decoder.conv1", "decoder.head.2")
 )
 def test_the_decoder_or_the_whole_is_trained(layers, of_decoder):
     module = build(dict.fromkeys(layers, SIDE))
-    assert set(adapter_targets(module, adapter_for(module, AutoencoderSettings()))) == of_decoder
-    whole = AutoencoderSettings(part="whole")
+    assert set(adapter_targets(module, adapter_for(module, VaeSettings()))) == of_decoder
+    whole = VaeSettings(part="whole")
     assert set(adapter_targets(module, adapter_for(module, whole))) == set(layers)
 
 
 def test_a_vae_without_such_parts_is_refused():
     module = nn.ModuleDict({"decoder": nn.Identity(), "net": nn.Linear(2, 2)})
     with pytest.raises(ValueError, match=r"this VAE \(ModuleDict\) has no decoder with weights that Graft knows"):
-        adapter_for(module, AutoencoderSettings())
+        adapter_for(module, VaeSettings())
 
 
 def test_the_last_layer_is_the_decoders_last_weight():
@@ -53,10 +53,10 @@ def test_crops_are_multiples_of_the_factor(length, crop, side):
 @pytest.mark.parametrize("only", ["l1", "mse", "edge", "lpips"])
 def test_one_loss_is_enough_and_one_there_must_be(only):
     none = {"l1": 0.0, "mse": 0.0, "edge": 0.0, "lpips": 0.0}
-    AutoencoderSettings(**{**none, only: 0.1})
-    AutoencoderSettings(**{**none, "l1": 0.1, only: 2.0})
+    VaeSettings(**{**none, only: 0.1})
+    VaeSettings(**{**none, "l1": 0.1, only: 2.0})
     with pytest.raises(ValueError, match="LPIPS weight are all 0: set one of them above 0"):
-        AutoencoderSettings(**none)
+        VaeSettings(**none)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_one_loss_is_enough_and_one_there_must_be(only):
 )
 def test_crops_are_large_enough_for_their_losses(loss, least):
     for crop in (0, least):
-        AutoencoderSettings(crop=crop, **{loss: 1.0})
+        VaeSettings(crop=crop, **{loss: 1.0})
     with pytest.raises(ValueError, match=f"crop size is {least - 1}, and LPIPS and the discriminator need {least} pix"):
-        AutoencoderSettings(crop=least - 1, **{loss: 1.0})
+        VaeSettings(crop=least - 1, **{loss: 1.0})

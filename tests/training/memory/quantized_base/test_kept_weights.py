@@ -4,10 +4,10 @@ import os
 
 import pytest
 import torch
-from graft_nodes.training.memory.quantized_base import kept
-from graft_nodes.training.memory.quantized_base.base import quantized
+from graft_nodes.training.memory.quantized_base import kept_weights
+from graft_nodes.training.memory.quantized_base.base import quantize_base
 from graft_nodes.training.memory.quantized_base.int8_weights import Int8Weights
-from graft_nodes.training.memory.quantized_base.kept import KeptWeights
+from graft_nodes.training.memory.quantized_base.kept_weights import KeptWeights
 from graft_nodes.training.memory.quantized_base.nf4 import NF4
 from torch import nn
 
@@ -25,15 +25,15 @@ def counted(monkeypatch):
     """How many parts of weights were quantized so far."""
     found = []
     for kind in (NF4, Int8Weights):
-        own = kind.quantized
-        monkeypatch.setattr(kind, "quantized", lambda self, weight, own=own: found.append(weight) or own(self, weight))
+        own = kind.quantize
+        monkeypatch.setattr(kind, "quantize", lambda self, weight, own=own: found.append(weight) or own(self, weight))
     return found
 
 
 def weights(network, folder, kind=NF4):
     """The quantized weights of a network, and the notes for the report."""
     on_disk = folder and KeptWeights(folder)
-    with quantized(network, kind, CPU, False, on_disk):
+    with quantize_base(network, kind, CPU, False, on_disk):
         return {name: buffer.clone() for name, buffer in network.named_buffers()}, on_disk and list(on_disk.notes)
 
 
@@ -112,6 +112,6 @@ def test_models_that_were_not_used_for_longest_go_when_there_is_too_much(tmp_pat
         [new] = set(tmp_path.rglob("*.safetensors")) - set(files)
         os.utime(new, (number, number))
         files.append(new)
-    monkeypatch.setattr(kept, "LIMIT_GB", 2.5 * files[0].stat().st_size / 2**30)
+    monkeypatch.setattr(kept_weights, "LIMIT_GB", 2.5 * files[0].stat().st_size / 2**30)
     weights(model(seed=2), tmp_path)
     assert [file.exists() for file in files] == [False, True] and len(list(tmp_path.rglob("*.safetensors"))) == 2
