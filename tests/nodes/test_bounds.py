@@ -112,12 +112,3 @@ def test_every_check_before_a_run_comes_from_the_declaration():
 
 def host_checks_choices():
     return any(field.name == "search_aliases" for field in dataclasses.fields(io.Schema))
-
-
-def test_a_schema_is_not_made_again_for_every_execution(host, monkeypatch):
-    node, calls = host.node("GraftEMA"), []
-    node.execute()
-    made = node.define_schema
-    monkeypatch.setattr(node, "define_schema", lambda: calls.append(1) or made())
-    node.execute(interval=2)
-    assert calls == []

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..random_draws import generator
 from .dataset import Dataset, DatasetImage
 
+_REGULARIZATION_ORDER = "regularisation order"  # goes into the seed: another spelling would be another order
 _GOLDEN_RATIO = 0.6180339887498949
 _MOST_EPOCHS = 1_000_000  # to look for the first one with a batch, where repeats are tiny fractions
 
@@ -175,11 +176,11 @@ def select_images(
     if most == 0:
         regularization_batches = math.floor(number * dataset.regularization_share)
         if math.floor((number + 1) * dataset.regularization_share) > regularization_batches:
-            return [], _take(other, batch_size, seed, regularization_batches, "regularization order")
+            return [], _take(other, batch_size, seed, regularization_batches, _REGULARIZATION_ORDER)
         return _take(dataset, batch_size, seed, number - regularization_batches, "order"), []
     images = _take(dataset, batch_size - regularization_count(dataset, batch_size), seed, number, "order")
     count = regularization_count(dataset, images[0].batch_size or batch_size)
     regularization_images: list[DatasetImage] = []
     for i in range(number * most, number * most + count):  # smaller batches pass over the rest of `most`
-        regularization_images += _take(other, 1, seed, i, "regularization order")
+        regularization_images += _take(other, 1, seed, i, _REGULARIZATION_ORDER)
     return images, regularization_images

@@ -76,7 +76,7 @@ def _order(dataset, batch_size):
 def test_a_plain_folder(folder):
     listing, dataset = _dataset(folder)
     assert listing.digest == "7cce4cf10c1c4a1f360ac54a730bcfa01b22d29269f65550253058a681283bff"
-    assert dataset.digest == "5c3154c24178148da25bf62c97f3ea86911dfacca6aa17036b8c6d4f5f93e364"
+    assert dataset.digest == "bdc30be50ddaa87c3c46080b97aec170ffa5e9b7329868894cf5d776f1bfc9f1"
     assert [_order(dataset, size) for size in (1, 2, 4)] == [
         ("829b56937f76ca0c", 13),
         ("43753f748fb05ede", 8),
@@ -87,7 +87,7 @@ def test_a_plain_folder(folder):
 def test_a_folder_at_two_resolutions_with_crops_and_captions_that_vary(folder):
     listing, dataset = _dataset(folder, "resolutions: [96]\ncrop: random", **VARIED)
     assert listing.digest == "923046429f3161d1fbf9a47bddeda54e34f7b0fa4d32654fb9e8c9d49e7cc0e0"
-    assert dataset.digest == "3fe7bc6bddacb24b48467c88ab1026cff5f3a28de1e7b76a67cf51bd82b8d6a4"
+    assert dataset.digest == "0b4f635dc9250211d7dfee04106ad76e1ef04183871526c4ac29686bb8d373bc"
     assert [_order(dataset, size) for size in (1, 2, 4)] == [
         ("fbc9697b043b6363", 78),
         ("435dee14097a3c13", 42),
@@ -97,7 +97,7 @@ def test_a_folder_at_two_resolutions_with_crops_and_captions_that_vary(folder):
 
 def test_a_folder_with_regularization(folder):
     dataset = _dataset(folder, regularization=_dataset(folder)[1], regularization_share=0.25)[1]
-    assert dataset.digest == "02f731e7ba65cff88f73628908232fd08444e714cf7f34ef6f2e6b011217f07f"
+    assert dataset.digest == "6d22b55dfbf6124749570a117e1fec7e16f9ff9a88f89ad2d9f9233a03f3fc6d"
     assert [_order(dataset, size) for size in (1, 2, 4)] == [
         ("b0f75ba2c9f39e1b", 18),
         ("33c9e111f80636df", 13),
