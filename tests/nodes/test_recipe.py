@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from graft_nodes.training.recipes.published import PUBLISHED
 from PIL import Image
 
 from .conftest import build_unet
 
-FAMILIES = ("sd1", "sdxl", "flux", "qwen", "z-image", "wan", "")
+FAMILIES = (*PUBLISHED.names(), "")
 GOALS = ("subject", "style", "concept")
 
 

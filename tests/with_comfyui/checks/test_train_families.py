@@ -1038,7 +1038,7 @@ def test_only_networks_that_change_tensors_by_calls_pay_for_it(name, monkeypatch
     """Networks that autograd refuses as they are have copies in all steps, others in the first one."""
     available(name)
     found = steps_with(name, 3)
-    monkeypatch.setattr(wall.denoiser, "copied_where_needed", lambda network: contextlib.nullcontext())
+    monkeypatch.setattr(wall.denoiser, "copy_where_needed", lambda network: contextlib.nullcontext())
     try:
         steps_with(name, 1)
     except RuntimeError as error:
