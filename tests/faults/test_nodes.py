@@ -122,7 +122,7 @@ def test_a_node_that_raises(host, parts, wall, monkeypatch, where, mode):
     assert again["success"] and torch.equal(again["captured"]["images"], expected) and whole(wall, model) == before
 
 
-@pytest.mark.parametrize("where", ["sample", "decode", "keep", "send"])
+@pytest.mark.parametrize("where", ["sample", "decode", "save_pictures", "send"])
 def test_a_preview_that_fails_costs_no_step(host, parts, wall, monkeypatch, where):
     model, clip, _, state, _ = parts
     positive = host.call("CLIPTextEncode", clip=clip, text="a")[0]

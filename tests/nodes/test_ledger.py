@@ -104,7 +104,7 @@ def test_a_stack_that_fails_leaves_nothing_loaded(host, small, mode, monkeypatch
     model = small.unet()
     before, state = small.Snapshot(model.model), small.lora(model)
     patched, weights, calls = graft(host, model, state, mode=mode), host.module("patches.patching.stack_ledger"), []
-    name = {"merge": "patched", "bypass": "Bypass"}[mode]
+    name = {"merge": "apply_patches", "bypass": "Bypass"}[mode]
 
     def failing(*arguments, **keywords):
         calls.append(1)
@@ -240,7 +240,7 @@ def test_two_imports_of_the_pack_share_the_models_ledger(host, small):
     model = small.unet()
     before, states = small.Snapshot(model.model), [small.lora(model, seed) for seed in range(2)]
     one = graft(host, model, states[0])
-    both = other.lora.apply_lora_stack(one, None, [LoraEntry("second", states[1])], "merge").model
+    both = other.lora_stacks.apply_lora_stack(one, None, [LoraEntry("second", states[1])], "merge").model
     small.load(both)
     assert_live(model.model, before.bytes, [(states[0], 1.0), (states[1], 1.0)])
     small.load(one)

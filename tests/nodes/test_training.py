@@ -935,4 +935,4 @@ def test_weights_that_are_moved_or_made_smaller_wait_in_host_memory(host, monkey
     state = SimpleNamespace(
         settings=settings, start=SimpleNamespace(adapter=AdapterSettings(base_weights=base_weights))
     )
-    assert call.StepCall.opened(SimpleNamespace(state=state)) is waits
+    assert call.StepCall.open_denoiser(SimpleNamespace(state=state)) is waits

@@ -130,7 +130,7 @@ def test_memory_that_is_pinned_stays_until_its_copies_have_ended(model):
     pins, weight = pinning.Pins(DEVICE), model.first.weight
     pins.pin([weight])
     stream = SideStream(DEVICE)
-    with stream.copying():
+    with stream.copy():
         weight.to(DEVICE, non_blocking=True)
     with pytest.raises(OutOfOrder, match="pinned no longer"):
         pins.release()
@@ -145,7 +145,7 @@ def test_weights_are_not_used_before_they_have_come(model, monkeypatch):
 
 def test_copies_do_not_take_memory_that_a_block_still_computes_with(model, monkeypatch):
     class Hasty(SideStream):
-        def copying(self):
+        def copy(self):
             return self._streams.stream(self._side)
 
     monkeypatch.setattr("graft_nodes.training.memory.layer_ring.SideStream", Hasty)
@@ -203,7 +203,7 @@ def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weigh
     ):
         inside = model(x.to(DEVICE)).cpu()
         meter.clear()
-        with found.off():
+        with found.switch_off():
             assert torch.equal(model(x.to(DEVICE)).cpu(), expected)
         assert meter.uploaded - x.nbytes == _bytes(model) - sum(
             tensor.nbytes for name, tensor in model.named_buffers() if "quantized" in name
