@@ -311,10 +311,9 @@ def pair_of_experts(host, other, *steps, run):
     graph = {**wan(host, other), **common(*steps, run=run)}
     graph["model"] = node("UNETLoader", unet_name="high")
     graph["low"] = node("UNETLoader", unet_name="low")
-    begun = graph["start"]["inputs"]
-    graph["start"] = node(
-        "GraftTrainPairStart", **begun, high_noise_model=begun.pop("model"), low_noise_model=["low", 0]
-    )
+    inputs = graph["start"]["inputs"]
+    high = inputs.pop("model")
+    graph["start"] = node("GraftTrainPairStart", **inputs, high_noise_model=high, low_noise_model=["low", 0])
     for number in range(len(steps)):
         graph[f"step{number}"]["inputs"]["switch_every"] = 1
     return graph
@@ -680,8 +679,8 @@ def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_
         loader = loader_of("MODEL", lambda: build("wan", in_dim=36))
         monkeypatch.setitem(host.nodes.NODE_CLASS_MAPPINGS, "UNETLoader", loader)
         graph = {**wan(host, 0), **common(*steps, run=run)}
-        graph["objective"] = node("GraftObjective", expert=expert, timesteps="uniform")
-        graph["start"]["inputs"]["objective"] = ["objective", 0]
+        graph["objective"] = node("GraftObjective", settings=["optimizer", 0], expert=expert, timesteps="uniform")
+        graph["start"]["inputs"]["settings"] = ["objective", 0]
         return graph
 
     last = {"state": ["step0", 0], "report": ["start", 1], "dataset": ["samples", 0]}
@@ -708,7 +707,7 @@ def test_an_expert_of_wan_2_2_trains_on_its_side_branches_resumes_and_saves_its_
 
 
 def test_the_boundary_is_the_models_own_and_other_models_have_none(host):
-    objective = host.call("GraftObjective", **{**host.defaults("GraftObjective"), "expert": "high noise"})[0]
+    objective = host.call("GraftObjective", **{**host.defaults("GraftObjective"), "expert": "high noise"})[0].objective
     experts = host.module("training.objective.experts")
     for changes, boundary in (({}, 0.875), ({"in_dim": 36}, 0.9)):
         network = build("wan", **changes).model.diffusion_model

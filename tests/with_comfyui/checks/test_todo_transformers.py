@@ -917,7 +917,7 @@ def test_the_report_has_the_size_that_the_host_samples_an_empty_latent_in(name, 
     patcher = build(CASES[name])
     patcher.model.latent_format = getattr(comfy.latent_formats, kind)()
     noise = comfy.sample.fix_empty_latent_channels(patcher, latent["samples"], latent["downscale_ratio_spacial"])
-    data = ApplyToDo.execute(patcher, 2.0, latent=latent).ui["graft_todo"][0]
+    data = ApplyToDo.execute(model=patcher, factor=2.0, latent=latent).ui["graft_todo"][0]
     sides, cell = [512 // 16, 1024 // 16], data["depths"][0]["cell"]
     assert list(noise.shape[-2:]) == sides, "else this test says nothing"
     assert data["depths"][0]["before"] == [side // cell for side in sides] and data["latent"] == sides
