@@ -487,7 +487,7 @@ def test_settings_have_a_section_and_take_effect(editor):
             editor.do(SEND, ["graft.preview", {"node": str(node), "run": "r", "step": number, "pictures": [picture]}])
         captions = editor.page.locator(".graft-training figcaption:visible")
         captions.get_by_text("step 3, average").wait_for()
-        slider = editor.page.get_by_label("Step of the previews")
+        slider = editor.page.get_by_role("slider", name="Step of the previews")
         slider.focus()
         seen = []
         for _ in range(2):

@@ -275,7 +275,7 @@ def test_the_chart_says_its_values_fills_the_node_and_opens_over_the_page(editor
     chart.hover(position={"x": 44, "y": 60})
     said = tip.inner_text()
     assert "step 1\n" in said and "loss 0.2\n" in said and "held out 0.5" in said and "learning rate 1.0e-4" in said
-    full = page.get_by_label("full range")
+    full = page.get_by_role("checkbox", name="full range")
     full.check()
     chart.hover(position={"x": 44 + (chart.bounding_box()["width"] - 54) * 49 / 99, "y": 60})
     assert "step 50\n" in tip.inner_text() and "loss 30" in tip.inner_text()
@@ -329,7 +329,7 @@ def test_previews_are_looked_through_by_step_and_compared(editor):
         "step 30, prompt 1, weights",
         "step 30, prompt 1, average",
     ]
-    page.get_by_label("Step of the previews").focus()
+    page.get_by_role("slider", name="Step of the previews").focus()
     page.keyboard.press("ArrowLeft")
     assert figures.first.inner_text() == "step 20, weights"
     editor.do(SEND, ["graft.preview", {**detail, "step": 40}])
@@ -385,12 +385,12 @@ def test_several_prompts_have_rows_and_come_back_after_a_reload_with_what_was_ma
                 one.bounding_box()["y"] for one in (headings.nth(1), figures.nth(1), headings.nth(2), figures.nth(2))
             ]
             assert tops == sorted(tops), "each picture below its own text"
-            page.get_by_label("Step of the previews").focus()
+            page.get_by_role("slider", name="Step of the previews").focus()
             page.keyboard.press("ArrowLeft")
             assert figures.nth(1).inner_text() == "step 5, prompt 1, weights"
             page.get_by_role("checkbox", name="Compare").check()
             page.keyboard.press("Home")
-            page.get_by_label("Step of the previews").focus()
+            page.get_by_role("slider", name="Step of the previews").focus()
             page.keyboard.press("End")
             assert figures.all_inner_texts()[-2:] == ["step 5, prompt 2, weights", "step 10, prompt 2, weights"]
             editor.do("(id) => { app.canvas.ds.offset[1] -= 300; app.canvas.setDirty(true, true) }")
