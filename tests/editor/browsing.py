@@ -106,6 +106,8 @@ STILL = """([frames, most]) => new Promise((done) => {
   requestAnimationFrame(look)
 })"""
 FRAMES = 10
+# The first element that can be seen: the front end keeps panels of a graph's subgraphs after the graph has gone.
+VISIBLE = "(selector) => [...document.querySelectorAll(selector)].find((one) => one.checkVisibility())"
 # Whether two Chinese characters look different: without a font that has them each is the same empty box.
 DRAWS_CHINESE = """() => {
   const pen = document.createElement('canvas').getContext('2d', {willReadFrequently: true})

@@ -4,6 +4,7 @@ points, legible.
 
 import re
 
+from browsing import VISIBLE
 from serving import picture
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
@@ -198,8 +199,7 @@ def test_a_hundred_thousand_points_stay_quick(editor):
         """async (id) => {
           const pen = CanvasRenderingContext2D.prototype
           const {lineTo, clearRect} = pen
-          const charts = [...document.querySelectorAll('.graft-training .graft-chart')]
-          const chart = charts.find((one) => one.checkVisibility())
+          const chart = (VISIBLE)('.graft-training .graft-chart')
           const redraws = [] // how many lines each has drawn
           pen.clearRect = function (...at) {
             if (this.canvas === chart) redraws.push(0)
@@ -215,7 +215,7 @@ def test_a_hundred_thousand_points_stay_quick(editor):
           for (let frame = 0; frame < 3; frame++) await new Promise(requestAnimationFrame)
           Object.assign(pen, {lineTo, clearRect})
           return [redraws, chart.clientWidth]
-        }""",
+        }""".replace("VISIBLE", VISIBLE),
         node,
     )
     assert redraws, "a new step is drawn"

@@ -6,13 +6,11 @@ import math
 import re
 
 import pytest
-from browsing import Editor
+from browsing import VISIBLE, Editor
 from serving import Server, few_pictures, named_front_end
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
 STATUS = ".graft-training .graft-status:visible"
-# The first element that can be seen: the front end keeps panels of a graph's subgraphs after the graph has gone.
-VISIBLE = "(selector) => [...document.querySelectorAll(selector)].find((one) => one.checkVisibility())"
 STEPS = 100_000
 
 
