@@ -8,6 +8,8 @@ import contextlib
 import io
 import os
 import re
+import tempfile
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,7 +18,7 @@ import torch
 
 from ..patches.adapters.rank_mask import set_timesteps
 from ..patches.token_downsampling.unet import EVALUATING
-from ..storage.atomic import make_folders, write_whole
+from ..storage.atomic import make_folders, move_file, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
 from . import folders, latents
@@ -220,6 +222,37 @@ def save_pictures(pictures: torch.Tensor, run: str, name: str, text: str = "") -
     return files
 
 
+def save_media(video: Any, audio: Any, run: str, name: str) -> list[dict[str, str]]:
+    """Write ComfyUI's VIDEO as MP4 and the first sound of its AUDIO as WAV into the folder `previews` of a run, where
+    they are not None; returns their addresses as `save_pictures` does.
+    """
+    folder, files = folder_of(run), []
+    make_folders(Path(folder))
+    if video is not None:
+        file = f"{name}-0.mp4"
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as drafts:  # it writes to a path, which may break off
+            video.save_to(os.path.join(drafts, file))
+            move_file(os.path.join(drafts, file), os.path.join(folder, file))
+        files.append(_view_address(run, file))
+    if audio is not None:
+        file = f"{name}-0.wav"
+        write_whole(os.path.join(folder, file), [_wave_of(audio["waveform"][0], audio["sample_rate"])])
+        files.append(_view_address(run, file))
+    return files
+
+
+def _wave_of(samples: torch.Tensor, rate: int) -> bytes:
+    """A WAV file, 16 bits, of samples (channels, T) in -1..1."""
+    whole = (samples.detach().float().cpu().clamp(-1, 1) * 32767).round().to(torch.int16)
+    body = io.BytesIO()
+    with wave.open(body, "wb") as file:
+        file.setnchannels(len(whole))
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(whole.T.contiguous().numpy().astype("<i2").tobytes())
+    return body.getvalue()
+
+
 def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
     """The name, without number and extension, of previews at a step of the run that began from the digest `start`.
 
@@ -231,16 +264,18 @@ def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
     return name
 
 
-NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
+_STEM = r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)"
+NAME = re.compile(_STEM + r"\.jpg")
+_KEPT = re.compile(_STEM + r"\.(?:jpg|mp4|wav)")
 
 
 def list_kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels; with several
     prompts also its number and text.
     """
-    matches = [one for one in map(NAME.fullmatch, names_in(folder_of(run))) if one]
+    matches = [one for one in map(_KEPT.fullmatch, names_in(folder_of(run))) if one]
     matches = [one for one in matches if one[1] == start[:12] and int(one[2]) <= until]
-    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5])))
+    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5]), one[0]))
     shown = []
     for match in matches[-MOST:]:
         picture: dict[str, Any] = {**_view_address(run, match[0]), "step": int(match[2]), "label": match[3]}

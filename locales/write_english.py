@@ -36,7 +36,11 @@ SOCKETS = {
     "model": "model",
     "more_images": "more images",
     "negative": "negative prompt",
+    "images": "images",
+    "video": "video",
+    "audio": "audio",
     "positive": "positive prompt",
+    "previews": "previews",
     "regularization": "regularization dataset",
     "settings": "training settings",
     "snapshots": "snapshots",
@@ -55,6 +59,7 @@ OUTPUTS = {
     "LORA_MODEL": "LoRA",
     "LORA_STACK": "LoRA stack",
     "LOSS_MAP": "losses",
+    "GRAFT_PREVIEWS": "previews",
     "TRAIN_STATE": "training state",
 }
 

@@ -117,11 +117,11 @@ def step_count(state: TrainState, chosen: StepSettings) -> int:
     return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
 
 
-def with_lora(state: TrainState, clip: Clip, lora: Any) -> PatchedModels:
-    """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
+def with_lora(state: TrainState, clip: Clip, lora: Any, strength: float = 1.0) -> PatchedModels:
+    """A state's model, with a LoRA that was trained for it at a strength, and the CLIP with it."""
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
-    entries = [LoraEntry(f"{state.run} at step {state.step}", lora)]
+    entries = [LoraEntry(f"{state.run} at step {state.step}", lora, strength, strength)]
     return host.lora_stacks.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
 
 
@@ -306,7 +306,8 @@ class StepCall:
 
         until = state.step + steps
         key = target_key(state, steps)
-        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
+        prompt = host.events.running_prompt()
+        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until, prompt)
         self.state, self.sampled = state, sampled
         self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress_bar(steps), Throughput(until)
@@ -366,7 +367,7 @@ class StepCall:
             folder = Store(host.folders.training_folder(), state.run).folder
             self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
         try:
-            with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
+            with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
         finally:
             if self.writer is not None:
@@ -479,6 +480,11 @@ class StepCall:
         if prompt.number:
             said.update(prompt=prompt.number, text=prompt.text)
         return [{**file, **said} for file in files]
+
+    def save_media(self, video: Any, audio: Any, step: int, label: str) -> list[dict[str, Any]]:
+        """Writes the video and the sound of a preview, where there are any, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label)
+        return [{**file, "label": label} for file in host.previews.save_media(video, audio, self.state.run, name)]
 
     def show_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
         """Shows images on the node."""
