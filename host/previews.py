@@ -21,18 +21,24 @@ from ..patches.token_downsampling.unet import EVALUATING
 from ..storage.atomic import make_folders, move_file, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
+from ..training.run.preview_prompts import PLAIN, PromptLine
 from . import folders, latents
 from .comfyui_objects import Clip, Conditioning, Latent, Model, Sampling, Vae
 from .model_sampling import prediction_type, timestep_of
 from .network_state import drop_weight_caches
 
-STEPS = 20
+STEPS, SAMPLER = 20, "euler"
 PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
 def check_inputs(
-    positive: Conditioning, negative: Conditioning | None, latent: Latent, vae: Vae, prompts: Sequence[Any], clip: Clip
+    positive: Conditioning,
+    negative: Conditioning | None,
+    latent: Latent,
+    vae: Vae,
+    prompts: Sequence[PromptLine],
+    clip: Clip,
 ) -> None:
     """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
     and serve without a positive.
@@ -45,6 +51,8 @@ def check_inputs(
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
     if latent is not None:
         latents.check_previewable(latent)
+        if any(line.width or line.height for line in prompts) and not latents.is_empty(latent["samples"]):
+            errors.append("a prompt has --w or --h, and latent holds a picture: connect an empty latent")
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
@@ -64,15 +72,14 @@ def sample(
     negative: Conditioning | None,
     latent: Latent,
     seed: int,
-    steps: int = 0,
-    cfg: float | None = None,
+    line: PromptLine = PLAIN,
 ) -> torch.Tensor:
-    """Sample latents (B, C, h, w) by `steps` (0: 20) steps of Euler, with the weights that are on a loaded MODEL now.
+    """Sample latents (B, C, h, w) as `line` says, with the weights that are on a loaded MODEL now. Where it says
+    nothing: `seed`, the size of `latent`, 20 steps of Euler with the scheduler simple (flow models) or normal, and with
+    a negative the guidance 7, of flow models 4.
 
-    The MODEL is neither loaded nor changed.
-
-    With a negative the guidance is `cfg` (None: 7, of flow models 4), without one there is none. The noise is
-    KSampler's for that seed. Global generators stay as they are.
+    The MODEL is neither loaded nor changed. Without a negative there is no guidance. The noise is KSampler's for that
+    seed. Global generators stay as they are.
     """
     import comfy.samplers
 
@@ -106,24 +113,44 @@ def sample(
                 **more,
             )
 
-    start, noise, sigmas = prepare_sampling(patcher, latent, seed, steps)
-    guider = set_up_guider(Loaded(patcher), positive, negative, cfg)
+    start, noise, sigmas = prepare_sampling(patcher, latent, seed, line)
+    guider = set_up_guider(Loaded(patcher), positive, negative, line.cfg)
     with keep_generators(patcher), drop_weight_caches(patcher.model.diffusion_model):
-        sampler = comfy.samplers.sampler_object("euler")
-        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
+        sampler = comfy.samplers.sampler_object(line.sampler or SAMPLER)
+        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed_of(line, seed)).to("cpu")
+
+
+def seed_of(line: PromptLine, seed: int) -> int:
+    """The seed of a preview: its own, or that of all previews."""
+    return seed if line.seed is None else line.seed
+
+
+def check_samplers(prompts: Sequence[PromptLine]) -> None:
+    """Raises ValueError for a sampler or a scheduler that ComfyUI does not know."""
+    import comfy.samplers
+
+    names = comfy.samplers.KSampler
+    for number, line in enumerate(prompts, start=1):
+        for flag, name, known in (("ss", line.sampler, names.SAMPLERS), ("sc", line.scheduler, names.SCHEDULERS)):
+            if name and name not in known:
+                raise ValueError(
+                    f"Train Step: more preview prompts: prompt {number}: --{flag} is {name[:40]!r}, expected one of"
+                    f" {', '.join(known)}."
+                )
 
 
 def prepare_sampling(
-    patcher: Model, latent: Latent, seed: int, steps: int = 0
+    patcher: Model, latent: Latent, seed: int, line: PromptLine = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
     import comfy.samplers
 
     sampling = patcher.get_model_object("model_sampling")
     start = latents.prepare_latent(patcher, latent)
-    noise = latents.draw_noise(start, torch.Generator().manual_seed(seed))
-    schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
-    return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, steps or STEPS)
+    noise = latents.draw_noise(start, torch.Generator().manual_seed(seed_of(line, seed)))
+    schedule = line.scheduler or ("simple" if prediction_type(sampling) == "flow" else "normal")
+    sampler = comfy.samplers.KSampler(patcher, line.steps or STEPS, "cpu", line.sampler or SAMPLER, schedule)
+    return start, noise, sampler.sigmas
 
 
 def set_up_guider(guider: Any, positive: Conditioning, negative: Conditioning | None, cfg: float | None = None) -> Any:

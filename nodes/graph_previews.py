@@ -20,7 +20,7 @@ from ..training.run.call import Call, Outcome, open_call
 from ..training.run.turns import next_multiple
 from ..training.tasks.registry import task_of
 from .previews import Shown
-from .step_call import PreviewPrompt, StepCall, outputs, with_lora
+from .step_call import StepCall, outputs, with_lora
 
 if TYPE_CHECKING:
     from ..training.run.loop import Callbacks
@@ -157,8 +157,7 @@ class PausingStep:
         self.beside = []
         assert self.training is not None
         step = self.training.at.step
-        prompt = PreviewPrompt(0, "", None)
-        pictures = [] if images is None else self.call.save_preview(images, prompt, step, label)
+        pictures = [] if images is None else self.call.save_preview(images, step, label)
         pictures += self.call.save_media(shown.video, shown.audio, step, label)
         self.call.show_preview(pictures, step)
 

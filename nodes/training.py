@@ -542,7 +542,9 @@ def _preview_prompts(chosen: StepSettings) -> list[Any]:
         from ..training.reports.tensorboard import check
 
         check()
-    return preview_prompts(chosen.prompts)
+    prompts = preview_prompts(chosen.prompts)
+    host.previews.check_samplers(prompts)
+    return prompts
 
 
 NODES = [GraftTrainStart, GraftTrainPairStart, TrainStep]

@@ -12,7 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from .test_training import _bytes, _clear, _inputs, _previewed, _run, _workflow, pictures, run, wall  # noqa: F401
+from . import test_training
+from .test_training import _bytes, _clear, _inputs, _run, _workflow
+
+pictures, run, wall = test_training.pictures, test_training.run, test_training.wall
 
 
 def _graphed(host, pictures, run, *steps, every=2, **more):
@@ -60,7 +63,6 @@ def test_the_training_is_the_same_to_the_byte_and_each_preview_is_what_the_nodes
     optimizer = {"total_steps": total, "schedule": "cosine"}
     plain = _run(host, _workflow(host, pictures, run, 5, validate_every=0, optimizer=optimizer), state=["10", 0])
     _clear(host, run)
-    rng = torch.random.get_rng_state()
     prompt = _graphed(host, pictures, run, 5, optimizer=optimizer)
     result = host.run(prompt, capture={"state": ["10", 0], "report": ["10", 5], "lora": ["10", 3]})
     assert result["success"], result["errors"]
@@ -75,7 +77,11 @@ def test_the_training_is_the_same_to_the_byte_and_each_preview_is_what_the_nodes
         (4, "weights"),
         (4, "average"),
     ]
-    assert {data["node"] for data in sent} == {"10"} and "step 0 to 5, 5 trained now" in report and "4 previews, from " in report
+    assert (
+        {data["node"] for data in sent} == {"10"}
+        and "step 0 to 5, 5 trained now" in report
+        and "4 previews, from " in report
+    )
     (ended,) = _sent(result, "graft.end")
     assert ended["ended"] == "done" and ended["result"] == state.key, "a pause is no end"
     assert [data["step"] for data in _sent(result, "graft.step")] == [1, 2, 3, 4, 5]
