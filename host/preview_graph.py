@@ -27,9 +27,9 @@ class PreviewGraph:
         links = [value for node in self.nodes.values() for value in _links(node)]
         return any(source in self.begins and GIVEN[index] == output for source, index in links)
 
-    def expand(self, given: Sequence[Any], waiting: Any) -> tuple[dict[str, Any], list[Any]]:
+    def expand(self, given: Sequence[Any], waiting: Any, outputs: int) -> tuple[dict[str, Any], list[Any]]:
         """The graph of one preview: these nodes with the values that Preview Begin gives, and behind them a Train Step
-        that gets `waiting` as its state. Returns it with links to one after another of that node's outputs.
+        that gets `waiting` as its state. Returns it with links to that node's outputs, of which there are so many.
 
         What lies outside is linked to where it is, so it runs once. The editor shows the nodes that the user placed as
         those that run.
@@ -49,7 +49,6 @@ class PreviewGraph:
                     clone.set_input(name, clones[source].out(index))
         source, index = self.end
         step = graph.node("TrainStep", self.train_step, state=waiting, previews=clones[source].out(index))
-        outputs = len(_class_of("TrainStep").RETURN_TYPES)
         return graph.finalize(), [step.out(number) for number in range(outputs)]
 
 
@@ -102,9 +101,3 @@ def _named_links(node: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _links(node: Mapping[str, Any]) -> list[Any]:
     return [link for _, link in _named_links(node)]
-
-
-def _class_of(name: str) -> Any:
-    import nodes
-
-    return nodes.NODE_CLASS_MAPPINGS[name]

@@ -59,7 +59,6 @@ OUTPUTS = {
     "LORA_MODEL": "LoRA",
     "LORA_STACK": "LoRA stack",
     "LOSS_MAP": "losses",
-    "GRAFT_PREVIEWS": "previews",
     "TRAIN_STATE": "training state",
 }
 
