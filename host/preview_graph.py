@@ -14,22 +14,23 @@ GIVEN = ("MODEL", "CLIP", "VAE", "step")  # the outputs of Preview Begin
 @dataclass(frozen=True)
 class PreviewGraph:
     """What lies between Preview Begin and Preview End of a workflow: nodes in API format by id, the ids of the Preview
-    Begins, the link to Preview End, and the id of the Train Step that it is connected to.
+    Begins, the link to Preview End, and the id of the Train Step that it is connected to, with its number of outputs.
     """
 
     nodes: Mapping[str, Mapping[str, Any]]
     begins: frozenset[str]
     end: Sequence[Any]
     train_step: str
+    outputs: int
 
     def uses(self, output: str) -> bool:
         """Whether one of Preview Begin's outputs is connected."""
         links = [value for node in self.nodes.values() for value in _links(node)]
         return any(source in self.begins and GIVEN[index] == output for source, index in links)
 
-    def expand(self, given: Sequence[Any], waiting: Any, outputs: int) -> tuple[dict[str, Any], list[Any]]:
+    def expand(self, given: Sequence[Any], waiting: Any) -> tuple[dict[str, Any], list[Any]]:
         """The graph of one preview: these nodes with the values that Preview Begin gives, and behind them a Train Step
-        that gets `waiting` as its state. Returns it with links to that node's outputs, of which there are so many.
+        that gets `waiting` as its state. Returns it with links to that node's outputs.
 
         What lies outside is linked to where it is, so it runs once. The editor shows the nodes that the user placed as
         those that run.
@@ -49,12 +50,12 @@ class PreviewGraph:
                     clone.set_input(name, clones[source].out(index))
         source, index = self.end
         step = graph.node("TrainStep", self.train_step, state=waiting, previews=clones[source].out(index))
-        return graph.finalize(), [step.out(number) for number in range(outputs)]
+        return graph.finalize(), [step.out(number) for number in range(self.outputs)]
 
 
-def find_preview_graph(workflow: Any, node: str) -> PreviewGraph | None:
-    """What is connected to `previews` of a Train Step in a running workflow (ComfyUI's DynamicPrompt); None where
-    nothing is.
+def find_preview_graph(workflow: Any, node: str, outputs: int) -> PreviewGraph | None:
+    """What is connected to `previews` of a Train Step with so many outputs in a running workflow (ComfyUI's
+    DynamicPrompt); None where nothing is.
 
     Raises ValueError where no Preview Begin leads there.
     """
@@ -89,7 +90,7 @@ def find_preview_graph(workflow: Any, node: str) -> PreviewGraph | None:
             " be the same. Connect MODEL of Preview Begin to your sampler."
         )
     nodes = {key: inner for key, inner in found.items() if follows[key] and key not in begins}
-    return PreviewGraph(nodes, frozenset(begins), tuple(end), node)
+    return PreviewGraph(nodes, frozenset(begins), tuple(end), node, outputs)
 
 
 def _named_links(node: Mapping[str, Any]) -> list[tuple[str, Any]]:

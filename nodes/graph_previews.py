@@ -129,15 +129,13 @@ class PausingStep:
 
     def _preview(self, label: str, strength: float) -> io.NodeOutput:
         """What has ComfyUI run the nodes of one preview, and this Train Step behind them."""
-        from .training import TrainStep
-
         assert self.training is not None
         state = self.training.at
         lora = task_of(state).lora_model(state, label == "average")
         patched = with_lora(state, state.subject.clip, lora, strength)
         self.handed += [patched.model, *([patched.clip.patcher] if patched.clip is not None else [])]
         given = (patched.model, patched.clip, state.subject.vae, state.step)
-        graph, links = self.graph.expand(given, self, len(TrainStep.define_schema().outputs))
+        graph, links = self.graph.expand(given, self)
         return io.NodeOutput(*links, expand=graph)
 
     def _let_go(self) -> None:

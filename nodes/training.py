@@ -455,7 +455,7 @@ class TrainStep(GraftNode):
         if cls.hidden:
             node = cls.hidden.unique_id
         place = node, _workflow_id(cls.hidden)
-        graph = _preview_graph(cls.hidden)
+        graph = _preview_graph(cls.hidden, len(cls.define_schema().outputs))
         if graph is not None:
             _check_own_graph(state, group.size)
             chosen, every = replace(chosen, preview_every=0), chosen.preview_every
@@ -499,13 +499,13 @@ def _check_change(settings: TrainingSettings, state: states.TrainState) -> None:
             )
 
 
-def _preview_graph(hidden: Any) -> PreviewGraph | None:
+def _preview_graph(hidden: Any, outputs: int) -> PreviewGraph | None:
     """The nodes that make the previews of the Train Step that runs; None without any."""
     from ..host.preview_graph import find_preview_graph
 
     if hidden is None or hidden.dynprompt is None:
         return None
-    return find_preview_graph(hidden.dynprompt, hidden.unique_id)
+    return find_preview_graph(hidden.dynprompt, hidden.unique_id, outputs)
 
 
 def _check_own_graph(state: Any, ranks: int) -> None:

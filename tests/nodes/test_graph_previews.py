@@ -236,4 +236,4 @@ def test_a_graph_that_takes_the_models_of_the_step_itself_is_refused(wall):
         "3": {"class_type": "GraftPreviewEnd", "inputs": {"images": ["2", 0]}},
     }
     with pytest.raises(ValueError, match="output of this very Train Step"):
-        find_preview_graph(SimpleNamespace(get_node=nodes.__getitem__), "1")
+        find_preview_graph(SimpleNamespace(get_node=nodes.__getitem__), "1", 6)
