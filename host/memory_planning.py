@@ -78,7 +78,11 @@ def plan(patcher: Model, state: TrainState, dataset: Dataset, on_a_card: bool = 
     with contextlib.ExitStack() as stack:
         stack.enter_context(set_types(patcher))
         if state.start.encodes_captions:
-            _check_encoder(state, on_a_card)
+            if _computes_elsewhere(state) and not on_a_card:
+                raise ValueError(
+                    "This training cannot be planned: its text encoder computes on another device than the model."
+                    f" {_MODEL_ALONE}"
+                )
             encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
             stack.enter_context(set_types(state.subject.clip.patcher))
         denoiser = stack.enter_context(_on_meta(patcher, settings.objective.zero_terminal_snr, encode))
@@ -209,11 +213,3 @@ def _computes_elsewhere(state: TrainState) -> bool:
     """Whether a text encoder that is trained, or whose words are, is on another device than the model."""
     subject = state.subject
     return bool(state.start.encodes_captions and subject.clip.patcher.load_device != subject.model.load_device)
-
-
-def _check_encoder(state: TrainState, on_a_card: bool) -> None:
-    if _computes_elsewhere(state) and not on_a_card:
-        raise ValueError(
-            "This training cannot be planned: its text encoder computes on another device than the model."
-            f" {_MODEL_ALONE}"
-        )

@@ -139,21 +139,17 @@ def value_error(
     if kind is bool:
         return "" if isinstance(value, bool) else f"{label} is {value!r}, expected true or false"
     if kind is str:
-        return _text_error(label, value, options)
+        if not isinstance(value, str):
+            return f"{label} is {value!r}, expected text"
+        if options is not None and value not in options:
+            return f"{label} is {value!r}, expected one of {', '.join(options)}"
+        return ""
     if not _is_number(value, kind):
         what = "a whole number" if kind is int else "a number"
         return f"{label} is {value!r}, expected {what}{_range_text(low, high)}"
     number: Any = value  # a whole number stays one: as a float, 2^64 - 1 is beyond a bound of 2^64 - 1
     if (low is not None and number < low) or (high is not None and number > high):
         return f"{label} is {value}, expected{_range_text(low, high)}"
-    return ""
-
-
-def _text_error(label: str, value: object, options: Sequence[str] | None) -> str:
-    if not isinstance(value, str):
-        return f"{label} is {value!r}, expected text"
-    if options is not None and value not in options:
-        return f"{label} is {value!r}, expected one of {', '.join(options)}"
     return ""
 
 

@@ -133,7 +133,14 @@ class OptimizerStepper:
         for part in self.record.parts:
             names = [name for name, tensor in self._moving().items() if self._part_of(name, tensor) == part]
             for piece_names in self._split(names):
-                pieces.append(self._piece(piece_names, part))
+                by_ratio: dict[float, list[str]] = {}
+                for name in piece_names:
+                    by_ratio.setdefault(self._ratios[name], []).append(name)
+                groups, ordered_names = [], []
+                for ratio, members in by_ratio.items():
+                    groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
+                    ordered_names += members
+                pieces.append(_Piece(build(self.settings, groups, part), tuple(ordered_names)))
         return pieces
 
     def _part_of(self, name: str, tensor: Tensor) -> str:
@@ -162,17 +169,6 @@ class OptimizerStepper:
             pieces[-1].append(name)
             free_elements -= count
         return pieces
-
-    def _piece(self, names: Sequence[str], part: str) -> _Piece:
-        """An optimizer for some tensors, with a parameter group for each learning rate ratio."""
-        by_ratio: dict[float, list[str]] = {}
-        for name in names:
-            by_ratio.setdefault(self._ratios[name], []).append(name)
-        groups, ordered_names = [], []
-        for ratio, members in by_ratio.items():
-            groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
-            ordered_names += members
-        return _Piece(build(self.settings, groups, part), tuple(ordered_names))
 
     # --- the state ----------------------------------------------------------------------------------------------------
 

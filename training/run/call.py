@@ -276,17 +276,13 @@ class Call:
             with ExitStack() as stack:
                 with self.group.raise_together():
                     denoiser = stack.enter_context(self.open_model())
-                    self._note_base(denoiser)
+                    adapter = self.at.start.adapter
+                    if adapter.quantized_base:
+                        self._note_once(remark(denoiser.module, adapter.base_weights))
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
             raise Stopped(f"{error}{self._describe_folder(error.state)}", error.state) from error
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
-
-    def _note_base(self, denoiser: Denoiser) -> None:
-        """Note which layers of the base are quantized, if that was asked for."""
-        adapter = self.at.start.adapter
-        if adapter.quantized_base:
-            self._note_once(remark(denoiser.module, adapter.base_weights))
 
     def _note_once(self, remark: str) -> None:
         """A call may train in several pieces, which have the same to say."""

@@ -225,13 +225,19 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
-        result = _timed_step(work)
+        started = time.perf_counter()
+        result = advance_(work)
+        result = replace(result, seconds=time.perf_counter() - started)
+        work.count_seconds(result.seconds)
         validation = None
         if is_due(work.step, callbacks.validate_every):
             validation = _validate(work, callbacks)
         _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
-        due = _snapshot_is_due(work, callbacks, saved_at)
+        is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
+        if work.placement.is_sharded:
+            is_late = work.group.broadcast_flag(is_late)
+        due = is_late or is_due(work.step, callbacks.snapshot_every)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
@@ -241,22 +247,6 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
             callbacks.on_step(work.step, result, validation)
         if stopping:
             break
-
-
-def _timed_step(work: Workspace) -> StepResult:
-    started = time.perf_counter()
-    result = advance_(work)
-    result = replace(result, seconds=time.perf_counter() - started)
-    work.count_seconds(result.seconds)
-    return result
-
-
-def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> bool:
-    """Whether a snapshot is due by steps or minutes; of ranks that shard the tensors the first one's clock counts."""
-    is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
-    if work.placement.is_sharded:
-        is_late = work.group.broadcast_flag(is_late)
-    return is_late or is_due(work.step, callbacks.snapshot_every)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:

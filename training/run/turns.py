@@ -47,15 +47,11 @@ def _take_turns(calls: Sequence[Call], every: int, preview: Preview | None, prev
         for call in calls:
             goal = call.state.step + step - start
             _take_turn(call, goal)
-            if call.at.step < goal or _should_stop(call):
+            if call.at.step < goal or (call.callbacks.should_stop is not None and call.callbacks.should_stop()):
                 return
         has_trained = before != [call.at.step for call in calls]
         if preview is not None and preview_every and step % preview_every == 0 and has_trained:
             preview([call.at for call in calls], step)
-
-
-def _should_stop(call: Call) -> bool:
-    return call.callbacks.should_stop is not None and call.callbacks.should_stop()
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..data.batches import BatchItem
-from ..data.dataset import DatasetImage
 from ..tasks.draws import HeldOutDraws
-from ..tasks.task import Measures
 from .workspace import HeldOutLoss, Workspace
 
 MOST_IMAGES = 64
@@ -57,20 +55,14 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut
             if numbers is not None and number not in numbers:
                 continue
             work.raise_if_interrupted()
-            measures = _measures(work, number, image)
+            item, measures = BatchItem(work.dataset, image, 0, False, image.caption, False), []
+            for strength in work.task.strengths(work.dataset):
+                draws = HeldOutDraws(work.start_state.start.seed, number)  # the same at each strength
+                with work.at_strength(strength):
+                    measures.append(work.task.held_out(work, item, draws))
             means.append(torch.cat([one.losses for one in measures]).mean())
             accuracies += [one.accuracy for one in measures if one.accuracy is not None]
     loss = float(torch.stack(means).mean())
     if not accuracies:
         return HeldOut(loss)
     return HeldOut(loss, float(torch.stack(accuracies).mean()))
-
-
-def _measures(work: Workspace, number: int, image: DatasetImage) -> list[Measures]:
-    """What one image measures at each strength that is trained, with the same draws."""
-    item, found = BatchItem(work.dataset, image, 0, False, image.caption, False), []
-    for strength in work.task.strengths(work.dataset):
-        draws = HeldOutDraws(work.start_state.start.seed, number)
-        with work.at_strength(strength):
-            found.append(work.task.held_out(work, item, draws))
-    return found
