@@ -60,8 +60,8 @@ class GraftSlider(GraftNode):
         else:
             if dataset is None:
                 raise ValueError(
-                    "Slider: slider method picture pairs needs a dataset. Connect Dataset: a folder of pairs, name.win.png"
-                    " and name.lose.png."
+                    "Slider: slider method picture pairs needs a dataset. Connect Dataset: a folder of pairs,"
+                    " name.win.png and name.lose.png."
                 )
             made = sliders.make_pair_dataset(chosen, dataset)
         report = "\n".join(sliders.describe(made))

@@ -644,7 +644,7 @@ class _FolderReader:
         """The bucket of an image at each resolution, with its crops there."""
         framings_by_bucket: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
         positions = self._crop_positions(sha256)
-        if self.settings.no_upscale:
+        if self.settings.no_upscale:  # an image that is smaller than several resolutions has one bucket for them
             by_bucket: dict[tuple[int, int], tuple[Framing, ...]] = {}
             for resolution in self.settings.resolutions:
                 bucket, scaled = shrunk_bucket(size, resolution, self.settings.bucket_step)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Iterable
 from typing import Protocol
 
 from ...patches.adapters.registry import up_factor_suffixes
+from ..trainable.patterns import compile_regex, matches
 from ..trainable.settings import TEXT_ENCODER, is_word
 
 
@@ -50,8 +50,7 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
         pattern = pattern.strip()
         try:
             factor = float(number.strip())
-            if is_regular(pattern):
-                re.compile(pattern[1:-1])
+            compile_regex(pattern)
         except (ValueError, re.error) as error:
             errors.append(
                 f"block learning rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5"
@@ -67,17 +66,9 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
     return rates
 
 
-def is_regular(pattern: str) -> bool:
-    """Whether a pattern is a /regular expression/."""
-    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
-
-
 def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern matches a trained tensor, by its own name or by its module's path."""
-    paths = [name.rsplit(".", suffix_parts)[0] for suffix_parts in range(3)]
-    if is_regular(pattern):
-        return any(re.search(pattern[1:-1], path) for path in paths)
-    return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+    return any(matches(name.rsplit(".", suffix_parts)[0], pattern) for suffix_parts in range(3))
 
 
 def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:

@@ -236,7 +236,7 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
         is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
         if work.placement.is_sharded:
-            is_late = work.group.broadcast_flag(is_late)
+            is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
         due = is_late or is_due(work.step, callbacks.snapshot_every)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again

@@ -55,8 +55,9 @@ def parse_patterns(text: str) -> Patterns:
         if size.rank == 0:
             errors.append(f"{size.pattern!r}: rank is 0, expected 1 or more; !{size.pattern} leaves modules out")
     for pattern in (*reader.keep, *reader.drop, *(size.pattern for size in reader.sizes)):
-        error = _regex_error(pattern)
-        if error:
+        try:
+            compile_regex(pattern)
+        except re.error as error:
             errors.append(f"{pattern!r} is no regular expression: {error}")
     if errors:
         raise ValueError("layer filter: " + "; ".join(errors))
@@ -123,21 +124,16 @@ def _alpha(size: re.Match[str]) -> float | None:
     return float(size["alpha"])
 
 
-def _is_regex(pattern: str) -> bool:
-    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
-
-
-def _regex_error(pattern: str) -> str:
-    if _is_regex(pattern):
-        try:
-            re.compile(pattern[1:-1])
-        except re.error as error:
-            return str(error)
-    return ""
+def compile_regex(pattern: str) -> re.Pattern[str] | None:
+    """The regular expression of a /pattern/ in slashes, None for a glob. Raises re.error where it is none."""
+    if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
+        return re.compile(pattern[1:-1])
+    return None
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern, a glob or a /regular expression/, matches a module's path."""
-    if _is_regex(pattern):
-        return re.search(pattern[1:-1], path) is not None
+    """Whether a pattern, a glob or a /regular expression/, matches a path."""
+    regex = compile_regex(pattern)
+    if regex is not None:
+        return regex.search(path) is not None
     return fnmatch.fnmatchcase(path, pattern)
