@@ -12,7 +12,7 @@ the tables of docs/coming_from.md and of the help pages:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -121,6 +121,26 @@ def read_values(settings: Any) -> list[str]:
         if error:
             errors.append(error)
     return errors
+
+
+def check_values(settings: Any, node: str, *rules: Callable[[Any], Iterable[str]]) -> None:
+    """Read the values of a dataclass's settings, on its creation.
+
+    Args:
+        settings: the new dataclass, whose values `read_values` reads.
+        node: what the settings belong to, as errors name it.
+        rules: what is wrong with several values together; asked where each value is fine by itself.
+
+    Raises:
+        ValueError: with everything that is wrong.
+    """
+    raise_errors(node, read_values(settings) or [error for rule in rules for error in rule(settings)])
+
+
+def raise_errors(node: str, errors: Sequence[str]) -> None:
+    """Raise ValueError with everything that is wrong with the settings of a node, if anything is."""
+    if errors:
+        raise ValueError(f"{node}: {'; '.join(errors)}.")
 
 
 def value_error(

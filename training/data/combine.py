@@ -73,10 +73,10 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     """
     first = datasets[0]
     if len(datasets) == 1:
-        held_out = tuple(_drop_trained(first.held_out, _regularization_images(first)))
-        if held_out == first.held_out:
+        measured = tuple(_drop_trained(first.held_out, _regularization_images(first)))
+        if measured == first.held_out:
             return first
-        return replace(first, held_out=held_out)
+        return replace(first, held_out=measured)
     check_together(datasets)
     images = tuple(image for dataset in datasets for image in _give_own_settings(dataset, dataset.images))
     regularized = next((dataset for dataset in datasets if dataset.regularization is not None), first)

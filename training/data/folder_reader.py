@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...settings.declaration import raise_errors
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
 from . import clip_files, clip_parts, clips, control_methods, folder_notes, images, validation_split, wildcards
@@ -206,8 +207,7 @@ def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[
         )
     if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
         errors.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
-    if errors:
-        raise ValueError("Dataset: " + "; ".join(errors) + ".")
+    raise_errors("Dataset", errors)
 
 
 class _FolderReader:

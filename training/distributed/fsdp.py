@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...patches.core.calls import around
 from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, preserve, slots, swap_all
+from ...settings.declaration import raise_errors
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, use_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
@@ -203,8 +204,7 @@ def check(state: TrainState, group: SingleProcess) -> None:
         )
     if state.start.adapter.full_weights:
         errors += _errors_of_full_training(state, group)
-    if errors:
-        raise ValueError("--shard: " + "; ".join(errors) + ".")
+    raise_errors("--shard", errors)
 
 
 def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from .loss import output_scale
 
 BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS = "both directions", "concept sliders", "picture pairs"
@@ -175,11 +175,7 @@ class SliderSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors and self.takes_prompts:
-            errors = [*_prompt_errors(self)]
-        if errors:
-            raise ValueError("Slider: " + "; ".join(errors) + ".")
+        check_values(self, "Slider", _prompt_errors)
 
     @property
     def takes_prompts(self) -> bool:
@@ -232,6 +228,8 @@ def _for_all(texts: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _prompt_errors(settings: SliderSettings) -> Iterator[str]:
+    if not settings.takes_prompts:
+        return
     count = len(settings.positive)
     if not count:
         yield "positive prompt is empty: write what strength 1 gives, such as a very old person"

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...settings.declaration import raise_errors
 from .record import BuildRequest
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -33,8 +34,7 @@ def missing_package(optimizer: str) -> list[str]:
 def check_installed(optimizer: str) -> None:
     """Raises ValueError that says what to install before this optimizer can be used."""
     messages = missing_package(optimizer)
-    if messages:
-        raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
+    raise_errors("Optimizer Settings", messages)
 
 
 def _is_installed(module: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...patches.adapters.registry import trainable_kind
+from ...settings.declaration import raise_errors
 from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched_patterns
 from .build import missing_package
 from .learning_rate_schedule import peak_rate, rate_at
@@ -49,15 +50,13 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
             "compile is blocks, and a dropout of Adapter Settings draws anew in every layer, which cannot be compiled:"
             " set compile to off, or the dropouts to 0"
         )
-    if errors:
-        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+    raise_errors("Optimizer Settings", errors)
 
 
 def check_rate(settings: OptimizerSettings) -> None:
     """Raise ValueError for a learning rate at which no run learns anything."""
     errors = OPTIMIZERS.get(settings.optimizer).cannot_learn(settings, _highest_rate(settings), None)
-    if errors:
-        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+    raise_errors("Optimizer Settings", errors)
 
 
 def _highest_rate(settings: OptimizerSettings) -> float:

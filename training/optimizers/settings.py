@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
 from . import options
 from .block_rates import parse_block_rates
@@ -255,11 +255,7 @@ class OptimizerSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            errors = [*_exclusions(self), *_unreadable(self)]
-        if errors:
-            raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+        check_values(self, "Optimizer Settings", _exclusions, _unreadable)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""

@@ -36,12 +36,12 @@ class Saving:
 def _optimizer(state: TrainState, **changes: Any) -> TrainState | None:
     """The state with other optimizer settings; None where it has them already or they are not allowed together."""
     try:
-        optimizer = replace(state.settings.optimizer, **changes)
+        changed = state.with_optimizer(**changes)
     except ValueError:
         return None
-    if optimizer == state.settings.optimizer:
+    if changed.settings == state.settings:
         return None
-    return replace(state, settings=replace(state.settings, optimizer=optimizer))
+    return changed
 
 
 def _small_batch(state: TrainState) -> TrainState | None:

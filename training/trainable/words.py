@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from .settings import WORDS, is_word
 
 MOST_WORDS = 64
@@ -114,13 +114,9 @@ class WordSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", tuple((part, float(norm)) for part, norm in self.bounds))
-        errors = read_values(self)
-        if not errors:
-            if len(self.initial) == 1:
-                object.__setattr__(self, "initial", self.initial * len(self.words))
-            errors = [*_word_errors(self)]
-        if errors:
-            raise ValueError("Train Words: " + "; ".join(errors) + ".")
+        check_values(self, "Train Words", _word_errors)
+        if len(self.initial) == 1:
+            object.__setattr__(self, "initial", self.initial * len(self.words))
 
     def is_frozen(self, step: int, total_steps: int) -> bool:
         """Whether the words do not move any more in the step after `step`."""
@@ -145,7 +141,7 @@ def _word_errors(settings: WordSettings) -> Iterator[str]:
         yield "words has a word twice"
     if not settings.initial:
         yield "initial words is empty: write what each word is most like, such as cat"
-    elif len(settings.initial) != len(words):
+    elif len(settings.initial) not in (1, len(words)):
         yield (
             f"initial words has {len(settings.initial)} entries for {len(words)} words: write one for each word, in the"
             " same order, or one for all"
