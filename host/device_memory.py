@@ -51,7 +51,7 @@ def limit_pinned_memory() -> None:
     """Let Graft pin what ComfyUI would pin in all, less what it has pinned: on Windows 40% of the memory, as the system
     pins no more than half.
 
-    Nothing with --disable-pinned-memory. Where ComfyUI has no limit, as older versions, it is that of 0.33 without swap.
+    Nothing with --disable-pinned-memory. Where ComfyUI has no limit, as older ones, it is that of 0.33 without swap.
     """
     management = comfy.model_management
     limit = getattr(management, "MAX_PINNED_MEMORY", 0)

@@ -7,8 +7,8 @@ process ends, and when the system refuses it PyTorch reports CUDA as out of memo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import finalize
 
@@ -97,8 +97,8 @@ pinned = PinnedMemory()
 
 
 def empty_on_host(like: Tensor, device: torch.device | None = None) -> Tensor:
-    """Host memory for a tensor, as torch.empty_like gives it: pinned where a `device` (without one, the tensor's) copies
-    from and to it beside its computations, while the budget allows. It is pinned until the tensor ends.
+    """Host memory for a tensor, as torch.empty_like gives it: pinned, while the budget allows, if a `device` (the
+    tensor's, if None) copies from and to it beside its computations. It is pinned until the tensor ends.
     """
     device = device or like.device
     if not has_streams(device) or not like.nbytes:
@@ -130,7 +130,7 @@ def shape_like(place: Tensor, like: Tensor) -> Tensor:
 
 
 def pin_copy(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor in pinned memory, or as it is where there is no more. PyTorch takes that memory again and again."""
+    """A small tensor in pinned memory, which PyTorch takes again and again; as it is where there is no more."""
     copy = pinned.ask_torch(tensor.pin_memory, tensor.nbytes, device)
     return tensor if copy is None else copy
 

@@ -72,8 +72,8 @@ class Parking:
 
 
 class HostPlaces:
-    """Host memory for tensors of a device, which is taken again and again. All copies from and to it are in the order of
-    one stream.
+    """Host memory for tensors of a device, which is taken again and again. All copies from and to it are in the order
+    of one stream.
     """
 
     def __init__(self) -> None:
