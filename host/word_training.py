@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..settings.declaration import raise_errors
 from ..training.data.dataset import Dataset
 from ..training.trainable.words import CaptionWords, WordSettings, group_by_word, trained_name
 from . import word_tokens
@@ -55,7 +54,8 @@ def start_words(settings: WordSettings, clip: Clip, model: Model, dataset: Datas
             if len(tokens) != len(found):
                 notes.append(word_tokens.count_note(part, word, initial, len(found), len(tokens)))
             vectors[trained_name(word, part.key)] = word_tokens.look_up_vectors(part, tokens)
-    raise_errors("Train Words", errors)
+    if errors:
+        raise ValueError("Train Words: " + "; ".join(errors) + ".")
     read = _find_read_parts(clip, model, vectors, dataset)
     if not read:
         raise ValueError("Train Words: the model sees nothing of what this CLIP makes of a word: connect its own CLIP.")
