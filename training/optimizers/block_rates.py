@@ -36,10 +36,17 @@ def is_up(name: str) -> bool:
 
 
 def parse_block_rates(text: str) -> list[tuple[str, float]]:
-    """Read block learning rates: (pattern, multiple of the rate) of every entry `pattern = multiple`.
+    """Read block learning rates.
 
-    Entries are separated by commas or lines. Patterns are those of GraftAdapter: globs, or /regular expressions/.
-    Raises ValueError that names every entry that cannot be read.
+    Args:
+        text: entries `pattern = multiple`, separated by commas or lines. Patterns are those of the layer filter: globs,
+            or /regular expressions/.
+
+    Returns:
+        (pattern, multiple of the rate) of every entry, in order.
+
+    Raises:
+        ValueError: naming every entry that cannot be read.
     """
     rates, errors = [], []
     for part in re.split(r"[,\n]", text):
@@ -72,7 +79,12 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:
-    """The patterns that match none of the trained tensors."""
+    """The patterns that match none of the trained tensors.
+
+    Args:
+        block_rates: the text of block learning rates.
+        names: the names of the trained tensors.
+    """
     names = list(names)
     unused = []
     for pattern, _ in parse_block_rates(block_rates):
@@ -84,8 +96,16 @@ def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:
 def ratios(settings: Rates, names: Iterable[str], words_rate: float = 0.0) -> dict[str, float]:
     """The learning rate of every trained tensor, as a multiple of the schedule's.
 
-    If several block patterns match, the last one counts. Trained words have `words_rate`, if it is not 0, and nothing
-    else changes it.
+    If several block patterns match, the last one counts. LoRA+ (Hayou 2024, arXiv 2402.12354) multiplies the rate of
+    up matrices.
+
+    Args:
+        settings: the learning rates; the text encoder's own takes the place of the common one.
+        names: the names of the trained tensors.
+        words_rate: the learning rate of trained words; 0 is the common one. Nothing else changes it.
+
+    Returns:
+        {name: ratio}.
     """
     patterns = parse_block_rates(settings.block_rates)
     ratio_of_name = {}

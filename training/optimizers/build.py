@@ -45,9 +45,15 @@ def _is_installed(module: str) -> bool:
 
 
 def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: str = "") -> torch.optim.Optimizer:
-    """Build the torch optimizer of `settings` for parameter groups (`params` and any further entries).
+    """Build the torch optimizer that settings ask for.
 
-    `part` says which optimizer is wanted if the record has several (muon). Raises ValueError that says what to install.
+    Args:
+        settings: the optimizer's name, learning rate, weight decay and options.
+        groups: torch's parameter groups: `params` and any further entries.
+        part: which optimizer is wanted if the record has several (muon: what is no matrix has another one).
+
+    Raises:
+        ValueError: saying what to install where the package is not there.
     """
     check_installed(settings.optimizer)
     record = OPTIMIZERS.get(settings.optimizer)

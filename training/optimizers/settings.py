@@ -268,7 +268,15 @@ class OptimizerSettings:
 
 
 def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
-    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
+    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks.
+
+    Args:
+        settings: those of one rank.
+        ranks: how many processes train together.
+
+    Raises:
+        ValueError: where ranks could not add up their gradients in time.
+    """
     if ranks > 1 and settings.fused_backward:
         raise ValueError(
             f"Optimizer Settings: fused backward pass moves a weight before {ranks} ranks could add up their gradients:"
@@ -278,7 +286,12 @@ def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSetti
 
 
 def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
-    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state."""
+    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state.
+
+    Args:
+        left: the settings before.
+        right: the settings from here on.
+    """
     return left.optimizer == right.optimizer and _state_layout(left) == _state_layout(right)
 
 

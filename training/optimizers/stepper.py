@@ -270,7 +270,12 @@ class OptimizerStepper:
         return self.settings.fused_backward
 
     def prepare(self, rate: float, step: int) -> None:
-        """Begin step `step` with this learning rate, and drop the gradients of an earlier step."""
+        """Begin a step, and drop the gradients of an earlier one.
+
+        Args:
+            rate: the learning rate of the step.
+            step: its number, 0 is the first.
+        """
         self._rate, self._step = rate, step
         self._stepped.clear()
         self._norms.clear()
@@ -310,7 +315,15 @@ class OptimizerStepper:
         return norm
 
     def norm_and(self, losses: Sequence[Tensor]) -> list[float]:
-        """The same, and then these losses as numbers: all are read from the device together."""
+        """Clip the gradients; their norm before that, and some losses, as numbers: all are read from the device
+        together.
+
+        Args:
+            losses: tensors without dimensions.
+
+        Returns:
+            [norm, *losses].
+        """
         gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
         if self.early or self.half:
             return self._norm_in_pieces(list(gradients.values()), losses)

@@ -46,10 +46,18 @@ class MemoryPlan:
 
 
 def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool = False) -> MemoryPlan:
-    """The memory of a step of the largest batch, once the optimizer has its state.
+    """The memory of a step of the largest batch, once the optimizer has its state. The step runs on tensors without
+    memory.
 
-    The denoiser's `device` is the meta device, and so is a trained text encoder's; it stands for the host's memory if
-    `on_host`, where the model's own weights are beside quantized ones.
+    Args:
+        state: the run.
+        denoiser: its model. Its `device` is the meta device, and so is a trained text encoder's.
+        dataset: whose largest batch counts.
+        on_host: whether the meta device stands for the host's memory, where the model's own weights are beside
+            quantized ones.
+
+    Returns:
+        Bytes at the peak, by part.
     """
     optimizer = state.settings.optimizer
     precision = optimizer.precision
@@ -129,7 +137,12 @@ def _name_allocations(work: Workspace, counter: Allocations) -> Iterator[None]:
 
 
 def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
-    """A dataset whose every batch is the largest that `dataset` makes, with captions that do not vary."""
+    """A dataset whose every batch is the largest that another one makes, with captions that do not vary.
+
+    Args:
+        dataset: the other one.
+        batch_size: that of the run, for images without their own.
+    """
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     size = image.batch_size or batch_size
     count = size - regularization_count(dataset, size)

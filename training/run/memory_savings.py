@@ -155,9 +155,18 @@ class Step:
 
 
 def choose_savings(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS) -> list[Step]:
-    """The savings until a step fits into `memory` bytes, one after the other.
+    """The savings until a step fits, one after the other.
 
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
+
+    Args:
+        state: the run.
+        plan: gives a state's plan.
+        memory: how many bytes there are; `USABLE` of them are used.
+        savings: those to choose from, the cheapest first.
+
+    Returns:
+        The savings that were taken, each with the state and the plan that it leads to.
     """
     steps = _each_setting_once(state, plan, memory, savings)
     if _peak(steps) <= USABLE * memory and not _are_quantized_layers_on_host(steps):

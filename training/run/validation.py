@@ -22,8 +22,14 @@ class HeldOut(NamedTuple):
 
 
 def measure(work: Workspace) -> HeldOutLoss | None:
-    """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
-    None without held-out images. The base is as it was loaded.
+    """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps.
+    The base is as it was loaded.
+
+    Args:
+        work: the run, inside `install`.
+
+    Returns:
+        None without held-out images.
     """
     with work.use_own_weights():
         weights = validate(work)
@@ -41,10 +47,15 @@ def measure(work: Workspace) -> HeldOutLoss | None:
 
 @torch.no_grad()
 def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut | None:
-    """Mean loss of the held-out images with the weights to sample with and without dropout; None without held-out
-    images.
+    """The mean loss of the held-out images, with the weights to sample with and without dropout.
 
-    With `numbers` only these images count, each with the noise that it always has.
+    Args:
+        work: the run, inside `install`.
+        numbers: which of the held-out images count, each with the noise that it always has; None is all of them, up to
+            `MOST_IMAGES`.
+
+    Returns:
+        None without held-out images.
     """
     images = work.dataset.held_out[:MOST_IMAGES]
     if not images:

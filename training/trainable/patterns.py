@@ -41,11 +41,15 @@ class Patterns:
 
 
 def parse_patterns(text: str) -> Patterns:
-    """Read a layer filter: globs or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
-    sizes.
+    """Read a layer filter.
 
-    `input_blocks.*=rank 8, alpha 4` leaves nothing out: it says how large the adapters of chosen modules are. Raises
-    ValueError listing what cannot be read.
+    Args:
+        text: globs or /regular expressions/, separated by commas or lines; `!` in front leaves modules out, `=` gives
+            sizes. `input_blocks.*=rank 8, alpha 4` leaves nothing out: it says how large the adapters of chosen modules
+            are.
+
+    Raises:
+        ValueError: listing what cannot be read.
     """
     reader = _Reader()
     for entry in re.split(r"[,\n]", text):
@@ -132,7 +136,12 @@ def compile_regex(pattern: str) -> re.Pattern[str] | None:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern, a glob or a /regular expression/, matches a path."""
+    """Whether a pattern matches a path.
+
+    Args:
+        path: a module's path, or the name of a tensor.
+        pattern: a glob, which has to match all of the path, or a /regular expression/, which may match a part.
+    """
     regex = compile_regex(pattern)
     if regex is not None:
         return regex.search(path) is not None

@@ -236,10 +236,13 @@ class AdapterSettings:
         return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
 
     def size_of(self, path: str) -> tuple[int, float]:
-        """(rank, alpha) of the adapter at a module's path, from the last pattern that gives them, else from the
-        settings.
+        """The size of the adapter at a module's path, from the last pattern that gives it, else from the settings.
 
-        alpha 0 means the rank.
+        Args:
+            path: the module's path.
+
+        Returns:
+            (rank, alpha); a setting of alpha 0 means the rank.
         """
         rank, alpha = self.rank, self.alpha
         for size in self.patterns.sizes:

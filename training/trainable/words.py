@@ -181,7 +181,14 @@ def drop_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def group_by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The vectors of words among trained tensors: {word: {text encoder: vectors}}."""
+    """The vectors of words among trained tensors.
+
+    Args:
+        trained: the trained tensors by name.
+
+    Returns:
+        {word: {text encoder: vectors (tokens, width)}}.
+    """
     words: dict[str, dict[str, Tensor]] = {}
     for name, tensor in select_words(trained).items():
         word, _, part = name.removeprefix(WORDS).rpartition(".")
@@ -191,7 +198,12 @@ def group_by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: WordSettings | None) -> None:
-    """Scale down in place every vector of a word whose norm is above the bound of its text encoder."""
+    """Scale down in place every vector of a word whose norm is above the bound of its text encoder.
+
+    Args:
+        trained: the trained tensors by name; those of words change.
+        settings: the bounds by text encoder, largest norms of a vector.
+    """
     if settings is None or not settings.bounds:
         return
     bounds = dict(settings.bounds)
@@ -216,7 +228,11 @@ class CaptionWords:
         return self._pattern.findall(caption)
 
     def write_embeddings(self, caption: str) -> str:
-        """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it."""
+        """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it.
+
+        Args:
+            caption: a caption as the dataset has it.
+        """
 
         def embedding(match: re.Match[str]) -> str:
             start, end = match.span()
