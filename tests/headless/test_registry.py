@@ -23,7 +23,7 @@ def listed(*options):
     return {name for name in done.stdout.split("\0") if name}
 
 
-def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
+def test_what_is_sent_holds_no_tests():
     ignored = listed("--cached", "--ignored", "--exclude-from=.comfyignore")
     tests_of_the_embedded_host = {name for name in ignored if name.startswith("comfyui_api_stubs/")}
     assert all(name.startswith("comfyui_api_stubs/tests/") for name in tests_of_the_embedded_host)
@@ -44,10 +44,33 @@ def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
         "requirements",
         "tests",
     }
-    for name in listed() - ignored:
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """The folder that the registry sends."""
+    folder = tmp_path_factory.mktemp("sent") / "graft"
+    for name in listed() - listed("--cached", "--ignored", "--exclude-from=.comfyignore"):
         if (ROOT / name).is_file():
-            (tmp_path / "graft" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, tmp_path / "graft" / name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["folder", "link"])
+@pytest.mark.parametrize("name", ["graft", "graft-nodes", "ComfyUI-Graft", "my Graft 1.0"])
+def test_what_is_sent_runs_under_any_name_and_writes_nothing_into_its_folder(sent, tmp_path, name, link):
+    place = tmp_path / "custom_nodes" / name
+    place.parent.mkdir()
+    if link:
+        place.symlink_to(sent)
+    else:
+        shutil.copytree(sent, place)
+    before = contents(place)
     graph = {
         "1": {"class_type": "GraftDemo", "inputs": {}},
         "2": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
@@ -55,9 +78,10 @@ def test_what_is_sent_runs_and_holds_no_tests(tmp_path):
         "4": {"class_type": "SaveImage", "inputs": {"images": ["3", 0], "filename_prefix": "sent"}},
     }
     (tmp_path / "graph.json").write_text(json.dumps(graph))
-    words = [sys.executable, "-m", "graft", "run", "graph.json", "--embedded", "--cpu"]
+    words = [sys.executable, "-B", "-I", f"custom_nodes/{name}", "run", "graph.json", "--embedded", "--cpu"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and list((tmp_path / "output").glob("sent*.png")), done.stdout + done.stderr
+    assert contents(place) == before
 
 
 def test_addresses_are_addresses():
