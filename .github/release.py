@@ -30,7 +30,9 @@ def main() -> None:
     if "OWNER" in project:
         sys.exit("pyproject.toml: put the account that publishes Graft in the place of OWNER")
     released = version(project)
-    tags = subprocess.run(["git", "tag", "--list", f"v{released}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tags = subprocess.run(
+        ["git", "tag", "--list", f"v{released}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     text = changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), released)
     with open(os.environ["GITHUB_OUTPUT"], "a", encoding="utf-8") as file:
         file.write(f"version={released}\nnew={'' if tags.stdout.strip() else 'yes'}\n")
