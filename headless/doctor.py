@@ -12,6 +12,7 @@ import shutil
 import sys
 from typing import Any
 
+from ..storage.printable import pip_install
 from . import hosts, log
 from .embedded import HostError
 
@@ -145,7 +146,7 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     missing = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
     (fails if missing else works).append(
         "the graph editor on the embedded host (python -m graft_nodes editor)"
-        + (f": {' and '.join(missing)} not installed (pip install 'graft-nodes[editor]')" if missing else "")
+        + (f": {' and '.join(missing)} not installed ({pip_install(*missing)})" if missing else "")
     )
     return works, fails
 

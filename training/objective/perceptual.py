@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...storage.printable import pip_install
+
 LEAST_SIDE = 16  # pixels: VGG halves them four times
 
 
@@ -50,6 +52,6 @@ def _package() -> Any:
     except (ImportError, OSError, RuntimeError) as error:  # the latter of a torchvision for another torch
         raise ValueError(
             f"Start VAE Training: LPIPS weight is above 0 and needs the package lpips, which needs the"
-            f" torchvision of this torch ({error}): pip install lpips torchvision, or set LPIPS weight to 0."
+            f" torchvision of this torch ({error}): {pip_install('lpips', 'torchvision')}, or set LPIPS weight to 0."
         ) from error
     return lpips

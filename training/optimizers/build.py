@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...settings.declaration import raise_errors
+from ...storage.printable import pip_install
 from .record import BuildRequest
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -20,8 +21,8 @@ def missing_package(optimizer: str) -> list[str]:
     if record.package is not None and not _is_installed(record.package.module):
         package = record.package.name
         return [
-            f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`),"
-            " or use adamw"
+            f"optimizer {optimizer} needs the package {package}: {pip_install(package)} (or Graft's extra"
+            " `optimizers`), or use adamw"
         ]
     if record.torch_class is not None and not hasattr(torch.optim, record.torch_class.name):
         return [
