@@ -40,9 +40,9 @@ def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str |
 
     Args:
         name: what the message calls them.
-        a: the first factor, as in `product`.
-        b: the second one.
-        core: Tucker's core, or None.
+        a: (out, r); with a core (i, out), as in `product`.
+        b: (r, in, *kernel); with a core (j, in).
+        core: (i, j, *kernel), or None.
     """
     matrices = a.ndim >= 2 and b.ndim >= 2
     if core is not None:

@@ -87,7 +87,7 @@ def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
     PEFT cuts it off (2 Q^k summed, the last one once).
 
     Args:
-        upper: the upper triangles of the skew-symmetric Q (blocks, b (b - 1) / 2).
+        upper: the upper triangles of the skew-symmetric Q (blocks, n) with n = b (b - 1) / 2.
         terms: how many terms; 0 is the exact transform.
 
     Returns:
