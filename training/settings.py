@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ema.decay import EMASettings
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
 from .store.names import KEEPS
@@ -172,6 +172,4 @@ class StepSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("Train Step: " + "; ".join(errors) + ".")
+        check_values(self, "Train Step")
