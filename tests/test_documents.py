@@ -95,7 +95,7 @@ def commands():
 
 def test_every_command_and_option_of_the_pages_is_there():
     """What the words are given to is not run, as it takes hours or needs a person's files."""
-    (choices,) = (action.choices for action in command._parser()._actions if action.dest == "command")
+    (choices,) = (action.choices for action in command.build_parser()._actions if action.dest == "command")
     options = {name: set(parser._option_string_actions) for name, parser in choices.items()}
     developers = dict(re.findall(r"^python dev\.py ([\w-]+)()", dev.__doc__, re.MULTILINE))
     found, wrong = 0, []
