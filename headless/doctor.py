@@ -38,7 +38,10 @@ def main(arguments: argparse.Namespace) -> int:
         stream = sys.stderr
     else:
         stream = sys.stdout
-    report: dict[str, Any] = {"ok": False, "versions": _versions(), "errors": []}
+    versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
+    for name in ("torch", "numpy", "safetensors", "Pillow"):
+        versions[name] = hosts.installed_version(name) or "not installed"
+    report: dict[str, Any] = {"ok": False, "versions": versions, "errors": []}
     with contextlib.redirect_stdout(stream):
         try:
             choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
@@ -57,13 +60,6 @@ def main(arguments: argparse.Namespace) -> int:
     if report["ok"]:
         return 0
     return 1
-
-
-def _versions() -> dict[str, str]:
-    versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
-    for name in ("torch", "numpy", "safetensors", "Pillow"):
-        versions[name] = hosts.installed_version(name) or "not installed"
-    return versions
 
 
 def _look(host: hosts.Host) -> dict[str, Any]:
