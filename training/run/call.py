@@ -121,10 +121,7 @@ def open_call(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
                 " to best or last."
             )
-        if store is not None:
-            warning = stack.enter_context(folder_lock(store.folder))
-            if warning:
-                call.notes.append(warning)
+        call.lock(stack)
     return call
 
 
@@ -167,6 +164,13 @@ class Call:
     def target(self) -> str:
         """The key of the state that the call leads to."""
         return target_key(self.state, self.steps)
+
+    def lock(self, stack: ExitStack) -> None:
+        """Lock the run's folder until `stack` is closed: a call that pauses between two pieces locks it for each."""
+        if self.store is not None:
+            warning = stack.enter_context(folder_lock(self.store.folder))
+            if warning:
+                self._note_once(warning)
 
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""

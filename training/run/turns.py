@@ -49,7 +49,7 @@ def _take_turns(calls: Sequence[Call], every: int, preview: Preview | None, prev
     first = calls[0]
     start, step = first.state.step, first.state.step
     while step < first.until:
-        step = min([first.until, *(_next_multiple(step, interval) for interval in (every, preview_every) if interval)])
+        step = min([first.until, *(next_multiple(step, interval) for interval in (every, preview_every) if interval)])
         before = [call.at.step for call in calls]
         for call in calls:
             goal = call.state.step + step - start
@@ -61,7 +61,8 @@ def _take_turns(calls: Sequence[Call], every: int, preview: Preview | None, prev
             preview([call.at for call in calls], step)
 
 
-def _next_multiple(step: int, interval: int) -> int:
+def next_multiple(step: int, interval: int) -> int:
+    """The first multiple of an interval after a step."""
     return step - step % interval + interval
 
 
