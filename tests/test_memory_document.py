@@ -54,7 +54,7 @@ def test_checkpointing_computes_the_forward_pass_again():
 
 
 def test_copies_count_where_they_take_longer():
-    """Flux in bf16 on a card whose products cost nothing: what is left is twice over the bus the blocks that do not fit."""
+    """Flux in bf16 on a card whose products cost nothing: the blocks that do not fit go over the bus twice."""
     flux = full_sizes.stored()["Flux.1 dev"][full_sizes.BF16]
     endless = write_memory.Card("endless", 12, 10**9, 10.0)
     found = write_memory.pace("Flux.1 dev", flux, endless)
