@@ -139,9 +139,8 @@ def room_for_blocks(state: TrainState) -> int:
     device = training_device(state.subject.model)
     if device.shares_memory or _why_not(state, ()):
         return 0
-    optimizer = replace(state.settings.optimizer, offload="layers", swapped_blocks=0)
     try:
-        planned = _plan_once(state.subject.model, replace(state, settings=replace(state.settings, optimizer=optimizer)))
+        planned = _plan_once(state.subject.model, state.with_optimizer(offload="layers", swapped_blocks=0))
     except ERRORS:
         return 0
     return max(0, int(USABLE * device.free) - planned.peak)
