@@ -45,6 +45,7 @@ class ExpertTraining:
     def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs) -> None:
         self.calls, self.steps, self.sampled = calls, steps, sampled
         self.prompts: list[PreviewPrompt] = []
+        self.shown = "both"  # the weights, their average, or both
         bar, done = host.events.progress_bar(steps * len(calls)), [0] * len(calls)
 
         def advanced(number: int, steps_done: int) -> None:
@@ -84,13 +85,13 @@ class ExpertTraining:
     def _train_in_turn(self, callbacks: Callbacks, chosen: StepSettings) -> list[Any]:
         if not self.steps:
             return [skip_training(call.state) for call in self.calls]
-        every = callbacks.preview_every
+        every, self.shown = callbacks.preview_every, chosen.previews_of
         with ExitStack() as stack:
-            stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
+            stops = [stack.enter_context(call.announce(chosen)) for call in self.calls]
             callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
-                own, dataset = call.with_callbacks(callbacks), call.state.subject.dataset
+                own, dataset = call.with_callbacks(callbacks, chosen), call.state.subject.dataset
                 opened = partial(_open_alone, call.open_denoiser)
                 begun.append(
                     open_call(
@@ -110,9 +111,10 @@ class ExpertTraining:
         if not self.prompts:
             subject = self.calls[0].state.subject
             self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
-        for label in ("weights", "average"):
-            if label == "average" and not states[0].average:
-                continue
+        labels = ["weights"]
+        if states[0].average:
+            labels = ["weights", "average"] if self.shown == "both" else [self.shown]
+        for label in labels:
             loras = [task_of(state).lora_model(state, label == "average") for state in states]
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
             for prompt in self.prompts:

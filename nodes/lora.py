@@ -392,7 +392,7 @@ class GraftSaveLoRA(GraftNode):
         inputs = {"lora_model": lora_model, "state": state}
         cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
         saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
-        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
+        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved if entry]}
         notes = [note for _, _, note in saved if note]
         if notes:
             shown["text"] = notes

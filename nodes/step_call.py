@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,13 +109,17 @@ def plan_steps(
 
 def step_count(state: TrainState, chosen: StepSettings) -> int:
     """How many steps are asked for: epochs, where there are any, replace steps."""
-    from ..training.data.epoch_order import batches_per_epoch
-
     if not chosen.epochs:
         return chosen.steps
+    return max(1, math.ceil(Fraction(chosen.epochs) * epoch_of(state)))
+
+
+def epoch_of(state: TrainState) -> Fraction:
+    """The steps of an epoch of a state's dataset."""
+    from ..training.data.epoch_order import steps_per_epoch
+
     settings = state.settings.optimizer
-    batches = batches_per_epoch(state.subject.dataset, settings.batch_size)
-    return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
+    return steps_per_epoch(state.subject.dataset, settings.batch_size, settings.accumulation)
 
 
 def with_lora(state: TrainState, clip: Clip, lora: Any) -> PatchedModels:
@@ -327,8 +332,8 @@ class StepCall:
         state, subject = self.state, self.state.subject
         self.previewing = callbacks.preview_every > 0
         store = self.store()
-        with self.announce(chosen.tensorboard) as should_stop:
-            callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
+        with self.announce(chosen) as should_stop:
+            callbacks = replace(self.with_callbacks(callbacks, chosen), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
             )
@@ -349,7 +354,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, chosen: StepSettings) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
@@ -362,9 +367,9 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if tensorboard:
+        if chosen.tensorboard:
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_every)
         try:
             with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
                 yield should_stop
@@ -372,10 +377,18 @@ class StepCall:
             if self.writer is not None:
                 self.writer.close()
 
-    def with_callbacks(self, callbacks: Callbacks) -> Callbacks:
-        """The callbacks with progress and events of the host."""
+    def with_callbacks(self, callbacks: Callbacks, chosen: StepSettings) -> Callbacks:
+        """The callbacks with progress and events of the host, and with the states that stay."""
+        is_kept = None
+        if chosen.also_keep:
+            epoch = epoch_of(self.state)
+
+            def is_kept(step: int) -> bool:
+                return any(rule.keeps(step, epoch) for rule in chosen.also_keep)
+
         return replace(
             callbacks,
+            is_kept=is_kept,
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,

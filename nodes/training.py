@@ -302,7 +302,7 @@ def _begin(
         takes_picture=takes_picture(model.model),
     )
     memory = memory_planning.report_at_start(state, foreign)
-    return state, "\n".join([report, *memory, *notes])
+    return state, "\n".join([report, host.denoiser.describe_attention(model), *memory, *notes])
 
 
 def _check_words(settings: TrainingSettings, clip: Clip) -> None:
@@ -425,6 +425,7 @@ class TrainStep(GraftNode):
             snapshot_every=chosen.snapshot_every,
             snapshot_minutes=chosen.snapshot_minutes,
             preview_every=chosen.preview_every,
+            previews_of=chosen.previews_of,
         )
         node = None
         if cls.hidden:

@@ -12,7 +12,7 @@ from ..ema.decay import EMASettings
 from ..settings.declaration import read_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
-from .store.names import KEEPS
+from .store.names import KEEPS, KeepRule, parse_keep_rules
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -25,6 +25,7 @@ NODES = {
     "words": "Train Words",
     "training_only": "Training-only LoRA",
 }
+PREVIEWED = ("both", "average", "weights")
 
 
 @dataclass(frozen=True)
@@ -142,11 +143,12 @@ class StepSettings:
     tensorboard: bool = setting(
         "write TensorBoard logs",
         False,
-        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
+        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard. For another folder, name"
+        " it graft_runs in extra_model_paths.yaml.",
         advanced=True,
         kohya="--logging_dir, --log_with tensorboard",
         ai_toolkit=("logging.use_wandb", "there is no wandb"),
-        everydream2="--logdir",
+        everydream2=("--logdir", "into `output/graft`, or the folder named `graft_runs` in extra_model_paths.yaml"),
     )
     prompts: str = setting(
         "more preview prompts",
@@ -169,6 +171,41 @@ class StepSettings:
         high=1_000_000,
         advanced=True,
         ai_toolkit="switch_boundary_every",
+    )
+    previews_of: str = setting(
+        "previews of",
+        "both",
+        "Which weights previews show if there is an average: both, the average alone, or the trained weights alone."
+        " Choose one to save the time of the other. Without EMA Settings there are only the weights.",
+        choices=PREVIEWED,
+        advanced=True,
+        everydream2=(
+            "--ema_sample_ema_model, --ema_sample_nonema_model",
+            "both are on by default; EveryDream2 shows only what has its flag",
+        ),
+    )
+    log_every: int = setting(
+        "log every N steps",
+        1,
+        "How often TensorBoard logs get a point: the mean loss since the last one, and the other numbers as they are"
+        " then. Raise it for smaller logs and a smoother curve.",
+        low=1,
+        high=1_000_000,
+        advanced=True,
+        everydream2=("--log_step", "25 in EveryDream2, 1 here"),
+    )
+    also_keep: tuple[KeepRule, ...] = setting(
+        "also keep states",
+        "",
+        "States that stay on disk beside those of states to keep, such as: every 20000 steps, every 2 epochs from 10."
+        " Leave it empty to keep no others.",
+        read=parse_keep_rules,
+        advanced=True,
+        kohya=("--save_every_n_epochs", "`every 2 epochs`"),
+        everydream2=(
+            "--save_every_n_epochs, --save_ckpts_from_n_epochs",
+            "`every 2 epochs from 10`. States are kept; Save LoRA makes a file of one",
+        ),
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ...storage.disk_errors import explain_disk_errors
@@ -22,26 +23,35 @@ def check() -> None:
 
 
 class Writer:
-    """Writes a run's scalars into `folder`; a run that goes on from an earlier step replaces what came after it."""
+    """Writes a run's scalars into `folder`, those of training at every `every`-th step; a run that goes on from an
+    earlier step replaces what came after it.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, every: int = 1) -> None:
         check()
-        self.folder = folder
+        self.folder, self.every = folder, every
         self.writer: Any = None
+        self._losses: list[float] = []  # since the last point
 
     def write(self, step: int, moved: StepResult, validation: HeldOutLoss | None) -> None:
         """The scalars of one step. Raises OSError that names the folder; an error of the writer's thread is raised at a
         later step.
         """
-        values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
+        values: dict[str, float] = {}
+        self._losses.append(moved.loss)
+        if step % self.every == 0:
+            values = {"loss": fmean(self._losses), "learning rate": moved.rate, "gradient norm": moved.norm}
+            if moved.seconds:
+                values["steps a second"] = 1 / moved.seconds
+            self._losses.clear()
         if validation is not None:
             values["held-out loss"] = validation.weights
             if validation.average is not None:
                 values["held-out loss of the average"] = validation.average
             if validation.accuracy is not None:
                 values["implicit accuracy on held-out pairs"] = validation.accuracy
-        if moved.seconds:
-            values["steps a second"] = 1 / moved.seconds
+        if not values:
+            return
         with self._name_errors():
             if self.writer is None:
                 from torch.utils.tensorboard import SummaryWriter

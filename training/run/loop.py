@@ -53,6 +53,8 @@ class Callbacks:
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    `is_kept(step)`: whether the state after a step is to stay; `save_snapshot` gets it too. `previews_of` is
+    `average` or `weights` where previews show only one of them.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
     after the last whole step is kept. `note` gets sentences for the report.
     """
@@ -66,10 +68,16 @@ class Callbacks:
     raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
+    is_kept: Callable[[int], bool] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
+    previews_of: str = "both"
+
+    def keeps_state(self, step: int) -> bool:
+        """Whether the state after a step is to stay."""
+        return self.is_kept is not None and self.is_kept(step)
 
 
 def train(
@@ -256,7 +264,7 @@ def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> 
     is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
     if work.placement.is_sharded:
         is_late = work.group.broadcast_flag(is_late)
-    return is_late or is_due(work.step, callbacks.snapshot_every)
+    return is_late or is_due(work.step, callbacks.snapshot_every) or callbacks.keeps_state(work.step)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
@@ -283,12 +291,13 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
 
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
-    """Lets the caller sample with the current weights, then with their average swapped in."""
+    """Lets the caller sample with the current weights, then with their average swapped in, or with one of them."""
     if callbacks.preview is None or not is_due(work.step, callbacks.preview_every):
         return
     with work.use_own_weights():
-        with work.stepper.use_sampling_weights():
-            callbacks.preview(work.denoiser, work.step, False, work.at_strength)
-        if work.has_average:
+        if callbacks.previews_of != "average" or not work.has_average:
+            with work.stepper.use_sampling_weights():
+                callbacks.preview(work.denoiser, work.step, False, work.at_strength)
+        if callbacks.previews_of != "weights" and work.has_average:
             with work.use_average():
                 callbacks.preview(work.denoiser, work.step, True, work.at_strength)

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.validation import HeldOut
 from graft_nodes.training.state import advance_position, change_settings, equal, state_key
 from graft_nodes.training.store import listing
+from graft_nodes.training.store.names import parse_keep_rules
 from graft_nodes.training.store.store import (
     Damaged,
     DiskUse,
@@ -450,6 +453,50 @@ def test_every_snapshot_can_be_kept(bench):
     assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
     bench.store = Store(bench.folder, "run", {"torch": "1"})
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+def test_two_rules_at_once_overwrite_some_and_keep_others(bench):
+    """Every 2 steps one that is overwritten, every 5 steps one that stays: until the end, and after an interruption."""
+
+    def fail(step, *_):
+        if step == 9:
+            raise KeyboardInterrupt
+
+    settings = {"validate_every": 0, "snapshot_every": 2, "is_kept": lambda step: step % 5 == 0}
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(12, on_step=fail, **settings)
+    assert _kinds(bench) == [(5, "snapshot")]
+    outcome = bench.run(12, **settings)
+    assert outcome.trained == 3 and _kinds(bench) == [(5, "snapshot"), (10, "snapshot"), (12, "result")]
+    assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 12))
+
+
+@pytest.mark.parametrize("epoch", [Fraction(10), Fraction(7, 2), Fraction(1, 3)])
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        ("", lambda step, ends: False),
+        ("every 3 steps", lambda step, ends: step % 3 == 0),
+        ("every 4 steps from 9", lambda step, ends: step % 4 == 0 and step >= 9),
+        ("every 2 epochs", lambda step, ends: any(n % 2 == 0 for n in ends)),
+        ("every 3 epochs from 7", lambda step, ends: any(n % 3 == 0 and n >= 7 for n in ends)),
+        ("every 7 steps,every 1 epoch from 3", lambda step, ends: step % 7 == 0 or any(n >= 3 for n in ends)),
+    ],
+)
+def test_rules_of_what_stays_are_those_of_the_text(text, is_kept, epoch):
+    """By the epochs that end in each step, counted one by one."""
+    rules = parse_keep_rules(text)
+    for step in range(1, 60):
+        ends = [number for number in range(1, 200) if math.ceil(number * epoch) == step]
+        assert any(rule.keeps(step, epoch) for rule in rules) == is_kept(step, ends), step
+
+
+@pytest.mark.parametrize(
+    "text", ["every 0 steps", "2 epochs", "every 2 days", "every 2 steps from now", "every -1 steps"]
+)
+def test_what_is_no_rule_is_named(text):
+    with pytest.raises(ValueError, match=rf"'{text}' is no rule, expected such as 'every 20000 steps'"):
+        parse_keep_rules(f"every 3 steps, {text}")
 
 
 def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypatch):
