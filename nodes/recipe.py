@@ -33,11 +33,12 @@ class GraftRecipe(GraftNode):
                 io.Combo.Input(
                     "goal",
                     display_name="goal",
-                    options=["subject", "style", "concept"],
+                    options=["subject", "style", "concept", "as EveryDream2"],
                     default="subject",
                     tooltip=(
                         "What the LoRA should learn. subject: one person, animal or thing. style: how pictures look."
-                        " concept: something broader that the model does not know; it gets twice the rank."
+                        " concept: something broader that the model does not know; it gets twice the rank. as"
+                        " EveryDream2: no LoRA, but full weights with the defaults of that trainer."
                     ),
                 ),
                 io.Combo.Input(
@@ -98,7 +99,8 @@ class GraftRecipe(GraftNode):
     ) -> io.NodeOutput:
         from ..host.device_memory import training_device
         from ..patches.models.registry import recognize_model
-        from ..training.recipes.choose import Wish, recipe
+        from ..training.recipes.choose import AS_EVERYDREAM2, Wish, recipe
+        from ..training.recipes.everydream2 import everydream2
         from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report
         from ..training.settings import TrainingSettings
@@ -109,6 +111,8 @@ class GraftRecipe(GraftNode):
         with host.whole_models.set_types(model):
             facts = facts_of(diffusion_model, recognize_model(diffusion_model), prediction)
         device = training_device(model)
+        if goal == AS_EVERYDREAM2:
+            return io.NodeOutput(*everydream2(facts, wish, device))
         pictures = pictures_of(dataset) if dataset is not None else ()
         chosen = recipe(facts, wish, device, pictures)
         text = report(chosen, facts, wish, device)

@@ -13,11 +13,12 @@ from ..trainable.settings import AdapterSettings
 from .estimate import GB, Estimate, Plan, describe_method, estimate
 from .facts import Device, ModelFacts, Pictures
 from .fit import SIZES, USABLE, Fit, fit
-from .published import GENERAL, PublishedRecipe, published_for
+from .published import GENERAL, Figure, PublishedRecipe, published_for
 
 AUTO = "auto"
 MEMORIES = (AUTO, *(f"{size} GB" for size in SIZES))
 STRENGTHS = {"light": 0.5, "normal": 1.0, "strong": 2.0}  # times the published learning rate
+AS_EVERYDREAM2 = "as EveryDream2"  # in place of a goal: `everydream2`
 OWN = "Graft's own rule"
 _AVERAGED_STEPS = 20  # of AI-Toolkit's 2000: its decay 0.99 reaches back 100 steps, 1 / 20 of the run
 _TOOLKIT_EMA = "AI-Toolkit, config/examples/train_lora_flux_24gb.yaml"
@@ -90,7 +91,7 @@ class Wish:
     def __post_init__(self) -> None:
         errors = []
         for label, value, choices in (
-            ("goal", self.goal, tuple(GOALS)),
+            ("goal", self.goal, (*GOALS, AS_EVERYDREAM2)),
             ("memory", self.memory, MEMORIES),
             ("strength", self.strength, tuple(STRENGTHS)),
         ):
@@ -154,7 +155,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device, pictures: Sequence[Pic
     """
     published, goal = published_for(facts.family), GOALS[wish.goal]
     memory = memory_of(wish, device)
-    optimizer, why_optimizer, optimizer_source = _usable_optimizer(published, device)
+    optimizer, why_optimizer, optimizer_source = usable_optimizer(published.optimizer, device)
     wanted = Plan(
         optimizer=optimizer,
         targets=_targets(facts, goal),
@@ -193,9 +194,9 @@ def _targets(facts: ModelFacts, goal: Goal) -> str:
     return "all"
 
 
-def _usable_optimizer(published: PublishedRecipe, device: Device) -> tuple[str, str, str]:
+def usable_optimizer(published: Figure[str], device: Device) -> tuple[str, str, str]:
     """The published optimizer, or adamw where it cannot run; why; source."""
-    name, source = published.optimizer.value, published.optimizer.source
+    name, source = published.value, published.source
     if name != "adamw8bit":
         return name, "as published", source
     if device.kind != "cuda":
