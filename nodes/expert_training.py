@@ -42,10 +42,9 @@ log = logger(__name__)
 class ExpertTraining:
     """One execution of TrainStep for a pair; `calls` are those of the high noise and of the low noise expert."""
 
-    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs) -> None:
-        self.calls, self.steps, self.sampled = calls, steps, sampled
+    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs, chosen: StepSettings) -> None:
+        self.calls, self.steps, self.sampled, self.chosen = calls, steps, sampled, chosen
         self.prompts: list[PreviewPrompt] = []
-        self.shown = "both"  # the weights, their average, or both
         bar, done = host.events.progress_bar(steps * len(calls)), [0] * len(calls)
 
         def advanced(number: int, steps_done: int) -> None:
@@ -73,7 +72,7 @@ class ExpertTraining:
         for state, own in zip(pair.states, objectives, strict=True):
             state, count = plan_steps(state, chosen, optimizer, own, sampled)
             calls.append(StepCall(state, count, place, sampled))
-        return cls(calls, count, sampled)
+        return cls(calls, count, sampled, chosen)
 
     def train(self, callbacks: Callbacks, chosen: StepSettings) -> io.NodeOutput:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
@@ -85,7 +84,7 @@ class ExpertTraining:
     def _train_in_turn(self, callbacks: Callbacks, chosen: StepSettings) -> list[Any]:
         if not self.steps:
             return [skip_training(call.state) for call in self.calls]
-        every, self.shown = callbacks.preview_every, chosen.previews_of
+        every = callbacks.preview_every
         with ExitStack() as stack:
             stops = [stack.enter_context(call.announce(chosen)) for call in self.calls]
             callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
@@ -111,10 +110,7 @@ class ExpertTraining:
         if not self.prompts:
             subject = self.calls[0].state.subject
             self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
-        labels = ["weights"]
-        if states[0].average:
-            labels = ["weights", "average"] if self.shown == "both" else [self.shown]
-        for label in labels:
+        for label in self.chosen.preview_labels(bool(states[0].average)):
             loras = [task_of(state).lora_model(state, label == "average") for state in states]
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
             for prompt in self.prompts:
@@ -126,20 +122,19 @@ class ExpertTraining:
     ) -> None:
         """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
         high, low = self.calls
-        sampled = self.sampled
         latents = pair_previews.sample_pair(
             models,
             boundary,
             prompt.conditioning,
             prompt.negative,
-            sampled.latent,
-            high.seed if prompt.seed is None else prompt.seed,
-            prompt.steps,
-            prompt.cfg,
+            high.latent_of(prompt),
+            high.seed,
+            prompt.line,
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
-        high.save_preview(decoded, prompt, step, label)
-        low.show_preview(low.save_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
+        said = step, label, prompt.number, prompt.line.text
+        high.save_preview(decoded, *said)
+        low.show_preview(low.save_preview(decoded, *said), step)  # the one that the panel shows now
 
     def _report(self, outcomes: Sequence[Any]) -> str:
         parts = []
