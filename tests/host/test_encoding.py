@@ -128,14 +128,14 @@ def encoder_with(*layers):
 
 
 @pytest.mark.parametrize(
-    ("layers", "skipped"),
+    ("layers", "from_last"),
     [((None,), [0, 0, 2, 3, 4]), ((-2,), [0, 0, 3, 4, 5]), ((-2, -2), [0, 0, 3, 4, 5]), ((), [0, 0, 2, 3, 4])],
     ids=["SD 1.x", "SD 2.x", "SDXL", "unknown"],
 )
-def test_clip_skip_as_everydream2_counts_it(layers, skipped):
+def test_clip_skip_as_everydream2_counts_it(layers, from_last):
     """0 and 1 are the model's own layer, 2 is one further back: `--clip_skip` of the tweaking guide."""
     clip = encoder_with(*layers)
-    assert [skip_from_own_layer(clip, skip) for skip in range(5)] == skipped
+    assert [skip_from_own_layer(clip, skip) for skip in range(5)] == from_last
 
 
 def test_text_encoders_with_layers_of_their_own_have_no_common_clip_skip():

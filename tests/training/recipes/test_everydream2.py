@@ -3,8 +3,13 @@ accounts for each.
 """
 
 import pytest
+from graft_nodes.ema.decay import EMASettings
+from graft_nodes.nodes.training import GraftTrainStart
 from graft_nodes.settings.declaration import settings_of
+from graft_nodes.training.data.folder_settings import FolderSettings
+from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.checks import remarks
+from graft_nodes.training.optimizers.settings import OptimizerSettings
 from graft_nodes.training.recipes import choose
 from graft_nodes.training.recipes.everydream2 import everydream2
 from graft_nodes.training.recipes.facts import Device
@@ -87,3 +92,20 @@ def test_strength_is_that_of_other_recipes():
         wish = choose.Wish(goal="as EveryDream2", strength=strength)
         optimizer = everydream2(facts("sd1"), wish, CPU)[0].optimizer
         assert (optimizer.learning_rate, optimizer.text_encoder_rate) == (1e-6 * factor, 5e-7 * factor)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "advice"),
+    [
+        (FolderSettings, "resolution", "at 768 on SD1.x to half"),
+        (ObjectiveSettings, "offset_noise", "0.02 to 0.03 in runs of more than 50,000 steps"),
+        (ObjectiveSettings, "offset_noise", "-1 is zero terminal SNR"),
+        (ObjectiveSettings, "pyramid_noise", "above 0.4 only in runs of less than 2000 steps"),
+        (OptimizerSettings, "optimizer", "for at most 8 images a step"),
+        (EMASettings, "decay", "If the average lags behind the weights, lower it; if it is the same, raise it"),
+    ],
+)
+def test_the_guides_advice_is_said_where_its_setting_is(settings, name, advice):
+    assert advice in settings_of(settings)[name].help
+    (seed,) = [one for one in GraftTrainStart.define_schema().inputs if one.id == "seed"]
+    assert "(-1 in other trainers), set control after generate to randomize" in seed.tooltip
