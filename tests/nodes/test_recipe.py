@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from graft_nodes.training.recipes.published import PUBLISHED
+from graft_nodes.training.recipes.wish import AS_EVERYDREAM2
 from PIL import Image
 
 from .conftest import build_unet
@@ -173,11 +174,10 @@ def test_an_unknown_choice_is_refused(host, pictures, request, given, at):
 
 def test_the_nodes_options_are_those_of_the_recipes(host):
     choose = host.module("training.recipes.choose")
-    options = {name: spec[1] for name, spec in host.node("GraftRecipe").INPUT_TYPES()["required"].items()}
+    options = {name: spec[1] for name, spec in host.node("GraftRecipe").INPUT_TYPES()["optional"].items()}
     values = json.loads(json.dumps({name: found.get("options") for name, found in options.items()}))
-    assert tuple(values["goal"]) == (*choose.GOALS, choose.AS_EVERYDREAM2)
-    assert tuple(values["memory"]) == choose.MEMORIES
-    assert tuple(values["strength"]) == tuple(choose.STRENGTHS)
+    assert tuple(values["goal"]) == (*choose.GOALS, AS_EVERYDREAM2)
+    assert tuple(values["strength"]) == ("light", "normal", "strong")
 
 
 def test_memory_that_is_too_small_is_refused_with_what_to_choose(host, pretend, monkeypatch):

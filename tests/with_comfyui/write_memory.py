@@ -16,9 +16,10 @@ from typing import NamedTuple
 from unittest import mock
 
 from graft_nodes.training.recipes import choose
-from graft_nodes.training.recipes.choose import Recipe, Wish
+from graft_nodes.training.recipes.choose import Recipe
 from graft_nodes.training.recipes.estimate import GB
 from graft_nodes.training.recipes.facts import Device, ModelFacts
+from graft_nodes.training.recipes.wish import Wish
 
 from . import full_sizes, step_work
 

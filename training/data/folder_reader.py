@@ -43,11 +43,19 @@ MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
 def read_folder(
     folder: Path, settings: FolderSettings, cache: Cache | None = None, check: Callable[[], object] = lambda: None
 ) -> FolderListing:
-    """List a folder; unreadable images and clips are problems, not errors. Raises ValueError when none can be used.
+    """List a folder; unreadable images and clips are problems, not errors.
 
-    One whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so
-    it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out or all
-    trained on, and so are the parts of a clip. `check` is called now and then and may end the reading with an error.
+    The held-out share is chosen by content hash, so it does not depend on names or order: at least one image of two,
+    never all. Equal pictures are all held out or all trained on, and so are the parts of a clip.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        cache: pictures whose contents it knows to be whole are not decoded again.
+        check: called now and then; it may end the reading with an error.
+
+    Raises:
+        ValueError: where no picture can be used, or settings have no effect here.
     """
     if cache is not None:
         recall_hashes(cache, folder)
@@ -94,8 +102,17 @@ class FolderGlance:
 
 
 def glance_at_folder(folder: Path, settings: FolderSettings, most: int, seconds: float, only: str = "") -> FolderGlance:
-    """List a folder without reading its pictures: at most so many of them, and for about so long. `only` looks at the
-    picture of that name. Raises ValueError when there are none.
+    """List a folder from the headers of its pictures.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        most: how many pictures are looked at.
+        seconds: for about how long.
+        only: looks at the picture of that name alone.
+
+    Raises:
+        ValueError: where there are none.
     """
     reader = _HeaderReader(folder, settings, None)
     paths = reader.image_paths()

@@ -8,10 +8,11 @@ from ..objective.settings import ObjectiveSettings, check_for
 from ..optimizers.settings import OptimizerSettings
 from ..settings import TrainingSettings
 from ..trainable.settings import AdapterSettings
-from .choose import STRENGTHS, Choice, Wish, usable_optimizer
+from .choose import Choice, usable_optimizer
 from .facts import Device, ModelFacts
 from .published import Figure
 from .report import lines_of
+from .wish import STRENGTHS, Wish
 
 _TRAIN, _OPTIMIZER = "EveryDream2, train.py", "EveryDream2, optimizer.json"
 _GUIDE = "EveryDream2, doc/ADVANCED_TWEAKING.md"

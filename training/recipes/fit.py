@@ -8,10 +8,10 @@ from typing import Any
 
 from .estimate import GB, Estimate, Plan, estimate
 from .facts import Device, ModelFacts
+from .wish import SIZES
 
 USABLE = 0.9  # of the memory; the rest is for the driver, the desktop and gaps between tensors
 WORTH = 0.01  # a saving below this share of the step is left out
-SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
 SMALL_RANK = 8
 ORDER = (  # of the savings, those that cost least first; here and in `run.memory_savings`
     "gradient checkpointing",

@@ -10,15 +10,15 @@ from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.objective.settings import ObjectiveSettings
 from graft_nodes.training.optimizers.checks import remarks
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.recipes import choose
 from graft_nodes.training.recipes.everydream2 import everydream2
 from graft_nodes.training.recipes.facts import Device
+from graft_nodes.training.recipes.wish import STRENGTHS, Wish
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 from .real_sizes import facts
 
 CARD, CPU = Device("cuda", "a card", 24 * 2**30, bf16=True), Device("cpu", "cpu", 2**40)
-WISH = choose.Wish(goal="as EveryDream2", steps=1500)
+WISH = Wish(goal="as EveryDream2", steps=1500)
 
 # By EveryDream2's names: what train.py and optimizer.json have where nothing is set.
 DEFAULTS = {
@@ -88,8 +88,8 @@ def test_the_report_accounts_for_each_setting(family, device):
 
 
 def test_strength_is_that_of_other_recipes():
-    for strength, factor in choose.STRENGTHS.items():
-        wish = choose.Wish(goal="as EveryDream2", strength=strength)
+    for strength, factor in STRENGTHS.items():
+        wish = Wish(goal="as EveryDream2", strength=strength)
         optimizer = everydream2(facts("sd1"), wish, CPU)[0].optimizer
         assert (optimizer.learning_rate, optimizer.text_encoder_rate) == (1e-6 * factor, 5e-7 * factor)
 
