@@ -367,7 +367,7 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if chosen.tensorboard:
+        if chosen.tensorboard and self.writer is None:  # it goes on after a pause
             folder = Store(host.folders.training_folder(), state.run).folder
             self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_every)
         try:

@@ -66,6 +66,7 @@ class Writer:
         if self.writer is not None:
             with self._name_errors():
                 self.writer.close()
+            self.writer = None  # of a training that pauses: the next point opens another file
 
     @contextmanager
     def _name_errors(self) -> Iterator[None]:
