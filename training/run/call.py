@@ -262,7 +262,7 @@ class Call:
         sentences = schedule_remarks(
             state.settings.optimizer, state.step, self.until, state.open_schedule, state.history.rate
         )
-        if state.start.ema is not None:
+        if state.start.ema is not None and state.open_schedule:  # else the start has said it
             sentences += ema_remarks(state.start.ema, self.until)
         return sentences
 
