@@ -348,7 +348,7 @@ class TrainStep(GraftNode):
     """Trains some steps: takes a state and returns a new one. The old state stays valid."""
 
     settings_class = StepSettings
-    checked_together = (("tensorboard",), ("prompts",))
+    checked_together = (("tensorboard",), ("prompts",), ("also_keep",))
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -57,11 +57,11 @@ OPTIMIZER = {
     "fused_backward",
     "options",
 }
-OBJECTIVE = {"prior", "loss", "weighting", "min_timestep", "max_timestep", "expert", "boundary"}
+OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_timestep", "expert", "boundary"}
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
-PREVIEWS = {"prompts", "tensorboard"}
+PREVIEWS = {"prompts", "tensorboard", "also_keep"}
 
 
 def refused(host, node, output=0, **given):
@@ -176,6 +176,12 @@ WRONG = [
     ),
     (
         "GraftObjective",
+        {"offset_noise": -1.0},
+        OBJECTIVE,
+        "noise offset is -1, expected from 0 to 1. EveryDream2's zero_frequency_noise_ratio -1 is zero terminal SNR",
+    ),
+    (
+        "GraftObjective",
         {"expert": "high noise", "min_timestep": 0.875},
         OBJECTIVE,
         "expert high noise chooses the noise levels itself: set minimum timestep to 0",
@@ -235,6 +241,12 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
             {"prompts": "\n".join(map(str, range(17)))},
             PREVIEWS,
             "more preview prompts has 17 prompts, at most 16 are allowed",
+        ),
+        (
+            "TrainStep",
+            {"also_keep": "every 2 days"},
+            PREVIEWS,
+            "also keep states: 'every 2 days' is no rule, expected such as 'every 20000 steps'",
         ),
         ("GraftSaveState", {"name": ".."}, {"name"}, "expected a plain folder name"),
         (
