@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -345,10 +345,21 @@ class FolderSettings:
     def __post_init__(self) -> None:
         errors = read_values(self)
         if not errors:
+            self._take_from_filters()
             errors = [*self._size_errors(), *self._bucket_errors(), *self._caption_errors(), *self._clip_errors()]
         if errors:
             raise ValueError("Dataset: " + "; ".join(errors) + ".")
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
+
+    def _take_from_filters(self) -> None:
+        """Resolution and flip probability that the filters say."""
+        filters = self.filters
+        if filters.size is not None:
+            object.__setattr__(self, "resolution", filters.size)
+        if filters.flip_p is not None:
+            object.__setattr__(self, "flip", filters.flip_p)
+        # taken once, so that a dataset_config.toml may say others
+        object.__setattr__(self, "filters", replace(filters, size=None, flip_p=None))
 
     def _size_errors(self) -> list[str]:
         if self.buckets:
