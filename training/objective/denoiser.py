@@ -32,8 +32,6 @@ class Denoiser(Protocol):
     """
     own_type: torch.dtype
     """The type that the network computes in without autocast."""
-    pins_memory: bool
-    """Whether host memory may be pinned. Asked for when layers wait there."""
     kept_weights: KeptWeights | None
     """Where quantized weights are on disk; None where they are not kept. Asked for when the base is quantized."""
     text_encoder: nn.Module | None

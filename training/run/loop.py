@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...patches.core.host_memory import pinned
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes
 from ..distributed import process_group
@@ -91,6 +92,7 @@ def train(
         return state
     until = state.step + steps
     with torch.inference_mode(False):
+        pinned.begin_anew()
         with ExitStack() as stack:
             group = process_group.current()
             with group.raise_together():
@@ -104,6 +106,8 @@ def train(
             try:
                 with _compile(work, callbacks):
                     _train_until(work, until, callbacks)
+                if callbacks.note is not None and pinned.note:
+                    callbacks.note(pinned.note)
             except Diverged as error:
                 raise _stop_diverged(work, error, callbacks) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below

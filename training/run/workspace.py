@@ -245,10 +245,7 @@ class Workspace:
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting_slots)
-                pins = stack.enter_context(ring)
-                if pins.note:
-                    self.notes.append(pins.note)
+                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots))
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
