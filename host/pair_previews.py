@@ -21,9 +21,10 @@ def sample_pair(
     seed: int,
     steps: int = 0,
     cfg: float | None = None,
+    sampler: str = "euler",
 ) -> torch.Tensor:
     """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, by `steps`
-    (0: 20) steps of Euler over the noise levels of the first, with the guidance `cfg` (None: that of all previews).
+    (0: 20) steps of a sampler over the noise levels of the first, with the guidance `cfg` (None: that of all previews).
 
     The step at the boundary itself is the high noise expert's. ComfyUI loads each MODEL when its turn comes. Guidance,
     noise and generators are those of `previews.sample`.
@@ -39,8 +40,8 @@ def sample_pair(
             if len(levels) < 2:
                 continue
             guider = set_up_guider(comfy.samplers.CFGGuider(patcher), positive, negative, cfg)
-            sampler = comfy.samplers.sampler_object("euler")
-            latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed).cpu()
+            chosen = comfy.samplers.sampler_object(sampler)
+            latents = guider.sample(noise, latents, chosen, levels, disable_pbar=True, seed=seed).cpu()
             noise = torch.zeros_like(noise)
     return latents
 

@@ -64,8 +64,10 @@ def sample(
     seed: int,
     steps: int = 0,
     cfg: float | None = None,
+    sampler: str = "euler",
 ) -> torch.Tensor:
-    """Sample latents (B, C, h, w) by `steps` (0: 20) steps of Euler, with the weights that are on a loaded MODEL now.
+    """Sample latents (B, C, h, w) by `steps` (0: 20) steps of one of ComfyUI's samplers, with the weights that are on a
+    loaded MODEL now.
 
     The MODEL is neither loaded nor changed.
 
@@ -107,8 +109,8 @@ def sample(
     start, noise, sigmas = prepare_sampling(patcher, latent, seed, steps)
     guider = set_up_guider(Loaded(patcher), positive, negative, cfg)
     with keep_generators(patcher), drop_weight_caches(patcher.model.diffusion_model):
-        sampler = comfy.samplers.sampler_object("euler")
-        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
+        chosen = comfy.samplers.sampler_object(sampler)
+        return guider.sample(noise, start, chosen, sigmas, disable_pbar=True, seed=seed).to("cpu")
 
 
 def prepare_sampling(

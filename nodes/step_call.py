@@ -51,12 +51,23 @@ class Subject(NamedTuple):
 
 
 class PreviewInputs(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read, and `chosen` says how."""
 
     positive: Any
     negative: Any
     latent: Any
     prompts: Sequence[PromptLine]
+    chosen: StepSettings
+
+    def shows(self, label: str) -> bool:
+        """Whether previews are sampled with the weights, or with the average."""
+        return self.chosen.preview_of in ("both", label)
+
+    def sampling(self, prompt: PreviewPrompt) -> tuple[int, float | None, str]:
+        """Steps, guidance (None: the model's) and sampler of a prompt, whose own flags come first."""
+        chosen = self.chosen
+        cfg = prompt.cfg if prompt.cfg is not None else chosen.preview_cfg or None
+        return prompt.steps or chosen.preview_steps, cfg, chosen.preview_sampler
 
 
 class PreviewPrompt(NamedTuple):
@@ -230,6 +241,11 @@ def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> N
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
+    if chosen.preview_every and chosen.preview_of == "average" and not state.average:
+        raise ValueError(
+            "Train Step: previews show is average, and this run has none: connect EMA Settings to Start Training, or"
+            " set previews show to weights."
+        )
     if (
         chosen.preview_every
         and subject.dataset is not None
@@ -327,7 +343,7 @@ class StepCall:
         state, subject = self.state, self.state.subject
         self.previewing = callbacks.preview_every > 0
         store = self.store()
-        with self.announce(chosen.tensorboard) as should_stop:
+        with self.announce(chosen) as should_stop:
             callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
@@ -349,7 +365,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, chosen: StepSettings) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
@@ -362,9 +378,9 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if tensorboard:
+        if chosen.tensorboard:
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds)
         try:
             with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
                 yield should_stop
@@ -432,9 +448,9 @@ class StepCall:
         """
         import torch
 
-        label = "weights"
-        if average:
-            label = "average"
+        label = "average" if average else "weights"
+        if not self.sampled.shows(label):
+            return
         preview = self.shows
         assert preview is not None
         if preview.shown is not None:
@@ -460,8 +476,9 @@ class StepCall:
     def sample_images(self, prompt: PreviewPrompt, patcher: Model) -> Tensor:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
         seed = self.seed if prompt.seed is None else prompt.seed
+        sampled = self.sampled
         latents = host.previews.sample(
-            patcher, prompt.conditioning, prompt.negative, self.sampled.latent, seed, prompt.steps, prompt.cfg
+            patcher, prompt.conditioning, prompt.negative, sampled.latent, seed, *sampled.sampling(prompt)
         )
         return host.previews.decode(self.state.subject.vae, latents, patcher)
 
@@ -475,6 +492,8 @@ class StepCall:
         name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
         files = host.previews.save_pictures(decoded, self.state.run, name, prompt.text)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
+        if self.writer is not None:
+            self.writer.write_pictures(step, f"{prompt.text or 'preview'} ({label})", decoded)
         said: dict[str, Any] = {"label": label}
         if prompt.number:
             said.update(prompt=prompt.number, text=prompt.text)

@@ -12,7 +12,7 @@ from ..ema.decay import EMASettings
 from ..settings.declaration import read_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
-from .store.names import KEEPS
+from .store.names import KEEPS, SAMPLERS, SHOWN
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -102,6 +102,7 @@ class StepSettings:
         ),
         ai_toolkit="sample.sample_every",
         onetrainer="Sample After",
+        lunnova=("batch_frequency", "of ImageLogger"),
         everydream2="sample_steps",
     )
     snapshot_every: int = setting(
@@ -116,6 +117,7 @@ class StepSettings:
             "--save_every_n_steps, --save_state, --resume",
             "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
         ),
+        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, as 2000. Each takes the place of the last"),
         ai_toolkit="save.save_every",
         onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
@@ -127,6 +129,7 @@ class StepSettings:
         choices=KEEPS,
         advanced=True,
         ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
+        lunnova=("monitored_checkpoint, save_top_k: 1", "`best`, by the held-out loss"),
     )
     snapshot_minutes: float = setting(
         "snapshot every N minutes",
@@ -147,6 +150,7 @@ class StepSettings:
         kohya="--logging_dir, --log_with tensorboard",
         ai_toolkit=("logging.use_wandb", "there is no wandb"),
         everydream2="--logdir",
+        lunnova=("TensorBoardLogger", "with the previews in it"),
     )
     prompts: str = setting(
         "more preview prompts",
@@ -169,6 +173,64 @@ class StepSettings:
         high=1_000_000,
         advanced=True,
         ai_toolkit="switch_boundary_every",
+    )
+    keep_every: int = setting(
+        "keep a state every N steps",
+        0,
+        "Keeps the state of every N-th step for good, beside the snapshots of which each takes the place of the one"
+        " before: snapshot every 2,000 steps and keep every 20,000. 0 is never.",
+        low=0,
+        high=10_000_000,
+        advanced=True,
+        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, as 20000"),
+    )
+    preview_of: str = setting(
+        "previews show",
+        "both",
+        "Which weights previews are sampled with: the trained weights, their average, or both one after the other."
+        " One of them alone takes half the time.",
+        choices=SHOWN,
+        advanced=True,
+        lunnova=("use_ema_scope: False", "`weights`"),
+    )
+    preview_sampler: str = setting(
+        "preview sampler",
+        "euler",
+        "The sampler of previews, with the schedule normal, of flow models simple.",
+        choices=SAMPLERS,
+        advanced=True,
+        kohya="--sample_sampler",
+        ai_toolkit=("sample.sampler", "`euler` for `flowmatch`"),
+        lunnova=("ddim_steps", "`ddim`"),
+    )
+    preview_steps: int = setting(
+        "preview steps",
+        20,
+        "How many steps a preview is sampled with. Lower it if previews take long. --s of a prompt counts before it.",
+        low=1,
+        high=1000,
+        advanced=True,
+        ai_toolkit="sample.sample_steps",
+        lunnova=("ddim_steps: 50", "50"),
+    )
+    preview_cfg: float = setting(
+        "preview CFG",
+        0.0,
+        "The guidance of previews with a negative prompt. --l of a prompt counts before it. 0 is 7, of flow models 4.",
+        low=0.0,
+        high=100.0,
+        step=0.5,
+        advanced=True,
+        ai_toolkit="sample.guidance_scale",
+    )
+    log_seconds: int = setting(
+        "write logs every N seconds",
+        120,
+        "How often what TensorBoard shows is written to disk. Lower it to see a slow run sooner.",
+        low=1,
+        high=86_400,
+        advanced=True,
+        lunnova="flush_secs",
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -611,6 +612,47 @@ def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures,
     assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "labels", "sampled"),
+    [
+        ({"preview_of": "weights", "preview_sampler": "dpmpp_2m", "preview_steps": 5, "preview_cfg": 2.5}, ["weights"],
+         {"sampler_name": "dpmpp_2m", "steps": 5, "cfg": 2.5}),
+        ({"preview_of": "average", "preview_sampler": "ddim"}, ["average"],
+         {"sampler_name": "ddim", "steps": 20, "cfg": 4.0}),
+    ],
+)  # fmt: skip
+def test_a_preview_is_sampled_as_train_step_says(host, pictures, run, wall, monkeypatch, chosen, labels, sampled):
+    kept, real = [], wall.previews.decode
+    monkeypatch.setattr(
+        wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
+    )
+    prompt = _previewed(host, pictures, run, 2, start={"seed": 7}, **chosen)
+    prompt["40"] = _inputs(host, "EMAMerge", model=["1", 0], state=["10", 0])
+    prompt["41"] = _inputs(
+        host,
+        "KSampler",
+        model=["10", 1] if labels == ["weights"] else ["40", 0],
+        positive=prompt["10"]["inputs"]["positive"],
+        negative=prompt["10"]["inputs"]["negative"],
+        latent_image=["32", 0],
+        seed=7,
+        scheduler="simple",
+        denoise=1.0,
+        **sampled,
+    )
+    result = host.run(prompt, capture={"found": ["41", 0]})
+    assert result["success"], result["errors"]
+    sent = [data for event, data in result["events"] if event == "graft.preview"]
+    assert [picture["label"] for data in sent for picture in data["pictures"]] == labels and len(kept) == 1
+    expected = result["captured"]["found"]["samples"]
+    assert torch.allclose(kept[0].cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max()))
+
+
+def test_previews_of_an_average_need_one(host, pictures, run):
+    result = host.run(_previewed(host, pictures, run, 2, ema=False, preview_of="average"))
+    assert not result["success"] and "previews show is average, and this run has none" in str(result["errors"])
+
+
 def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes_of_them(
     host, pictures, run, wall, monkeypatch
 ):
@@ -739,6 +781,21 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
         values = {e.step: pytest.approx(e.value, rel=1e-6) for e in found.Scalars(name)}
         assert values == dict(rows[1:]) and list(values) == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_shows_the_previews(host, pictures, run):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    prompt = _previewed(host, pictures, run, prompts="a blue circle right", tensorboard=True)
+    state = _run(host, prompt, state=["10", 0])["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    names = {f"{text} ({label})/0" for text in ("preview", "a blue circle right") for label in ("weights", "average")}
+    assert set(found.Tags()["images"]) == names
+    folder = Path(host.output, "graft", run, "previews")
+    [one] = [event for event in found.Images("preview (average)/0") if event.step == 4]
+    shown = np.asarray(Image.open(BytesIO(one.encoded_image_string)).convert("RGB"), dtype=float)
+    saved = np.asarray(Image.open(folder / f"{state.start.digest[:12]}-{4:08}-average-0.jpg"), dtype=float)
+    assert shown.shape == saved.shape and np.abs(shown - saved).mean() < 4  # that one is a JPEG
 
 
 def test_tensorboard_without_its_package_says_what_to_install(host, pictures, run, monkeypatch):

@@ -82,6 +82,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        lunnova=("size", "or as it is in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -144,6 +145,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
+        lunnova=("flip_p", "or as it is in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -294,6 +296,10 @@ class FolderSettings:
         "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
         " validation split. Leave empty to use validation split.",
         advanced=True,
+        lunnova=(
+            "validation",
+            "its filters in `validation` of filters. There it is of the same images",
+        ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(

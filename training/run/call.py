@@ -104,10 +104,10 @@ def open_call(
                 "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
                 " every N steps to 0."
             )
-        if is_sharded and keep == "every":
+        if is_sharded and (keep == "every" or callbacks.keep_every):
             raise ValueError(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                " to best or last."
+                " to best or last, and keep a state every N steps to 0."
             )
         if store is not None:
             warning = stack.enter_context(folder_lock(store.folder))
@@ -344,7 +344,9 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif self.keep == "every" and is_due(state.step, callbacks.snapshot_every):
+            elif is_due(state.step, callbacks.keep_every) or (
+                self.keep == "every" and is_due(state.step, callbacks.snapshot_every)
+            ):
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)

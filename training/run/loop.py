@@ -45,7 +45,7 @@ class Callbacks:
     A callback may raise to end the loop (an interruption, a full disk).
 
     `on_begin(state)` gets the state that `run` goes on from, which may come from the store. `on_step(step, result,
-    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
+    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` and every `keep_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
     (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average, at_strength)`
@@ -69,6 +69,7 @@ class Callbacks:
     note: Callable[[str], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
+    keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
 
@@ -260,7 +261,7 @@ def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> 
     is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
     if work.placement.is_sharded:
         is_late = work.group.broadcast_flag(is_late)
-    return is_late or is_due(work.step, callbacks.snapshot_every)
+    return is_late or is_due(work.step, callbacks.snapshot_every) or is_due(work.step, callbacks.keep_every)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
