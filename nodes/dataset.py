@@ -146,7 +146,11 @@ class GraftDataset(GraftNode):
         notes: list[str] = []
         if host.folders.is_dataset_config(folder):
             sources, notes = _config_sources(folder, chosen)
-            _refuse_two_regularizations(sources, regularization)
+            if regularization is not None and any(source.is_regularization for source in sources):
+                raise ValueError(
+                    "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is"
+                    " connected too: disconnect it, or take is_reg out."
+                )
         else:
             sources = [FolderSource(Path(host.folders.pictures_folder(folder)), chosen)]
         if measured is not None:
@@ -178,14 +182,6 @@ def _measured_source(chosen: FolderSettings) -> FolderSource | None:
             " validation out."
         )
     return FolderSource(Path(host.folders.pictures_folder(chosen.folder)), settings, is_validation=True)
-
-
-def _refuse_two_regularizations(sources: Sequence[FolderSource], regularization: TrainingData | None) -> None:
-    if regularization is not None and any(source.is_regularization for source in sources):
-        raise ValueError(
-            "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
-            " too: disconnect it, or take is_reg out."
-        )
 
 
 def _folders_of(folder: str, digest: Any) -> list[Path]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ema.decay import EMASettings
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
-from .store.names import KEEPS, SAMPLERS, SHOWN
+from .store.names import KEEPS, SHOWN
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -92,13 +92,13 @@ class StepSettings:
         "preview every N steps",
         0,
         "Samples a preview every N steps, with the weights and with their average. Connect positive, negative and"
-        " latent. 0 is never.",
+        " latent, or Preview End to sample with your own nodes. 0 is never.",
         low=0,
         high=1_000_000,
         kohya=(
             "--sample_every_n_steps",
-            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` gives"
-            " none",
+            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` and"
+            " `--ss` give none",
         ),
         ai_toolkit="sample.sample_every",
         onetrainer="Sample After",
@@ -157,11 +157,16 @@ class StepSettings:
         "",
         "More prompts for the previews, one per line, at most 16. Lines that start with # are skipped. They are"
         " encoded with the CLIP of Start Training, with what is trained of it so far, and sampled with the run's"
-        " seed. kohya's --n, --d, --s, --l and --g work at the end of a line.",
+        " seed. kohya's --n, --d, --s, --l, --g, --ss, --w and --h, and --sc for the scheduler, work at the end of a"
+        " line.",
         multiline=True,
         advanced=True,
-        kohya=("--sample_prompts", "up to 16, one a line, with `--n`, `--d`, `--s`, `--l` and `--g`"),
+        kohya=(
+            "--sample_prompts",
+            "up to 16, one a line, with `--n`, `--d`, `--s`, `--l`, `--g`, `--ss`, `--w` and `--h`",
+        ),
         ai_toolkit=("sample.prompts", "up to 16"),
+        lunnova=("ddim_steps: 50", "`--s 50 --ss ddim` behind a prompt"),
     )
     switch_every: int = setting(
         "switch experts every N steps",
@@ -193,36 +198,6 @@ class StepSettings:
         advanced=True,
         lunnova=("use_ema_scope: False", "`weights`"),
     )
-    preview_sampler: str = setting(
-        "preview sampler",
-        "euler",
-        "The sampler of previews, with the schedule normal, of flow models simple.",
-        choices=SAMPLERS,
-        advanced=True,
-        kohya="--sample_sampler",
-        ai_toolkit=("sample.sampler", "`euler` for `flowmatch`"),
-        lunnova=("ddim_steps", "`ddim`"),
-    )
-    preview_steps: int = setting(
-        "preview steps",
-        20,
-        "How many steps a preview is sampled with. Lower it if previews take long. --s of a prompt counts before it.",
-        low=1,
-        high=1000,
-        advanced=True,
-        ai_toolkit="sample.sample_steps",
-        lunnova=("ddim_steps: 50", "50"),
-    )
-    preview_cfg: float = setting(
-        "preview CFG",
-        0.0,
-        "The guidance of previews with a negative prompt. --l of a prompt counts before it. 0 is 7, of flow models 4.",
-        low=0.0,
-        high=100.0,
-        step=0.5,
-        advanced=True,
-        ai_toolkit="sample.guidance_scale",
-    )
     log_seconds: int = setting(
         "write logs every N seconds",
         120,
@@ -234,6 +209,4 @@ class StepSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("Train Step: " + "; ".join(errors) + ".")
+        check_values(self, "Train Step")

@@ -174,6 +174,11 @@ class TrainState:
         """Identity of this state: the run's beginning and the settings and steps since."""
         return state_key(self.start.digest, self.position)
 
+    def with_optimizer(self, **changes: Any) -> TrainState:
+        """The state with some other values of its optimizer settings. Raises ValueError for values that do not fit."""
+        optimizer = replace(self.settings.optimizer, **changes)
+        return replace(self, settings=replace(self.settings, optimizer=optimizer))
+
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """Copies of the trained tensors by name (kind full: whole weights by parameter name), or of their average."""
         if ema and not self.average:
@@ -238,14 +243,11 @@ def begin(
     if start.words is None or not start.words.alone:
         trained = {**init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read), **trained}
     _check_run(settings, start, trained)
+    average: dict[str, Tensor] = {}
+    widths: tuple[float, ...] = ()
     if ema is not None:
         average = {name: tensor.clone() for name, tensor in trained.items()}
-    else:
-        average = {}
-    if ema is not None and ema.snapshots:
-        widths = ema.widths
-    else:
-        widths = ()
+        widths = ema.widths if ema.snapshots else ()
     powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 
@@ -319,8 +321,7 @@ def plan_schedule(state: TrainState, until: int) -> TrainState:
         return state
     if state.start.ema is not None:
         check_horizon(state.start.ema, until)
-    settings = replace(state.settings, optimizer=replace(optimizer, total_steps=until))
-    return replace(state, settings=settings, open_schedule=True)
+    return replace(state.with_optimizer(total_steps=until), open_schedule=True)
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -344,19 +345,12 @@ class _MergedLayers:
         if self.method.merge is not None:
             self.add_merged(base, file_changes(patches, shape, read), bias, may_be_flat)
             return
-        if read is not None and not are_additive(patches):
-            weight = read()
-            self.add_change(base, apply_in_order(weight, patches) - weight, self.rank, bias)
+        change = _join_patches(0, patches, shape, read)
+        if change.up is not None and change.down is not None:
+            self.add_product(base, change.up, change.down, shape)
             return
-        fused = fuse(patches, shape)
-        up, down, diff = fused.up, fused.down.float(), fused.diff
-        if diff is None:
-            self.add_product(base, up, down, shape)
-            return
-        # As one tensor: if a name has factors and a difference, ComfyUI reads only the difference.
-        if up.shape[1]:
-            diff = diff + (up @ down).reshape(diff.shape)
-        if (self.rank or self.chooses_ranks) and _cancels_out(diff, file_changes(patches, shape)):
+        diff, is_sum = change.whole(), are_additive(patches)
+        if is_sum and (self.rank or self.chooses_ranks) and _cancels_out(diff, file_changes(patches, shape)):
             diff = torch.zeros_like(diff)
         self.add_change(base, diff, self.rank, bias, may_be_flat)
 
@@ -455,23 +449,29 @@ def file_changes(
     by_file: dict[int, list[Patch]] = {}
     for patch in patches:
         by_file.setdefault(patch.file, []).append(patch)
-    changes, weight = [], None
-    for file, own in by_file.items():
-        made = FileChange(file, own[0].strength, tuple(shape))
-        if read is not None and not are_additive(own):
-            if weight is None:
-                weight = read()
-            changes.append(replace(made, diff=apply_in_order(weight, own) - weight))
-            continue
-        fused = fuse(own, shape)
-        if fused.diff is None:
-            changes.append(replace(made, up=fused.up, down=fused.down.float()))
-            continue
-        diff = fused.diff
-        if fused.up.shape[1]:
-            diff = diff + (fused.up @ fused.down.float()).reshape(diff.shape)
-        changes.append(replace(made, diff=diff))
-    return changes
+    if read is not None:
+        read = functools.cache(read)
+    return [_join_patches(file, own, shape, read) for file, own in by_file.items()]
+
+
+def _join_patches(
+    file: int, patches: Sequence[Patch], shape: Sequence[int], read: Callable[[], Tensor] | None
+) -> FileChange:
+    """What patches of one weight do together: factors, or one tensor, as ComfyUI reads only the difference where a
+    name has both.
+    """
+    strength, sizes = patches[0].strength, tuple(shape)
+    if read is not None and not are_additive(patches):
+        weight = read()
+        return FileChange(file, strength, sizes, diff=apply_in_order(weight, patches) - weight)
+    fused = fuse(patches, shape)
+    factors = FileChange(file, strength, sizes, fused.up, fused.down.float())
+    if fused.diff is None:
+        return factors
+    diff = fused.diff
+    if fused.up.shape[1]:
+        diff = diff + factors.whole()
+    return FileChange(file, strength, sizes, diff=diff)
 
 
 def _cancels_out(total: Tensor, changes: Sequence[FileChange]) -> bool:

@@ -257,9 +257,6 @@ CASES: dict[str, dict[str, Case]] = {
         "switch_every": Case(1, PAIR, changes="loads"),
         "keep_every": Case(1, changes="files"),
         "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),
-        "preview_sampler": Case("dpmpp_2m", PREVIEWS, changes="pictures"),
-        "preview_steps": Case(3, PREVIEWS, changes="pictures"),
-        "preview_cfg": Case(1.5, PREVIEWS, changes="pictures"),
         "log_seconds": Case(5, {"TrainStep": {"tensorboard": True}}, changes="flushed"),
     },
     "GraftSlider": {

@@ -612,40 +612,22 @@ def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures,
     assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "labels", "sampled"),
-    [
-        ({"preview_of": "weights", "preview_sampler": "dpmpp_2m", "preview_steps": 5, "preview_cfg": 2.5}, ["weights"],
-         {"sampler_name": "dpmpp_2m", "steps": 5, "cfg": 2.5}),
-        ({"preview_of": "average", "preview_sampler": "ddim"}, ["average"],
-         {"sampler_name": "ddim", "steps": 20, "cfg": 4.0}),
-    ],
-)  # fmt: skip
-def test_a_preview_is_sampled_as_train_step_says(host, pictures, run, wall, monkeypatch, chosen, labels, sampled):
-    kept, real = [], wall.previews.decode
-    monkeypatch.setattr(
-        wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
-    )
-    prompt = _previewed(host, pictures, run, 2, start={"seed": 7}, **chosen)
-    prompt["40"] = _inputs(host, "EMAMerge", model=["1", 0], state=["10", 0])
-    prompt["41"] = _inputs(
-        host,
-        "KSampler",
-        model=["10", 1] if labels == ["weights"] else ["40", 0],
-        positive=prompt["10"]["inputs"]["positive"],
-        negative=prompt["10"]["inputs"]["negative"],
-        latent_image=["32", 0],
-        seed=7,
-        scheduler="simple",
-        denoise=1.0,
-        **sampled,
-    )
-    result = host.run(prompt, capture={"found": ["41", 0]})
+@pytest.mark.parametrize("shown", ["weights", "average"])
+def test_previews_of_the_weights_or_of_their_average_alone(host, pictures, run, shown):
+    both = host.run(_previewed(host, pictures, run, 2))
+    names = [one["filename"] for one in _shown(both) if one["label"] == shown]
+    files = {name: Path(host.output, "graft", run, "previews", name).read_bytes() for name in names}
+    _clear(host, run)
+    host.fresh()
+    alone = host.run(_previewed(host, pictures, run, 2, preview_of=shown))
+    assert [one["label"] for one in _shown(alone)] == [shown] and names
+    assert files == {path.name: path.read_bytes() for path in Path(host.output, "graft", run, "previews").iterdir()}
+
+
+def _shown(result):
     assert result["success"], result["errors"]
     sent = [data for event, data in result["events"] if event == "graft.preview"]
-    assert [picture["label"] for data in sent for picture in data["pictures"]] == labels and len(kept) == 1
-    expected = result["captured"]["found"]["samples"]
-    assert torch.allclose(kept[0].cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max()))
+    return [picture for data in sent for picture in data["pictures"]]
 
 
 def test_previews_of_an_average_need_one(host, pictures, run):
@@ -662,17 +644,22 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
         wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
     )
     lines = (
-        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --w 512",
-        "a blue circle --l 3",
+        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --ss dpmpp_2m --sc karras --w 192 --h 256 --f 5",
+        "a blue circle --l 3 --h 256",
         "a blue circle",
     )
     prompt = _previewed(host, pictures, run, 2, ema=False, start={"seed": 7}, prompts="\n".join(lines))
     del prompt["10"]["inputs"]["positive"], prompt["10"]["inputs"]["negative"]
     prompt["2"]["inputs"]["filters"] = "trigger: zorp"
     capture = {"report": ["10", 5]}
-    texts = (("a zorp circle", "a red square", 42, 3, 2.5), ("a blue circle", "", 7, 20, 3.0), lines[2:])
-    for number, (positive, *rest) in enumerate(texts):
-        negative, seed, steps, cfg = rest or ("", 7, 20, 1.0)
+    usual = "euler", "simple"
+    texts = (
+        ("a zorp circle", "a red square", 42, 3, 2.5, "dpmpp_2m", "karras", 192, 256),
+        ("a blue circle", "", 7, 20, 3.0, *usual, 128, 256),
+        (lines[2], "", 7, 20, 1.0, *usual, 128, 128),
+    )
+    for number, (positive, negative, seed, steps, cfg, sampler, scheduler, width, height) in enumerate(texts):
+        prompt[f"8{number}"] = _inputs(host, "EmptyLatentImage", width=width, height=height, batch_size=1)
         prompt[f"5{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=positive)
         prompt[f"6{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=negative)
         prompt[f"7{number}"] = _inputs(
@@ -681,12 +668,12 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
             model=["10", 1],
             positive=[f"5{number}", 0],
             negative=[f"6{number}", 0],
-            latent_image=["32", 0],
+            latent_image=[f"8{number}", 0],
             seed=seed,
             steps=steps,
             cfg=cfg,
-            sampler_name="euler",
-            scheduler="simple",
+            sampler_name=sampler,
+            scheduler=scheduler,
             denoise=1.0,
         )
         capture[str(number)] = [f"7{number}", 0]
@@ -695,7 +682,7 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
     for number, latents in enumerate(kept):
         expected = found[str(number)]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), number
-    assert "preview prompt 1: --w 512 is not used" in found["report"]
+    assert "preview prompt 1: --f 5 is not used" in found["report"]
     shown = sorted(Path(host.output, "graft", run, "previews").iterdir())
     assert {wall.previews.read_comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
 
@@ -706,6 +693,15 @@ def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, 
     refused = {"CLIP (on Start Training, or on Load State)": prompt}
     many = "\n".join(f"prompt {number}" for number in range(17))
     refused["has 17 prompts, at most 16 are allowed"] = _previewed(host, pictures, run, prompts=many)
+    for flag in ("--ss none_such", "--sc none_such"):
+        refused[f"prompt 1: {flag[:4]} is 'none_such', expected one of "] = _previewed(
+            host, pictures, run, prompts=f"a cat {flag}"
+        )
+    refused["a prompt has --w or --h, and latent holds a picture"] = drawn = _previewed(
+        host, pictures, run, prompts="a cat --w 256"
+    )
+    drawn["33"] = _inputs(host, "EmptyImage", width=128, height=128, batch_size=1, color=0xFF0000)
+    drawn["32"] = _inputs(host, "VAEEncode", pixels=["33", 0], vae=["1", 2])
     for words, graph in refused.items():
         result = host.run(graph)
         assert not result["success"] and words in str(result["errors"])

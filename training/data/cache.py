@@ -157,19 +157,15 @@ class Cache:
             return None
         except ValueError as error:
             self._note(f"cache: {error}; made again")
-            self._drop(entry.path)
+            assert self._index is not None
+            self._index.forget(entry.path)  # so that a damaged pack never hides what is made again
+            with contextlib.suppress(OSError):  # a read-only cache
+                os.unlink(entry.path)
             return None
         except OSError as error:
             self._note(f"cache: {error}; made again")
             return None
         return tensors, json.loads(entry.values)
-
-    def _drop(self, path: str) -> None:
-        """Remove a damaged pack, so that it never hides what is made again."""
-        assert self._index is not None
-        self._index.forget(path)
-        with contextlib.suppress(OSError):  # a read-only cache
-            os.unlink(path)
 
     def _read_alone(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
         path = self._path(kind, key)

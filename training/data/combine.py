@@ -73,7 +73,10 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     """
     first = datasets[0]
     if len(datasets) == 1:
-        return _drop_trained_of(first)
+        measured = tuple(_drop_trained(first.held_out, _regularization_images(first)))
+        if measured == first.held_out:
+            return first
+        return replace(first, held_out=measured)
     check_together(datasets)
     images = tuple(image for dataset in datasets for image in _give_own_settings(dataset, dataset.images))
     regularized = next((dataset for dataset in datasets if dataset.regularization is not None), first)
@@ -168,14 +171,6 @@ def _regularization_images(dataset: Dataset) -> Sequence[DatasetImage]:
     if dataset.regularization is None:
         return ()
     return dataset.regularization.images
-
-
-def _drop_trained_of(dataset: Dataset) -> Dataset:
-    """The dataset without held-out images that are regularization images too."""
-    held_out = tuple(_drop_trained(dataset.held_out, _regularization_images(dataset)))
-    if held_out == dataset.held_out:
-        return dataset
-    return replace(dataset, held_out=held_out)
 
 
 def count_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:

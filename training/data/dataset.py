@@ -322,7 +322,8 @@ class Dataset:
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")
         train: list[DatasetImage] = []
         validation: list[DatasetImage] = []
-        digest = sha256(_settings_text(held_out, settings).encode())
+        entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularization")
+        digest = sha256(repr((sorted(held_out), entries)).encode())
         for index, (latent, caption) in enumerate(zip(latents, captions, strict=True)):
             own = latent.detach().float().cpu()
             image = DatasetImage(str(index), caption, own)
@@ -336,11 +337,6 @@ class Dataset:
         if settings.get("regularization") is not None:
             digest.update(settings["regularization"].digest.encode())
         return cls(tuple(train), dict(conditionings), digest.hexdigest(), tuple(validation), **settings)
-
-
-def _settings_text(held_out: Sequence[int], settings: Mapping[str, Any]) -> str:
-    entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularization")
-    return repr((sorted(held_out), entries))
 
 
 def _tensor_bytes(tensor: Tensor) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ema.decay import EMASettings
+from ...settings.declaration import raise_errors
 from ..objective.settings import ObjectiveSettings, check_for
 from ..optimizers.build import missing_package
 from ..optimizers.settings import OptimizerSettings
@@ -98,8 +99,7 @@ class Wish:
                 errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")
         if self.steps < 1:
             errors.append(f"steps is {self.steps}, expected 1 or more")
-        if errors:
-            raise ValueError("Training Recipe: " + "; ".join(errors) + ".")
+        raise_errors("Training Recipe", errors)
 
 
 @dataclass(frozen=True)

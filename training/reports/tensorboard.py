@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...storage.disk_errors import explain_disk_errors
+from ...storage.printable import pip_install
 from ..run.workspace import HeldOutLoss, StepResult
 
 
@@ -20,8 +21,8 @@ def check() -> None:
     """Raise ValueError that says what to install when the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(
-            "Train Step: write TensorBoard logs is on and the package is not installed: pip install tensorboard, or"
-            " switch it off."
+            f"Train Step: write TensorBoard logs is on and the package is not installed: {pip_install('tensorboard')},"
+            " or switch it off."
         )
 
 

@@ -11,7 +11,6 @@ from ...storage.file_list import names_in
 
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
 SHOWN = ("both", "weights", "average")  # with which weights previews are sampled
-SAMPLERS = ("euler", "euler_ancestral", "dpmpp_2m", "ddim")  # of ComfyUI, which the embedded host has too
 PLAIN = (
     "without slashes, colons, quotes or broken characters, of at most 100 characters and 240 bytes (80 of Chinese or"
     " Japanese)"
