@@ -29,7 +29,7 @@ STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    parser = _parser()
+    parser = build_parser()
     arguments = parser.parse_args(argv)
     wrong = _wrong_options(arguments)
     if wrong:
@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
         return signals.say_stopped()
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
     description = "Run ComfyUI workflows without a browser."
     parser = argparse.ArgumentParser(prog=quote_command(typed_words()), description=description)
     parser.add_argument("--version", action="version", version=f"Graft {hosts.graft_version()}")

@@ -54,6 +54,7 @@ class PausingStep:
         self.beside: list[torch.Tensor] = []  # images of one preview at several strengths
         self.handed: list[Any] = []  # MODELs and CLIPs of previews, whose LoRAs are let go when training goes on
         self._check()
+        call.note_abilities(samples=True)
 
     def _check(self) -> None:
         """Raises ValueError before the first step for what a preview would lack."""
@@ -90,7 +91,11 @@ class PausingStep:
         call, state, every = self.call, self.call.state, self.every
         with ExitStack() as stack:
             if self.training is None:
-                subject, callbacks = state.subject, replace(self.callbacks, should_stop=should_stop)
+
+                def should_pause() -> bool:
+                    return should_stop() or "sample" in call.events.asked
+
+                subject, callbacks = state.subject, replace(self.callbacks, should_stop=should_pause)
                 opened = call.open_denoiser
                 self.training = open_call(
                     stack,
@@ -119,7 +124,8 @@ class PausingStep:
                 call.events.result = self.outcome.state.key
             else:
                 training.save_snapshot()
-            if at > begun and every and at % every == 0:
+            is_asked = call.events.take_wish("sample")
+            if at > begun and (is_asked or (every and at % every == 0)):
                 self.due = self._previews()
 
     def _previews(self) -> list[tuple[str, float]]:

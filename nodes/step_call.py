@@ -189,7 +189,7 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import trainable_vae, training_only
+    from ..host import memory_planning, trainable_vae, training_only
     from ..training.data.cache import QUANTIZED
     from ..training.memory.quantized_base.kept_weights import KeptWeights
     from ..training.tasks.registry import trains_vae
@@ -218,6 +218,9 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
         training_only.attach(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
+        optimizer = state.settings.optimizer
+        if subject.dataset is not None and optimizer.offload == "layers" and not optimizer.swapped_blocks:
+            denoiser.room_for_blocks = memory_planning.room_for_blocks(state)
         if state.start.adapter.quantized_base:
             denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTIZED)
         yield denoiser
@@ -335,7 +338,8 @@ class StepCall:
         from ..training.run import call as runs
 
         state, subject = self.state, self.state.subject
-        self.previewing = callbacks.preview_every > 0
+        self.previewing = callbacks.preview_every > 0 or self.has_preview_inputs()
+        self.note_abilities(self.previewing)
         store = self.store()
         with self.announce(chosen) as should_stop:
             callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
@@ -347,6 +351,19 @@ class StepCall:
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
+
+    def has_preview_inputs(self) -> bool:
+        """Whether previews can be sampled now and then, where none are planned."""
+        if self.shows is None or self.shows.shown is not None:
+            return self.shows is not None
+        subject, sampled = self.state.subject, self.sampled
+        try:
+            host.previews.check_inputs(
+                sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
+            )
+        except ValueError:
+            return False
+        return True
 
     def store(self) -> Store | None:
         """Where the run's results are stored; None where they cannot be."""
@@ -389,7 +406,19 @@ class StepCall:
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
+            take_wish=self.events.take_wish,
+            save_asked=self.report_saved,
         )
+
+    def report_saved(self, state: TrainState) -> None:
+        """Tells pages that the state was saved as asked."""
+        host.events.send_event("graft.saved", {**self.events.event_fields, "step": state.step})
+
+    def note_abilities(self, samples: bool) -> None:
+        """Notes what the call can be asked for while it trains: `samples` says whether it has what previews need."""
+        group = process_group.current()
+        can = {"sample": samples and not group.shard, "save": not self.state.subject.unhashed and not group.shard}
+        self.events.can = tuple(what for what, is_able in can.items() if is_able)
 
     def open_denoiser(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""

@@ -90,10 +90,19 @@ def merge_loras(
 ) -> MergedLora:
     """Merge LoRAs into one without a model, so every layer must be additive. The sum makes the change of all together.
 
-    `rank` 0 keeps the sum exactly (factors side by side, float32; a difference if a layer has one); above 0 it is cut
-    to that rank by SVD. A method that drops elements leaves no factors: with rank 0 its change is cut to the ranks of
-    the files, added up. Layers are paired by name without prefixes and separators, so a model's own names and
-    diffusers' do not mix. Files are read layer by layer. Raises ValueError listing everything that cannot be merged.
+    Layers are paired by name without prefixes and separators, so a model's own names and diffusers' do not mix. Files
+    are read layer by layer.
+
+    Args:
+        entries: the files with their strengths.
+        rank: 0 keeps the sum exactly (factors side by side, float32; a difference if a layer has one); above 0 it is
+            cut to that rank by SVD. A method that drops elements leaves no factors: with 0 its change is cut to the
+            ranks of the files, added up.
+        advance: called after each layer.
+        settings: the method, and a rule for the rank of each layer.
+
+    Raises:
+        ValueError: listing everything that cannot be merged.
     """
     collected = _CollectedLayers()
     for file, entry in enumerate(entries):
@@ -232,9 +241,14 @@ def merge_changes(
     advance: Callable[[], None] = lambda: None,
     settings: MergeSettings = _SUM,
 ) -> MergedLora:
-    """Merge the patches (of any kind, in order) of a model's weights into one LoRA; `rank` as in `merge_loras`.
+    """Merge the patches of a model's weights (of any kind, in order) into one LoRA. Methods other than the sum take
+    what each file does to the model's own weight.
 
-    Methods other than the sum take what each file does to the model's own weight.
+    Args:
+        changes: what is done to each weight, by its name.
+        rank: as in `merge_loras`.
+        advance: called after each weight.
+        settings: the method, and a rule for the rank of each layer.
     """
     merged = _MergedLayers(rank, settings)
     for name, change in changes.items():
@@ -250,9 +264,12 @@ def merge_changes(
 def extract_lora(
     changes: Mapping[str, Callable[[], Tensor]], rank: int, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """Extract a LoRA from the differences of two models, by weight name.
+    """Extract a LoRA from the differences of two models. Biases, norms and other vectors stay full differences.
 
-    Each difference is computed only when needed. Biases, norms and other vectors stay full differences.
+    Args:
+        changes: by weight name, what computes the difference; it is called only when needed.
+        rank: the largest rank, by SVD.
+        advance: called after each weight.
     """
     merged = _MergedLayers(rank, _SUM)
     for name, compute in changes.items():
@@ -270,9 +287,15 @@ def extract_lora(
 
 
 def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """The names, among those with a prefix, of the weights whose difference between two models a LoRA can store.
+    """The names of the weights whose difference between two models a LoRA can store.
 
-    Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantized.
+    Args:
+        weights: those of one model by name.
+        base: those of the other.
+        prefix: which names count.
+
+    Raises:
+        ValueError: listing every weight that only one model has, whose shapes differ, or that is quantized.
     """
     names = [name for name in {**weights, **base} if name.startswith(prefix)]
     missing, other_shape, quantized = [], [], []
@@ -445,7 +468,13 @@ class _MergedLayers:
 def file_changes(
     patches: Sequence[Patch], shape: Sequence[int], read: Callable[[], Tensor] | None = None
 ) -> list[FileChange]:
-    """What each file does to a weight of `shape`; `read` gives the weight to patches that need it."""
+    """What each file does to a weight.
+
+    Args:
+        patches: of the weight, in order; each knows its file.
+        shape: the weight's.
+        read: gives the weight in float32 to patches that need it.
+    """
     by_file: dict[int, list[Patch]] = {}
     for patch in patches:
         by_file.setdefault(patch.file, []).append(patch)

@@ -291,6 +291,23 @@ def test_a_stopped_step_keeps_its_state_and_goes_on_when_queued_again(server, fe
     assert shown["step"] > reached and shown["history"]["loss"][:reached] == before["history"]["loss"]
 
 
+def test_a_step_is_asked_to_save_its_state_now_and_says_what_it_cannot(server, few):
+    assert server.ask("/graft/save?run=asked", "POST", {}).status == 409
+    prompt_id = server.queue(trains("asked", 100_000)).json["prompt_id"]
+    end = time.monotonic() + PATIENCE
+    while server.ask("/graft/save?run=asked", "POST", {}).status != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    refused = server.ask("/graft/sample?run=asked", "POST", {})
+    assert refused.status == 409 and "that can sample now" in refused.json["error"]
+    while not server.ask("/graft/runs/asked").json.get("states"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    stop(server, "asked")
+    assert server.wait(prompt_id)["status"]["status_str"] == "success"
+    assert len(server.ask("/graft/runs/asked").json["states"]) >= 2, "the one saved, and the one stopped at"
+
+
 def test_what_is_wrong_with_a_file_names_no_folder_and_quotes_nothing(server):
     import json
 

@@ -761,6 +761,43 @@ def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_g
     assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
 
 
+def test_previews_and_the_state_can_be_asked_for_while_it_trains(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if name == "graft.step" and data["step"] == 2:
+            assert wall.events.ask_run(run, "sample") and wall.events.ask_run(run, "save")
+
+    plain = _run(host, _workflow(host, pictures, run, 5, validate_every=0), lora=["10", 3])
+    _clear(host, run)
+    monkeypatch.setattr(wall.events, "send_event", press)
+    prompt = _previewed(host, pictures, run, 0)
+    prompt["10"]["inputs"].update(steps=5, preview_every=0)
+    result = host.run(prompt, capture={"lora": ["10", 3], "report": ["10", 5]})
+    assert result["success"] and _bytes(result["captured"]["lora"]) == _bytes(plain["lora"])
+    previews = [data for event, data in result["events"] if event == "graft.preview"]
+    assert [(data["step"], data["pictures"][0]["label"]) for data in previews] == [(3, "weights"), (3, "average")]
+    assert [data["step"] for event, data in result["events"] if event == "graft.saved"] == [3]
+    assert "saved at step 3 as asked" in result["captured"]["report"]
+    monkeypatch.setattr(wall.events, "send_event", real)
+    host.fresh()
+    prompt["10"]["inputs"]["steps"] = 3
+    assert "stored result of step 3: nothing was trained" in _run(host, prompt, report=["10", 5])["report"]
+
+
+def test_without_what_previews_need_a_step_can_only_be_asked_to_save(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if name == "graft.step":
+            assert data["can"] == ["save"] and not wall.events.ask_run(run, "sample")
+
+    monkeypatch.setattr(wall.events, "send_event", press)
+    _run(host, _workflow(host, pictures, run, 2, validate_every=0), lora=["10", 3])
+
+
 def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     captured = _run(host, _workflow(host, pictures, run, 4, validate_every=2, tensorboard=True), state=["10", 0])

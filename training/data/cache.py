@@ -133,7 +133,15 @@ class Cache:
         return {name: info.shape for name, info in tensors.items()}
 
     def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
-        """(tensors, plain values) that were written under a key, None when there are none or the file is damaged."""
+        """What was written under a key.
+
+        Args:
+            kind: the folder of such entries.
+            key: from `key_of`.
+
+        Returns:
+            (tensors, plain values), None when there are none or the file is damaged.
+        """
         packed = self._find_packed(kind, key)
         found = None
         if packed is not None:
@@ -210,13 +218,31 @@ class Cache:
             log.warning("Graft: %s", text)
 
     def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
-        """Stores tensors and plain values (JSON) under a key. Returns whether that was possible."""
+        """Store an entry.
+
+        Args:
+            kind: the folder of such entries.
+            key: from `key_of`.
+            tensors: by name.
+            values: plain values, as JSON.
+
+        Returns:
+            Whether that was possible: a full disk is no error.
+        """
         self.write_counts[kind] += 1
         text = json.dumps(values, sort_keys=True)
         return self._write(self._path(kind, key), tensors, {"digest": _digest(tensors, text), "values": text})
 
     def write_together(self, kind: str, entries: Mapping[str, tuple[Mapping[str, Tensor], Any]]) -> bool:
-        """Stores tensors and plain values (JSON) by key in one pack. Returns whether that was possible."""
+        """Store several entries in one pack.
+
+        Args:
+            kind: the folder of such entries.
+            entries: tensors and plain values by key.
+
+        Returns:
+            Whether that was possible.
+        """
         if not entries:
             return True
         self.write_counts[kind] += len(entries)

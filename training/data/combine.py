@@ -100,8 +100,16 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def hold_out(dataset: Dataset, validation: Dataset, every: str = "", without: str = "") -> Dataset:
-    """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too: the
-    error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
+    """The dataset with all images of another one held out.
+
+    Args:
+        dataset: what is trained on.
+        validation: whose images are held out.
+        every: how the error begins.
+        without: what the error says to do instead; without them it is about Dataset's validation folder.
+
+    Raises:
+        ValueError: where all of them are trained on too.
     """
     check_together([dataset, validation])
     trained = [*dataset.images, *_regularization_images(dataset)]

@@ -315,8 +315,17 @@ class Dataset:
         held_out: Sequence[int] = (),
         **settings: Any,
     ) -> Dataset:
-        """A dataset of latents (C, h, w) in memory; `held_out` are the indices kept for validation, `settings` further
-        fields of the dataset.
+        """A dataset of latents in memory.
+
+        Args:
+            latents: (C, h, w) each.
+            captions: one for each latent.
+            conditionings: by caption.
+            held_out: the indices of those that are kept for validation.
+            settings: further fields of the dataset.
+
+        Raises:
+            ValueError: for more latents than captions, or the other way round.
         """
         if len(latents) != len(captions):
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")

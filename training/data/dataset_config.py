@@ -498,8 +498,18 @@ def load_config(file: Path) -> dict[str, Any]:
 
 
 def read_config(file: Path, root: Path, base: FolderSource) -> tuple[list[FolderSource], list[str]]:
-    """(the folders of the file with their settings, notes for the report). `root` is ComfyUI's input folder, which no
-    path leaves; `base` has the node's inputs. Raises one ValueError for everything that is wrong.
+    """Read kohya's or musubi-tuner's dataset_config.toml.
+
+    Args:
+        file: the file.
+        root: ComfyUI's input folder, which no path leaves.
+        base: the node's inputs, which hold where the file says nothing.
+
+    Returns:
+        (the folders of the file with their settings, notes for the report).
+
+    Raises:
+        ValueError: one for everything that is wrong.
     """
     config = _Config(file.resolve(), root.resolve(), base)
     config.read_file()

@@ -27,7 +27,7 @@ from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
-from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
+from .listing import ControlPicture, FolderListing, ImageEntry, first_names, unique_images
 from .musubi_jsonl import ListedCaptions, listed_pairs
 from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
@@ -43,11 +43,19 @@ MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
 def read_folder(
     folder: Path, settings: FolderSettings, cache: Cache | None = None, check: Callable[[], object] = lambda: None
 ) -> FolderListing:
-    """List a folder; unreadable images and clips are problems, not errors. Raises ValueError when none can be used.
+    """List a folder; unreadable images and clips are problems, not errors.
 
-    One whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so
-    it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out or all
-    trained on, and so are the parts of a clip. `check` is called now and then and may end the reading with an error.
+    The held-out share is chosen by content hash, so it does not depend on names or order: at least one image of two,
+    never all. Equal pictures are all held out or all trained on, and so are the parts of a clip.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        cache: pictures whose contents it knows to be whole are not decoded again.
+        check: called now and then; it may end the reading with an error.
+
+    Raises:
+        ValueError: where no picture can be used, or settings have no effect here.
     """
     if cache is not None:
         recall_hashes(cache, folder)
@@ -94,8 +102,17 @@ class FolderGlance:
 
 
 def glance_at_folder(folder: Path, settings: FolderSettings, most: int, seconds: float, only: str = "") -> FolderGlance:
-    """List a folder without reading its pictures: at most so many of them, and for about so long. `only` looks at the
-    picture of that name. Raises ValueError when there are none.
+    """List a folder from the headers of its pictures.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        most: how many pictures are looked at.
+        seconds: for about how long.
+        only: looks at the picture of that name alone.
+
+    Raises:
+        ValueError: where there are none.
     """
     reader = _HeaderReader(folder, settings, None)
     paths = reader.image_paths()
@@ -161,6 +178,12 @@ def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
         expected = ", ".join(images.SUFFIXES)
     if paths:
         return paths
+    closed = images.closed_folders(folder)
+    if closed:
+        raise ValueError(
+            f"Dataset: no pictures were found, and these folders cannot be opened: {first_names(closed)}. Grant the"
+            " right to read them, or choose another folder."
+        )
     found = clip_files.find_clips(folder)
     if found:
         raise ValueError(
@@ -360,7 +383,9 @@ class _FolderReader:
         except ValueError as error:
             self._problems.append(f"{name}: {error}")
         except OSError as error:
-            self._problems.append(f"{name}: {error.strerror or error}")
+            file = Path(os.fsdecode(error.filename or path))
+            other = "" if file == path else f"{file.name}: "  # its caption, mask or control picture
+            self._problems.append(f"{name}: {other}{error.strerror or error}")
         return []
 
     def _read_image(self, path: Path, name: str) -> list[ImageEntry]:

@@ -111,7 +111,7 @@ def adaptive_weight(reconstruction: Tensor, adversarial: Tensor, last_layer: Ten
     Args:
         reconstruction: all other losses, a tensor without dimensions.
         adversarial: the adversarial loss, a tensor without dimensions.
-        last_layer: the weight whose gradients are compared. The graph of both losses is kept.
+        last_layer: the weight whose gradients are compared, of any shape. The graph of both losses is kept.
 
     Returns:
         The weight, without a graph, from 0 to `MOST_WEIGHT`.

@@ -29,7 +29,7 @@ def margins(errors: Tensor, reference: Tensor) -> Tensor:
 
     Args:
         errors: the model's weighted errors (2B,): of the better pictures, then of the worse ones in the same order.
-        reference: the same of the model without what is trained.
+        reference: the same (2B,) of the model without what is trained.
 
     Returns:
         The margins (B,).
@@ -59,7 +59,7 @@ def implicit_accuracy(errors: Tensor, reference: Tensor) -> Tensor:
 
     Args:
         errors: the model's weighted errors (2B,): of the better pictures, then of the worse ones in the same order.
-        reference: the same of the model without what is trained.
+        reference: the same (2B,) of the model without what is trained.
 
     Returns:
         A number from 0 to 1, as a tensor without dimensions.

@@ -269,8 +269,8 @@ def move_prediction(neutral: Tensor, positive: Tensor, negative: Tensor, amount:
 
     Args:
         neutral: what the model itself predicts for the target prompt (B, C, …, h, w).
-        positive: the same for the positive prompt.
-        negative: the same for the negative prompt.
+        positive: the same for the positive prompt, of that shape.
+        negative: the same for the negative prompt, of that shape.
         amount: the strength of the adapter times the guidance.
     """
     return neutral + amount * (positive - negative)
@@ -282,7 +282,7 @@ def normalize_like(target: Tensor, like: Tensor) -> Tensor:
 
     Args:
         target: the prediction to change, of any shape.
-        like: the prediction whose mean and deviation it gets.
+        like: the prediction whose mean and deviation it gets, of any shape.
     """
     return (target - target.mean()) / (target.std() + 1e-8) * like.std() + like.mean()
 

@@ -73,7 +73,7 @@ def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor
     Args:
         settings: the three factors.
         decoded: reconstructions (B, 3, H, W).
-        pixels: the pictures, in the same scale.
+        pixels: the pictures, of that shape and in the same scale.
         mask: how much each pixel counts (B, 1, H, W), from 0 to 1; the means go over what counts.
 
     Returns:

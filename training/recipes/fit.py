@@ -8,10 +8,10 @@ from typing import Any
 
 from .estimate import GB, Estimate, Plan, estimate
 from .facts import Device, ModelFacts
+from .wish import SIZES
 
 USABLE = 0.9  # of the memory; the rest is for the driver, the desktop and gaps between tensors
 WORTH = 0.01  # a saving below this share of the step is left out
-SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
 SMALL_RANK = 8
 ORDER = (  # of the savings, those that cost least first; here and in `run.memory_savings`
     "gradient checkpointing",
@@ -67,7 +67,16 @@ def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     found = _choose_savings(facts, wanted, device, memory)
     if found.estimate.total > USABLE * memory:
         raise ValueError(_too_large(facts, found, wanted, device, memory))
-    return found
+    return _keep_blocks(facts, found, memory)
+
+
+def _keep_blocks(facts: ModelFacts, found: Fit, memory: int) -> Fit:
+    """With layers in host memory as many blocks stay on the device as there is room for."""
+    if not found.plan.layers_on_host or not facts.largest_block:
+        return found
+    room = min(USABLE * memory - found.estimate.total, facts.weight_bytes - facts.outside - 2 * facts.largest_block)
+    plan = replace(found.plan, kept_blocks=max(0, int(room // facts.largest_block)))
+    return replace(found, plan=plan, estimate=estimate(facts, plan))
 
 
 def _choose_savings(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:

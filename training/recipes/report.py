@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from .choose import AUTO, Choice, Recipe, Wish
+from .choose import Choice, Recipe
 from .estimate import GB
 from .facts import Device, ModelFacts, Pictures
 from .fit import USABLE
 from .published import PUBLISHED, published_for
+from .wish import AUTO, Wish
 
 
 def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str:

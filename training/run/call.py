@@ -367,7 +367,15 @@ class Call:
         def best(state: TrainState) -> None:
             store.save_best(state, self.state.step)
 
+        def asked(state: TrainState) -> None:
+            store.save(state, "snapshot")
+            self._saved_step, self._saved_at = state.step, time.monotonic()
+            self._note_once(f"saved at step {state.step} as asked: ask for that many steps to get this state")
+            if callbacks.save_asked is not None:
+                callbacks.save_asked(state)
+
         saving = replace(callbacks, save_snapshot=snapshot, save_average=partial(snapshots.write, store.folder))
+        saving = replace(saving, save_asked=asked)
         if self.keep == "last":
             return replace(saving, save_best=None)
         return replace(saving, save_best=best)
