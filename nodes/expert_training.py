@@ -42,8 +42,8 @@ log = logger(__name__)
 class ExpertTraining:
     """One execution of TrainStep for a pair; `calls` are those of the high noise and of the low noise expert."""
 
-    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs, chosen: StepSettings) -> None:
-        self.calls, self.steps, self.sampled, self.chosen = calls, steps, sampled, chosen
+    def __init__(self, calls: Sequence[StepCall], steps: int, sampled: PreviewInputs) -> None:
+        self.calls, self.steps, self.sampled = calls, steps, sampled
         self.prompts: list[PreviewPrompt] = []
         bar, done = host.events.progress_bar(steps * len(calls)), [0] * len(calls)
 
@@ -72,7 +72,7 @@ class ExpertTraining:
         for state, own in zip(pair.states, objectives, strict=True):
             state, count = plan_steps(state, chosen, optimizer, own, sampled)
             calls.append(StepCall(state, count, place, sampled))
-        return cls(calls, count, sampled, chosen)
+        return cls(calls, count, sampled)
 
     def train(self, callbacks: Callbacks, chosen: StepSettings) -> io.NodeOutput:
         """Train Step's outputs: the pair, and of the high noise expert what there is only one of."""
@@ -110,7 +110,9 @@ class ExpertTraining:
         if not self.prompts:
             subject = self.calls[0].state.subject
             self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
-        for label in self.chosen.preview_labels(bool(states[0].average)):
+        for label in ("weights", "average"):
+            if not self.sampled.shows(label) or (label == "average" and not states[0].average):
+                continue
             loras = [task_of(state).lora_model(state, label == "average") for state in states]
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
             for prompt in self.prompts:

@@ -130,8 +130,9 @@ class PausingStep:
 
     def _previews(self) -> list[tuple[str, float]]:
         assert self.training is not None and self.call.shows is not None
-        labels = self.chosen.preview_labels(bool(self.training.at.average))
-        return [(label, strength) for label in labels for strength in self.call.shows.strengths]
+        labels = ["weights", "average"] if self.training.at.average else ["weights"]
+        shown = [label for label in labels if self.call.sampled.shows(label)]
+        return [(label, strength) for label in shown for strength in self.call.shows.strengths]
 
     def _preview(self, label: str, strength: float) -> io.NodeOutput:
         """What has ComfyUI run the nodes of one preview, and this Train Step behind them."""

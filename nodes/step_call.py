@@ -52,12 +52,17 @@ class Subject(NamedTuple):
 
 
 class PreviewInputs(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read, and `chosen` says how."""
 
     positive: Any
     negative: Any
     latent: Any
     prompts: Sequence[PromptLine]
+    chosen: StepSettings
+
+    def shows(self, label: str) -> bool:
+        """Whether previews are sampled with the weights, or with the average."""
+        return self.chosen.preview_of in ("both", label)
 
 
 class PreviewPrompt(NamedTuple):
@@ -235,6 +240,11 @@ def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> N
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
+    if chosen.preview_every and chosen.preview_of == "average" and not state.average:
+        raise ValueError(
+            "Train Step: previews show is average, and this run has none: connect EMA Settings to Start Training, or"
+            " set previews show to weights."
+        )
     if (
         chosen.preview_every
         and subject.dataset is not None
@@ -386,7 +396,7 @@ class StepCall:
             log.info("%s", note)
         if chosen.tensorboard and self.writer is None:  # it goes on after a pause
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_every)
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds, chosen.log_every)
         try:
             with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
@@ -396,12 +406,14 @@ class StepCall:
 
     def with_callbacks(self, callbacks: Callbacks, chosen: StepSettings) -> Callbacks:
         """The callbacks with progress and events of the host, and with the states that stay."""
+        from ..training.data.epoch_order import ends_epoch
+
         is_kept = None
-        if chosen.also_keep:
-            epoch = epoch_of(self.state)
+        if chosen.keep_epochs:
+            epoch, every, first = epoch_of(self.state), chosen.keep_epochs, chosen.keep_from
 
             def is_kept(step: int) -> bool:
-                return any(rule.keeps(step, epoch) for rule in chosen.also_keep)
+                return ends_epoch(step, epoch, every, first)
 
         return replace(
             callbacks,
@@ -474,9 +486,9 @@ class StepCall:
         """
         import torch
 
-        label = "weights"
-        if average:
-            label = "average"
+        label = "average" if average else "weights"
+        if not self.sampled.shows(label):
+            return
         preview = self.shows
         assert preview is not None
         if preview.shown is not None:
@@ -522,6 +534,8 @@ class StepCall:
         name = host.previews.name_of(self.state.start.digest, step, label, prompt)
         files = host.previews.save_pictures(decoded, self.state.run, name, words)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
+        if self.writer is not None:
+            self.writer.write_pictures(step, f"{words or 'preview'} ({label})", decoded)
         said: dict[str, Any] = {"label": label}
         if prompt:
             said.update(prompt=prompt, text=words)

@@ -61,7 +61,7 @@ OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
-PREVIEWS = {"prompts", "tensorboard", "also_keep"}
+PREVIEWS = {"prompts", "tensorboard"}
 
 
 def refused(host, node, output=0, **given):
@@ -241,12 +241,6 @@ def test_settings_that_are_wrong_are_refused_at_their_widgets_in_the_words_of_th
             {"prompts": "\n".join(map(str, range(17)))},
             PREVIEWS,
             "more preview prompts has 17 prompts, at most 16 are allowed",
-        ),
-        (
-            "TrainStep",
-            {"also_keep": "every 2 days"},
-            PREVIEWS,
-            "also keep states: 'every 2 days' is no rule, expected such as 'every 20000 steps'",
         ),
         ("GraftSaveState", {"name": ".."}, {"name"}, "expected a plain folder name"),
         (

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 from graft_nodes.ema.decay import EMASettings
 from graft_nodes.training.optimizers.settings import OptimizerSettings
-from graft_nodes.training.settings import NODES, StepSettings, TrainingSettings
+from graft_nodes.training.settings import NODES, TrainingSettings
 
 
 def test_nothing_is_chosen_at_first():
@@ -33,9 +33,3 @@ def test_a_part_that_a_node_cannot_use_is_named_as_the_editor_does():
 
 def test_every_part_has_its_node():
     assert {one.name for one in fields(TrainingSettings)} == NODES.keys()
-
-
-def test_previews_without_an_average_are_of_the_weights():
-    for which, labels in (("both", ["weights", "average"]), ("average", ["average"]), ("weights", ["weights"])):
-        chosen = StepSettings(previews_of=which)
-        assert chosen.preview_labels(True) == labels and chosen.preview_labels(False) == ["weights"]

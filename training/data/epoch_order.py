@@ -172,6 +172,15 @@ def steps_per_epoch(dataset: Dataset, batch_size: int, accumulation: int) -> Fra
     return Fraction(batches_per_epoch(dataset, batch_size), accumulation)
 
 
+def ends_epoch(step: int, epoch: Fraction, every: int, first: int = 0) -> bool:
+    """Whether one in `every` epochs, from the `first` on, ends with a step. An epoch of so many steps may end within
+    one, and then ends with it; several may.
+    """
+    before, now = math.floor((step - 1) / epoch), math.floor(step / epoch)
+    newest = now - now % every
+    return newest > before and newest >= first
+
+
 def batch_sizes(dataset: Dataset, batch_size: int) -> list[int]:
     """The batch sizes of a run with this one, smallest first: images of a dataset with its own keep that."""
     return sorted({image.batch_size or batch_size for image in dataset.images})

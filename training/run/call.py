@@ -117,10 +117,10 @@ def open_call(
                 "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
                 " every N steps to 0."
             )
-        if is_sharded and (keep == "every" or callbacks.is_kept is not None):
+        if is_sharded and (keep == "every" or callbacks.keep_every or callbacks.is_kept is not None):
             raise ValueError(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                " to best or last, and leave also keep states empty."
+                " to best or last, and keep a state every N steps and every N epochs to 0."
             )
         call.lock(stack)
     return call

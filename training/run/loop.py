@@ -45,7 +45,7 @@ class Callbacks:
     A callback may raise to end the loop (an interruption, a full disk).
 
     `on_begin(state)` gets the state that `run` goes on from, which may come from the store. `on_step(step, result,
-    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
+    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` and every `keep_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
     (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average, at_strength)`
@@ -54,8 +54,7 @@ class Callbacks:
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
-    `is_kept(step)`: whether the state after a step is to stay; `save_snapshot` gets it too. `previews_of` is
-    `average` or `weights` where previews show only one of them.
+    `is_kept(step)`: whether the state after a step is to stay; `save_snapshot` gets it too.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
     after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
     `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
@@ -76,13 +75,13 @@ class Callbacks:
     save_asked: Callable[[TrainState], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
+    keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
-    previews_of: str = "both"
 
     def keeps_state(self, step: int) -> bool:
         """Whether the state after a step is to stay."""
-        return self.is_kept is not None and self.is_kept(step)
+        return is_due(step, self.keep_every) or (self.is_kept is not None and self.is_kept(step))
 
 
 def train(
@@ -312,15 +311,14 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
 
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
-    """Lets the caller sample with the current weights, then with their average swapped in, or with one of them."""
+    """Lets the caller sample with the current weights, then with their average swapped in."""
     if callbacks.preview is None:
         return
     if not (is_due(work.step, callbacks.preview_every) or _is_asked(callbacks, "sample")):
         return
     with work.use_own_weights():
-        if callbacks.previews_of != "average" or not work.has_average:
-            with work.stepper.use_sampling_weights():
-                callbacks.preview(work.denoiser, work.step, False, work.at_strength)
-        if callbacks.previews_of != "weights" and work.has_average:
+        with work.stepper.use_sampling_weights():
+            callbacks.preview(work.denoiser, work.step, False, work.at_strength)
+        if work.has_average:
             with work.use_average():
                 callbacks.preview(work.denoiser, work.step, True, work.at_strength)

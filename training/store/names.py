@@ -1,16 +1,16 @@
-"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept."""
+"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept and
+shown.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 from ...storage.file_list import names_in
 
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
+SHOWN = ("both", "weights", "average")  # with which weights previews are sampled
 PLAIN = (
     "without slashes, colons, quotes or broken characters, of at most 100 characters and 240 bytes (80 of Chinese or"
     " Japanese)"
@@ -32,35 +32,6 @@ def check_run_name(run: str) -> None:
         raise ValueError(f"run name is {run!r}: expected a plain folder name, {PLAIN}.")
     if run.lower() == "cache":
         raise ValueError("run name is 'cache': that folder holds what Dataset has encoded; give the run another name.")
-
-
-@dataclass(frozen=True)
-class KeepRule:
-    """Which states stay on disk: one in `every` steps or `epochs`, from the step or epoch `first` on."""
-
-    every: int
-    epochs: bool = False
-    first: int = 0
-
-    def keeps(self, step: int, epoch: Fraction) -> bool:
-        """Whether the state after `step` stays. `epoch` is the length of an epoch in steps; one that ends within a step
-        ends after it.
-        """
-        length = epoch if self.epochs else 1
-        before, now = math.floor((step - 1) / length), math.floor(step / length)
-        newest = now - now % self.every
-        return newest > before and newest >= self.first
-
-
-def parse_keep_rules(text: str) -> tuple[KeepRule, ...]:
-    """Rules from text such as "every 20000 steps, every 2 epochs from 10". Raises ValueError for what is no rule."""
-    rules = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        found = re.fullmatch(r"every ([1-9]\d{0,8}) (step|epoch)s?(?: from (\d{1,9}))?", part)
-        if found is None:
-            raise ValueError(f"{part!r} is no rule, expected such as 'every 20000 steps' or 'every 2 epochs from 10'")
-        rules.append(KeepRule(int(found[1]), found[2] == "epoch", int(found[3] or 0)))
-    return tuple(rules)
 
 
 NEWEST = "(the newest)"  # in place of a saved state's name

@@ -65,16 +65,6 @@ def test_a_step_whose_dropout_leaves_out_every_module_moves_nothing(lab, precisi
     assert equal(whole, train(train(start, denoiser, dataset, 5), denoiser, dataset, 7))
 
 
-@pytest.mark.parametrize("ema", [True, False])
-@pytest.mark.parametrize(("which", "shown"), [("both", [False, True]), ("average", [True]), ("weights", [False])])
-def test_previews_are_of_what_was_chosen(lab, which, shown, ema):
-    seen = []
-    callbacks = Callbacks(preview=lambda _, step, average, __: seen.append((step, average)), preview_every=2)
-    denoiser, dataset = lab.Flow(), lab.pictures()
-    train(lab.state(denoiser, dataset, ema=ema), denoiser, dataset, 4, replace(callbacks, previews_of=which))
-    assert seen == [(step, average) for step in (2, 4) for average in (shown if ema else [False])]
-
-
 @pytest.mark.parametrize("precision", ["float32", "bf16", "fp16", "full-bf16"])
 def test_previews_change_neither_the_weights_nor_their_average(lab, precision):
     denoiser, dataset, shown = lab.Flow(), lab.pictures(), []

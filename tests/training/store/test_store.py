@@ -3,11 +3,9 @@
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.validation import HeldOut
 from graft_nodes.training.state import advance_position, change_settings, equal, state_key
 from graft_nodes.training.store import listing
-from graft_nodes.training.store.names import parse_keep_rules
 from graft_nodes.training.store.store import (
     Damaged,
     DiskUse,
@@ -481,38 +478,21 @@ def test_two_rules_at_once_overwrite_some_and_keep_others(bench):
     assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 12))
 
 
-@pytest.mark.parametrize("epoch", [Fraction(10), Fraction(7, 2), Fraction(1, 3)])
-@pytest.mark.parametrize(
-    ("text", "is_kept"),
-    [
-        ("", lambda step, ends: False),
-        ("every 3 steps", lambda step, ends: step % 3 == 0),
-        ("every 4 steps from 9", lambda step, ends: step % 4 == 0 and step >= 9),
-        ("every 2 epochs", lambda step, ends: any(n % 2 == 0 for n in ends)),
-        ("every 3 epochs from 7", lambda step, ends: any(n % 3 == 0 and n >= 7 for n in ends)),
-        ("every 7 steps,every 1 epoch from 3", lambda step, ends: step % 7 == 0 or any(n >= 3 for n in ends)),
-    ],
-)
-def test_rules_of_what_stays_are_those_of_the_text(text, is_kept, epoch):
-    """By the epochs that end in each step, counted one by one."""
-    rules = parse_keep_rules(text)
-    for step in range(1, 60):
-        ends = [number for number in range(1, 200) if math.ceil(number * epoch) == step]
-        assert any(rule.keeps(step, epoch) for rule in rules) == is_kept(step, ends), step
-
-
-@pytest.mark.parametrize(
-    "text", ["every 0 steps", "2 epochs", "every 2 days", "every 2 steps from now", "every -1 steps"]
-)
-def test_what_is_no_rule_is_named(text):
-    with pytest.raises(ValueError, match=rf"'{text}' is no rule, expected such as 'every 20000 steps'"):
-        parse_keep_rules(f"every 3 steps, {text}")
-
-
 def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypatch):
     _measure(monkeypatch, [9.0, 5.0, 4.0, 6.0, 7.0])
     bench.run(8, keep="every", validate_every=2, snapshot_every=2)
     assert _kinds(bench) == [(2, "snapshot"), (4, "snapshot"), (6, "snapshot"), (8, "result")]
+
+
+def test_some_states_are_kept_for_good_and_others_take_the_place_of_the_one_before(bench, monkeypatch):
+    """LunNova's two rules at once, and the best by a measure beside them."""
+    _measure(monkeypatch, [9.0, 5.0, 4.0, 6.0, 7.0, 8.0])
+    partial, seen = bench.store.save_partial, []
+    monkeypatch.setattr(
+        bench.store, "save_partial", lambda state, target: seen.append(state.step) or partial(state, target)
+    )
+    bench.run(11, keep="best", validate_every=2, snapshot_every=2, keep_every=5)
+    assert _kinds(bench) == [(4, "best"), (5, "snapshot"), (10, "snapshot"), (11, "result")] and seen == [2, 4, 6, 8]
 
 
 LASTING = ["best", "snapshot", "result"]  # the least first
