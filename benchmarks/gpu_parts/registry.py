@@ -22,6 +22,12 @@ class Part:
 
 
 PARTS = (
+    Part("step", "A step of SDXL's shape: seconds, memory, waits, averages", "gpu_parts.sdxl_step", 80),
+    Part("paged", "Dynamic VRAM: LoRA and text encoder over two Train Steps", "gpu_parts.paged", 60),
+    Part("ring", "Layers in host memory: copies and overlap", "gpu_parts.ring", 10),
+    Part(
+        "flux", "Flux' width: bf16, fp8, int8, nf4; layers and activations in host memory", "gpu_parts.flux_width", 60
+    ),
     Part("lane", "CudaLane: weights on their way to an average in host memory", "gpu_parts.copy_lane", 15),
     Part("resume", "Byte-exact resume under deterministic algorithms", "gpu_parts.resume", 50, DETERMINISTIC),
     Part("nccl", "Ranks: NCCL's collectives, and training as one", "gpu_parts.ranks", 40, DETERMINISTIC),
