@@ -17,6 +17,7 @@ FP8 = "fp8"
 DTYPES = {"fp16": (torch.float16, None), "bf16": (torch.bfloat16, None), FP8: (torch.float8_e4m3fn, torch.bfloat16)}
 RANK, CHANGE = 16, 0.01
 INVOKEAI = 2.4  # seconds that InvokeAI says it takes to apply LoRAs to SDXL
+ERROR = 1.01  # of the host's mean error: where both round once, neither is better
 WAYS = ("apply", "strength", "remove")  # of what is measured, those that the host has a way for
 OVERHEAD = 1.35  # forwards with eight LoRAs of rank 8 at the activations
 MERGED = 1.02  # forwards with a merged stack
@@ -82,17 +83,12 @@ def measured(setting: Setting, kind: str, count: int) -> Iterator[Row]:
         ways, note = ("ours",), f"{note}; no host's own way: the embedded host has none for fp8"
     elif kind != FP8:
         error = bench.check(count)
-        yield row(
-            "mean error against float64",
-            error,
-            "of the host's",
-            at_most(1.0),
-            note="equal to the host's own way to 2^-6",
-        )
+        same = "equal to the host's own way to 2^-6"
+        yield row("mean error against float64", error, "of the host's", at_most(ERROR), note=same)
     rounds = [bench.round(count, ways) for _ in range(rounds_of(setting))]
     seconds = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
     copies = {key: value / seconds["copy"] for key, value in seconds.items()}
-    yield row("apply", seconds["ours apply"], "s", at_most(INVOKEAI), note=f"of InvokeAI's seconds at most; {note}")
+    yield row("apply, beside InvokeAI's seconds", seconds["ours apply"], "s", at_most(INVOKEAI), note=note)
     for way in WAYS:
         ours, core = f"ours {way}", f"core {way}"
         note = f"{copies[ours]:.1f} copies of the touched bytes"

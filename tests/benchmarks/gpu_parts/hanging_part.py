@@ -2,7 +2,7 @@
 
 import time
 
-from gpu_parts.case import CHECKED, Case, row
+from gpu_parts.case import Case, row
 
 
 def good():
