@@ -16,7 +16,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 
 SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 DEVICES = ("same", "host")
@@ -161,11 +161,7 @@ class EMASettings:
     )
 
     def __post_init__(self) -> None:
-        problems = read_values(self)
-        if not problems:
-            problems = _exclusions(self)
-        if problems:
-            raise ValueError("EMA Settings: " + "; ".join(problems) + ".")
+        check_values(self, "EMA Settings", _exclusions)
 
 
 def _exclusions(settings: EMASettings) -> list[str]:

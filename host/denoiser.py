@@ -15,7 +15,7 @@ from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copy_where_needed
 from .comfyui_objects import Clip, Model
-from .device_memory import half_type, unload_others
+from .device_memory import half_type, limit_pinned_memory, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
 from .lora_injection import compute_of
@@ -28,13 +28,6 @@ from .model_sampling import (
     with_zero_terminal_snr,
 )
 from .whole_models import whole_clip, whole_model
-
-
-def _may_pin_memory() -> bool:
-    """Whether ComfyUI may pin memory: not with --disable-pinned-memory, which older versions do not have."""
-    from comfy.cli_args import args
-
-    return not getattr(args, "disable_pinned_memory", False)
 
 
 class Denoiser:
@@ -52,7 +45,6 @@ class Denoiser:
         if encode is not None:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
-        self.pins_memory = _may_pin_memory()
         self.auto_type: torch.dtype | None = half_type(patcher.load_device)
         self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
@@ -224,6 +216,7 @@ def open_denoiser(
     patcher = with_zero_terminal_snr(whole_model(patcher), terminal)
     if clip is not None:
         clip = whole_clip(clip)
+    limit_pinned_memory()
     patchers = [patcher]
     if clip is not None:
         patchers.append(clip.patcher)

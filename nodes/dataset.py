@@ -145,7 +145,11 @@ class GraftDataset(GraftNode):
         notes: list[str] = []
         if host.folders.is_dataset_config(folder):
             sources, notes = _config_sources(folder, chosen)
-            _refuse_two_regularizations(sources, regularization)
+            if regularization is not None and any(source.is_regularization for source in sources):
+                raise ValueError(
+                    "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is"
+                    " connected too: disconnect it, or take is_reg out."
+                )
         else:
             sources = [FolderSource(Path(host.folders.pictures_folder(folder)), chosen)]
         if chosen.validation_folder:
@@ -160,14 +164,6 @@ def _config_sources(folder: str, chosen: FolderSettings) -> Any:
 
     root = Path(host.folders.input_root())
     return read_config(Path(host.folders.input_file(folder)), root, FolderSource(root, chosen))
-
-
-def _refuse_two_regularizations(sources: Sequence[FolderSource], regularization: TrainingData | None) -> None:
-    if regularization is not None and any(source.is_regularization for source in sources):
-        raise ValueError(
-            "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
-            " too: disconnect it, or take is_reg out."
-        )
 
 
 def _folders_of(folder: str, digest: Any) -> list[Path]:

@@ -124,20 +124,19 @@ class ExpertTraining:
     ) -> None:
         """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
         high, low = self.calls
-        sampled = self.sampled
         latents = pair_previews.sample_pair(
             models,
             boundary,
             prompt.conditioning,
             prompt.negative,
-            sampled.latent,
-            high.seed if prompt.seed is None else prompt.seed,
-            prompt.steps,
-            prompt.cfg,
+            high.latent_of(prompt),
+            high.seed,
+            prompt.line,
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
-        high.save_preview(decoded, prompt, step, label)
-        low.show_preview(low.save_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
+        said = step, label, prompt.number, prompt.line.text
+        high.save_preview(decoded, *said)
+        low.show_preview(low.save_preview(decoded, *said), step)  # the one that the panel shows now
 
     def _report(self, outcomes: Sequence[Any]) -> str:
         parts = []

@@ -60,17 +60,14 @@ class PreviewInputs(NamedTuple):
 
 
 class PreviewPrompt(NamedTuple):
-    """A prompt of previews: its number (0 is the positive), its text where that is known, what it and its negative are
-    encoded as, and what its flags set.
+    """A prompt of previews: its number (0 is the positive), what it and its negative are encoded as, and its line: its
+    text, where that is known, and what its flags set.
     """
 
     number: int
-    text: str
     conditioning: Any
-    negative: Any = None
-    seed: int | None = None
-    steps: int = 0
-    cfg: float | None = None
+    negative: Any
+    line: PromptLine
 
 
 def plan_steps(
@@ -117,11 +114,11 @@ def step_count(state: TrainState, chosen: StepSettings) -> int:
     return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
 
 
-def with_lora(state: TrainState, clip: Clip, lora: Any) -> PatchedModels:
-    """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
+def with_lora(state: TrainState, clip: Clip, lora: Any, strength: float = 1.0) -> PatchedModels:
+    """A state's model, with a LoRA that was trained for it at a strength, and the CLIP with it."""
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
-    entries = [LoraEntry(f"{state.run} at step {state.step}", lora)]
+    entries = [LoraEntry(f"{state.run} at step {state.step}", lora, strength, strength)]
     return host.lora_stacks.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
 
 
@@ -273,16 +270,18 @@ def trigger_of(subject: Subject) -> str:
 
 def preview_prompts(subject: Subject, sampled: PreviewInputs, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
     """The prompts of previews: the positive, and the lines with what their texts were encoded as."""
+    from ..training.run.preview_prompts import PromptLine
+
     prompts = []
     if sampled.positive is not None:
-        prompts.append(PreviewPrompt(0, "", sampled.positive, sampled.negative))
+        prompts.append(PreviewPrompt(0, sampled.positive, sampled.negative, PromptLine()))
     for number, line in enumerate(preview_lines(subject, sampled), start=1):
         negative = sampled.negative
         needed = line.needed_negative
         if needed is not None and (line.negative is not None or negative is None):
             negative = encoded[needed]
         positive = host.previews.with_guidance(encoded[line.text], line.guidance)
-        prompts.append(PreviewPrompt(number, line.text, positive, negative, line.seed, line.steps, line.cfg))
+        prompts.append(PreviewPrompt(number, positive, negative, line))
     return prompts
 
 
@@ -306,7 +305,8 @@ class StepCall:
 
         until = state.step + steps
         key = target_key(state, steps)
-        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
+        prompt = host.events.running_prompt()
+        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until, prompt)
         self.state, self.sampled = state, sampled
         self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress_bar(steps), Throughput(until)
@@ -366,7 +366,7 @@ class StepCall:
             folder = Store(host.folders.training_folder(), state.run).folder
             self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
         try:
-            with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
+            with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
         finally:
             if self.writer is not None:
@@ -442,7 +442,7 @@ class StepCall:
             for image in preview.images:
                 host.events.raise_if_interrupted()
                 pictures.append(preview.shown(denoiser, image))
-            self.show_preview(self.save_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
+            self.show_preview(self.save_preview(pictures, step, label), step)
             return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
@@ -455,14 +455,17 @@ class StepCall:
                     with at_strength(strength):
                         beside.append(self.sample_images(prompt, denoiser.patcher))
                 images = torch.cat(beside, dim=2)
-                self.show_preview(self.save_preview(images, prompt, step, label), step)
+                self.show_preview(self.save_preview(images, step, label, prompt.number, prompt.line.text), step)
+
+    def latent_of(self, prompt: PreviewPrompt) -> Any:
+        """The latent of a prompt: the one that is connected, at the size that the prompt's flags set."""
+        line = prompt.line
+        return host.latents.at_size(self.sampled.latent, self.state.subject.vae, line.width, line.height)
 
     def sample_images(self, prompt: PreviewPrompt, patcher: Model) -> Tensor:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
-        seed = self.seed if prompt.seed is None else prompt.seed
-        latents = host.previews.sample(
-            patcher, prompt.conditioning, prompt.negative, self.sampled.latent, seed, prompt.steps, prompt.cfg
-        )
+        latent = self.latent_of(prompt)
+        latents = host.previews.sample(patcher, prompt.conditioning, prompt.negative, latent, self.seed, prompt.line)
         return host.previews.decode(self.state.subject.vae, latents, patcher)
 
     @property
@@ -470,15 +473,22 @@ class StepCall:
         """The seed of previews."""
         return self.state.start.seed % 2**63
 
-    def save_preview(self, decoded: Any, prompt: PreviewPrompt, step: int, label: str) -> list[dict[str, Any]]:
-        """Writes the images of a prompt, and returns what a page is told of them."""
-        name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
-        files = host.previews.save_pictures(decoded, self.state.run, name, prompt.text)
+    def save_preview(
+        self, decoded: Any, step: int, label: str, prompt: int = 0, words: str = ""
+    ) -> list[dict[str, Any]]:
+        """Writes the images of a prompt, by its number and text, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label, prompt)
+        files = host.previews.save_pictures(decoded, self.state.run, name, words)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
         said: dict[str, Any] = {"label": label}
-        if prompt.number:
-            said.update(prompt=prompt.number, text=prompt.text)
+        if prompt:
+            said.update(prompt=prompt, text=words)
         return [{**file, **said} for file in files]
+
+    def save_media(self, video: Any, audio: Any, step: int, label: str) -> list[dict[str, Any]]:
+        """Writes the video and the sound of a preview, where there are any, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label)
+        return [{**file, "label": label} for file in host.previews.save_media(video, audio, self.state.run, name)]
 
     def show_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
         """Shows images on the node."""

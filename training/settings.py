@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ema.decay import EMASettings
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
 from .store.names import KEEPS
@@ -92,13 +92,13 @@ class StepSettings:
         "preview every N steps",
         0,
         "Samples a preview every N steps, with the weights and with their average. Connect positive, negative and"
-        " latent. 0 is never.",
+        " latent, or Preview End to sample with your own nodes. 0 is never.",
         low=0,
         high=1_000_000,
         kohya=(
             "--sample_every_n_steps",
-            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` gives"
-            " none",
+            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` and"
+            " `--ss` give none",
         ),
         ai_toolkit="sample.sample_every",
         onetrainer="Sample After",
@@ -153,10 +153,14 @@ class StepSettings:
         "",
         "More prompts for the previews, one per line, at most 16. Lines that start with # are skipped. They are"
         " encoded with the CLIP of Start Training, with what is trained of it so far, and sampled with the run's"
-        " seed. kohya's --n, --d, --s, --l and --g work at the end of a line.",
+        " seed. kohya's --n, --d, --s, --l, --g, --ss, --w and --h, and --sc for the scheduler, work at the end of a"
+        " line.",
         multiline=True,
         advanced=True,
-        kohya=("--sample_prompts", "up to 16, one a line, with `--n`, `--d`, `--s`, `--l` and `--g`"),
+        kohya=(
+            "--sample_prompts",
+            "up to 16, one a line, with `--n`, `--d`, `--s`, `--l`, `--g`, `--ss`, `--w` and `--h`",
+        ),
         ai_toolkit=("sample.prompts", "up to 16"),
     )
     switch_every: int = setting(
@@ -172,6 +176,4 @@ class StepSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("Train Step: " + "; ".join(errors) + ".")
+        check_values(self, "Train Step")

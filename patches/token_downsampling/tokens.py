@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 
 if TYPE_CHECKING:
     from ..models.token_layout import Grid
@@ -116,11 +116,11 @@ class ToDoSettings:
     )
 
     def __post_init__(self) -> None:
-        problems = read_values(self)
-        if not problems and self.start_percent > self.end_percent:
-            problems.append(f"start and end: expected start <= end, got {self.start_percent} and {self.end_percent}")
-        if problems:
-            raise ValueError("Apply ToDo: " + "; ".join(problems) + ".")
+        check_values(self, "Apply ToDo")
+        if self.start_percent > self.end_percent:
+            raise ValueError(
+                f"Apply ToDo: start and end: expected start <= end, got {self.start_percent} and {self.end_percent}."
+            )
 
     @property
     def factors(self) -> tuple[float, ...]:

@@ -620,17 +620,22 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
         wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
     )
     lines = (
-        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --w 512",
-        "a blue circle --l 3",
+        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --ss dpmpp_2m --sc karras --w 192 --h 256 --f 5",
+        "a blue circle --l 3 --h 256",
         "a blue circle",
     )
     prompt = _previewed(host, pictures, run, 2, ema=False, start={"seed": 7}, prompts="\n".join(lines))
     del prompt["10"]["inputs"]["positive"], prompt["10"]["inputs"]["negative"]
     prompt["2"]["inputs"]["filters"] = "trigger: zorp"
     capture = {"report": ["10", 5]}
-    texts = (("a zorp circle", "a red square", 42, 3, 2.5), ("a blue circle", "", 7, 20, 3.0), lines[2:])
-    for number, (positive, *rest) in enumerate(texts):
-        negative, seed, steps, cfg = rest or ("", 7, 20, 1.0)
+    usual = "euler", "simple"
+    texts = (
+        ("a zorp circle", "a red square", 42, 3, 2.5, "dpmpp_2m", "karras", 192, 256),
+        ("a blue circle", "", 7, 20, 3.0, *usual, 128, 256),
+        (lines[2], "", 7, 20, 1.0, *usual, 128, 128),
+    )
+    for number, (positive, negative, seed, steps, cfg, sampler, scheduler, width, height) in enumerate(texts):
+        prompt[f"8{number}"] = _inputs(host, "EmptyLatentImage", width=width, height=height, batch_size=1)
         prompt[f"5{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=positive)
         prompt[f"6{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=negative)
         prompt[f"7{number}"] = _inputs(
@@ -639,12 +644,12 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
             model=["10", 1],
             positive=[f"5{number}", 0],
             negative=[f"6{number}", 0],
-            latent_image=["32", 0],
+            latent_image=[f"8{number}", 0],
             seed=seed,
             steps=steps,
             cfg=cfg,
-            sampler_name="euler",
-            scheduler="simple",
+            sampler_name=sampler,
+            scheduler=scheduler,
             denoise=1.0,
         )
         capture[str(number)] = [f"7{number}", 0]
@@ -653,7 +658,7 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
     for number, latents in enumerate(kept):
         expected = found[str(number)]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), number
-    assert "preview prompt 1: --w 512 is not used" in found["report"]
+    assert "preview prompt 1: --f 5 is not used" in found["report"]
     shown = sorted(Path(host.output, "graft", run, "previews").iterdir())
     assert {wall.previews.read_comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
 
@@ -664,6 +669,15 @@ def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, 
     refused = {"CLIP (on Start Training, or on Load State)": prompt}
     many = "\n".join(f"prompt {number}" for number in range(17))
     refused["has 17 prompts, at most 16 are allowed"] = _previewed(host, pictures, run, prompts=many)
+    for flag in ("--ss none_such", "--sc none_such"):
+        refused[f"prompt 1: {flag[:4]} is 'none_such', expected one of "] = _previewed(
+            host, pictures, run, prompts=f"a cat {flag}"
+        )
+    refused["a prompt has --w or --h, and latent holds a picture"] = drawn = _previewed(
+        host, pictures, run, prompts="a cat --w 256"
+    )
+    drawn["33"] = _inputs(host, "EmptyImage", width=128, height=128, batch_size=1, color=0xFF0000)
+    drawn["32"] = _inputs(host, "VAEEncode", pixels=["33", 0], vae=["1", 2])
     for words, graph in refused.items():
         result = host.run(graph)
         assert not result["success"] and words in str(result["errors"])

@@ -51,7 +51,6 @@ class Flow:
     device = torch.device("cpu")
     auto_type = None
     own_type = torch.float32
-    pins_memory = True
     kept_weights = None
 
     def __init__(self, module=None):

@@ -1,5 +1,5 @@
-"""Writes docs/memory.md, and its first table and two sentences into README.md: what Training Recipe chooses for cards
-of 8 to 24 GB, and how long a step takes.
+"""Writes docs/memory.md, and two sentences of it into docs/quick_starts.md: what Training Recipe chooses for cards of
+8 to 24 GB, and how long a step takes.
 
     python -m graft_nodes.tests.with_comfyui.write_memory [COMFYUI [TITLE …]]
 
@@ -16,15 +16,16 @@ from typing import NamedTuple
 from unittest import mock
 
 from graft_nodes.training.recipes import choose
-from graft_nodes.training.recipes.choose import Recipe, Wish
+from graft_nodes.training.recipes.choose import Recipe
 from graft_nodes.training.recipes.estimate import GB
 from graft_nodes.training.recipes.facts import Device, ModelFacts
+from graft_nodes.training.recipes.wish import Wish
 
 from . import full_sizes, step_work
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT, README = ROOT / "docs" / "memory.md", ROOT / "README.md"
-TABLE, SDXL, FLUX = "memory table", "SDXL on 12 GB", "Flux on 12 GB"  # what README's marks are called
+DOCUMENT, QUICK_STARTS = ROOT / "docs" / "memory.md", ROOT / "docs" / "quick_starts.md"
+SDXL, FLUX = "SDXL on 12 GB", "Flux on 12 GB"  # what the marks of the quick starts are called
 SIZES = (8, 12, 16, 24)
 COMMAND = "python -m graft_nodes.tests.with_comfyui.write_memory"
 INTRODUCTION = f"""# Memory: what fits on 8, 12, 16 and 24 GB
@@ -258,12 +259,12 @@ def _expected(title: str, facts: ModelFacts, card: Card) -> str:
 
 
 def sentences() -> dict[str, str]:
-    """What README says of time and memory in its quick starts, by mark."""
+    """What the quick starts say of time and memory, by mark."""
     sdxl = full_sizes.stored()["SDXL"][full_sizes.BF16]
     flux = full_sizes.stored()["Flux.1 dev"][full_sizes.FP8]
     small, _, large = CARDS
     fits = next(size for size in SIZES if chosen(flux, size).optimizer.offload != "layers")
-    computed = "**Computed, not measured**: [docs/memory.md](docs/memory.md#how-long-a-step-takes) says how."
+    computed = "**Computed, not measured**: [memory.md](memory.md#how-long-a-step-takes) says how."
     return {
         SDXL: (
             f"Expect a step to take {_gb(chosen(sdxl, 12).estimate.total)} of the card, and"
@@ -288,9 +289,9 @@ def document() -> str:
     return "\n".join([*lines, CLOSING])
 
 
-def readme_with(text: str) -> str:
-    """README with the first table and the sentences between their marks."""
-    for name, content in {TABLE: "\n".join(summary()), **sentences()}.items():
+def quick_starts_with(text: str) -> str:
+    """The page of quick starts with the sentences between their marks."""
+    for name, content in sentences().items():
         begin, end = f"<!-- {name}: tests/with_comfyui/write_memory.py -->", f"<!-- end of {name} -->"
         head, _, rest = text.partition(begin)
         _, _, tail = rest.partition(end)
@@ -321,7 +322,7 @@ def main(arguments: Sequence[str]) -> None:
         full_sizes.write({title: full_sizes.counted(title) for title in full_sizes.FULL})
         count_steps(arguments[1:] or list(step_work.stored()))
     DOCUMENT.write_text(document(), encoding="utf-8")
-    README.write_text(readme_with(README.read_text(encoding="utf-8")), encoding="utf-8")
+    QUICK_STARTS.write_text(quick_starts_with(QUICK_STARTS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

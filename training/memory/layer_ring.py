@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ema.host_offload import has_streams
 from ...patches.core.calls import around
+from ...patches.core.host_memory import has_streams
 from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, SlotKey
 from .allocations import META
@@ -177,25 +177,23 @@ class LayerRing:
 def layers_on_host(
     module: nn.Module,
     device: torch.device,
-    pins_memory: bool = True,
     staying: Callable[[], Container[SlotKey]] = frozenset[SlotKey],
-) -> Iterator[Pins]:
+) -> Iterator[None]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
     backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block. What is in the
-    slots that `staying` gives at that time does not come over.
+    The tensors in host memory are not changed, but pinned inside the block. What is in the slots that `staying` gives
+    at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
     with open_entry(module, "layers in host memory") as stack:
         stack.callback(pins.release)
         stack.callback(ring.close)
-        if pins_memory:
-            pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
+        pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
         for owner, group in _groups(module):
             stack.enter_context(around(owner, "ring", partial(ring.call, group)))
-        yield pins
+        yield
 
 
 def _groups(module: nn.Module) -> list[tuple[nn.Module, Group]]:

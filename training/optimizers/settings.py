@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
 from . import options
 from .block_rates import parse_block_rates
@@ -255,11 +255,7 @@ class OptimizerSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            errors = [*_exclusions(self), *_unreadable(self)]
-        if errors:
-            raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+        check_values(self, "Optimizer Settings", _exclusions, _unreadable)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""
@@ -272,7 +268,15 @@ class OptimizerSettings:
 
 
 def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
-    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
+    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks.
+
+    Args:
+        settings: those of one rank.
+        ranks: how many processes train together.
+
+    Raises:
+        ValueError: where ranks could not add up their gradients in time.
+    """
     if ranks > 1 and settings.fused_backward:
         raise ValueError(
             f"Optimizer Settings: fused backward pass moves a weight before {ranks} ranks could add up their gradients:"
@@ -282,7 +286,12 @@ def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSetti
 
 
 def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
-    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state."""
+    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state.
+
+    Args:
+        left: the settings before.
+        right: the settings from here on.
+    """
     return left.optimizer == right.optimizer and _state_layout(left) == _state_layout(right)
 
 

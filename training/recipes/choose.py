@@ -12,12 +12,10 @@ from ..optimizers.settings import OptimizerSettings
 from ..trainable.settings import AdapterSettings
 from .estimate import GB, Estimate, Plan, describe_method, estimate
 from .facts import Device, ModelFacts, Pictures
-from .fit import SIZES, USABLE, Fit, fit
+from .fit import USABLE, Fit, fit
 from .published import GENERAL, PublishedRecipe, published_for
+from .wish import AUTO, STRENGTHS, Wish
 
-AUTO = "auto"
-MEMORIES = (AUTO, *(f"{size} GB" for size in SIZES))
-STRENGTHS = {"light": 0.5, "normal": 1.0, "strong": 2.0}  # times the published learning rate
 OWN = "Graft's own rule"
 _AVERAGED_STEPS = 20  # of AI-Toolkit's 2000: its decay 0.99 reaches back 100 steps, 1 / 20 of the run
 _TOOLKIT_EMA = "AI-Toolkit, config/examples/train_lora_flux_24gb.yaml"
@@ -76,30 +74,6 @@ GOALS = {
         advice="for a concept, use many different pictures and captions that tell it from what else is in them",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user asked for."""
-
-    goal: str = "subject"
-    memory: str = AUTO
-    strength: str = "normal"
-    steps: int = 2000
-
-    def __post_init__(self) -> None:
-        errors = []
-        for label, value, choices in (
-            ("goal", self.goal, tuple(GOALS)),
-            ("memory", self.memory, MEMORIES),
-            ("strength", self.strength, tuple(STRENGTHS)),
-        ):
-            if value not in choices:
-                errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")
-        if self.steps < 1:
-            errors.append(f"steps is {self.steps}, expected 1 or more")
-        if errors:
-            raise ValueError("Training Recipe: " + "; ".join(errors) + ".")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.disk_errors import explain_disk_errors
+from ...storage.printable import pip_install
 from ..run.workspace import HeldOutLoss, StepResult
 
 
@@ -16,8 +17,8 @@ def check() -> None:
     """Raise ValueError that says what to install when the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(
-            "Train Step: write TensorBoard logs is on and the package is not installed: pip install tensorboard, or"
-            " switch it off."
+            f"Train Step: write TensorBoard logs is on and the package is not installed: {pip_install('tensorboard')},"
+            " or switch it off."
         )
 
 

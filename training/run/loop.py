@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...patches.core.host_memory import pinned
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes
 from ..distributed import process_group
@@ -75,14 +76,27 @@ class Callbacks:
 def train(
     state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, callbacks: Callbacks | None = None
 ) -> TrainState:
-    """Trains `steps` steps from `state` and returns the new state; fewer steps when `callbacks.should_stop` says so.
+    """Train some steps from a state.
 
     Equal input gives equal bytes on the CPU, and two calls of a and b steps equal one of a + b. Validation runs at step
     0 and at every multiple of `validate_every`, however the steps are cut into calls. On an exception the state after
-    the last whole step goes to `callbacks.save_snapshot` and the exception goes on. A loss that is not finite, and
-    memory that runs out, raise Stopped with that state. The global generator, gradients, modes, flags and weights of
-    the model are left as they were. Every rank of a group (`process_group.group`) makes this call with the same state;
-    what one rank raises, all raise, as RemoteRankError where it was another.
+    the last whole step goes to `callbacks.save_snapshot` and the exception goes on. The global generator, gradients,
+    modes, flags and weights of the model are left as they were. Every rank of a group (`process_group.group`) makes
+    this call with the same state; what one rank raises, all raise, as RemoteRankError where it was another.
+
+    Args:
+        state: where to begin.
+        denoiser: the model, on its device.
+        dataset: what to train on.
+        steps: how many steps; fewer are made when `callbacks.should_stop` says so.
+        callbacks: what is called between steps.
+
+    Returns:
+        The state after the steps.
+
+    Raises:
+        Stopped: where a loss is not finite or memory runs out, with the last good state.
+        ValueError: where settings, model and dataset do not fit each other, or `steps` is below 0.
     """
     callbacks = callbacks or Callbacks()
     if steps < 0:
@@ -91,6 +105,7 @@ def train(
         return state
     until = state.step + steps
     with torch.inference_mode(False):
+        pinned.begin_anew()
         with ExitStack() as stack:
             group = process_group.current()
             with group.raise_together():
@@ -104,6 +119,8 @@ def train(
             try:
                 with _compile(work, callbacks):
                     _train_until(work, until, callbacks)
+                if callbacks.note is not None and pinned.note:
+                    callbacks.note(pinned.note)
             except Diverged as error:
                 raise _stop_diverged(work, error, callbacks) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
@@ -179,9 +196,13 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
 
 
 def is_something_due(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
-    """Whether something is left to do at this very step, from a call that ended early.
+    """Whether something is left to do at this very step, from a call that ended early: it may have left a loss
+    unmeasured or averages unsaved.
 
-    It may have left a loss unmeasured or averages unsaved.
+    Args:
+        state: where the run is.
+        dataset: with the images that are held out.
+        callbacks: how often what is called.
     """
     ema = state.start.ema
     if ema is not None and state.step and is_due(state.step, ema.snapshots):
@@ -225,13 +246,19 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
-        result = _timed_step(work)
+        started = time.perf_counter()
+        result = advance_(work)
+        result = replace(result, seconds=time.perf_counter() - started)
+        work.count_seconds(result.seconds)
         validation = None
         if is_due(work.step, callbacks.validate_every):
             validation = _validate(work, callbacks)
         _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
-        due = _snapshot_is_due(work, callbacks, saved_at)
+        is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
+        if work.placement.is_sharded:
+            is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
+        due = is_late or is_due(work.step, callbacks.snapshot_every)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
@@ -241,22 +268,6 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
             callbacks.on_step(work.step, result, validation)
         if stopping:
             break
-
-
-def _timed_step(work: Workspace) -> StepResult:
-    started = time.perf_counter()
-    result = advance_(work)
-    result = replace(result, seconds=time.perf_counter() - started)
-    work.count_seconds(result.seconds)
-    return result
-
-
-def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> bool:
-    """Whether a snapshot is due by steps or minutes; of ranks that shard the tensors the first one's clock counts."""
-    is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
-    if work.placement.is_sharded:
-        is_late = work.group.broadcast_flag(is_late)
-    return is_late or is_due(work.step, callbacks.snapshot_every)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:

@@ -245,10 +245,7 @@ class Workspace:
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting_slots)
-                pins = stack.enter_context(ring)
-                if pins.note:
-                    self.notes.append(pins.note)
+                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots))
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
@@ -348,7 +345,12 @@ class Workspace:
         self.before_encoding = self.attached.enter_context(attached)
 
     def encode(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
-        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained."""
+        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained.
+
+        Args:
+            captions: what the images of a batch show.
+            known: the dataset's conditionings, one for each.
+        """
         if not self.start_state.start.encodes_captions:
             return known
         assert self.denoiser.encode is not None
@@ -376,7 +378,11 @@ class Workspace:
 
     @contextmanager
     def at_strength(self, strength: float) -> Iterator[None]:
-        """Inside the block (within `installed()`) the model computes with the adapter at that strength."""
+        """A context (within `install`) in which the model computes with the adapter at another strength.
+
+        Args:
+            strength: 1 is as trained, 0 without the adapter.
+        """
         if strength == self.strength:
             yield
             return
@@ -456,15 +462,20 @@ class Workspace:
         return replace(start, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
 
     def lora_of(self, shadow: Shadow) -> dict[str, Tensor]:
-        """An average as a LORA_MODEL on the CPU."""
+        """An average as a LORA_MODEL on the CPU.
+
+        Args:
+            shadow: the average.
+        """
         shadow.finish()
         return install.make_lora(shadow.tensors, self.start_state.start.adapter, self.base)
 
     def state(self, own: bool = False) -> TrainState:
         """The workspace as an immutable state: everything is copied to the CPU.
 
-        Where ranks shard the tensors, all of them make this call together, unless it is for the rows of this rank
-        alone (`own`).
+        Args:
+            own: whether it is for the rows of this rank alone. Else, where ranks shard the tensors, all of them make
+                this call together.
         """
         gather: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = self.placement.gather
         if own:

@@ -197,7 +197,12 @@ def _middle(picture: Tensor, factor: int) -> Tensor:
 
 
 def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
-    """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents."""
+    """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents.
+
+    Args:
+        base: latents of any shape, before.
+        now: those of the same pictures now.
+    """
     before, after = (torch.cat([one.flatten().to("cpu", torch.float64) for one in latents]) for latents in (base, now))
     return float((after - before).square().mean().sqrt() / before.std().clamp(min=1e-12))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.patches.core.host_memory import pinned
 from graft_nodes.patches.core.slots import slot_key
 from graft_nodes.tests.second_device import memory
 from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
@@ -91,9 +92,9 @@ def test_bytes_order_and_waits_of_a_step(model):
 def test_host_memory_is_pinned_where_it_lies_and_only_meanwhile(model):
     large = [p for p in model.parameters() if p.nbytes >= offload.SMALL]
     places = [p.data_ptr() for p in model.parameters()]
-    with layers_on_host(model, DEVICE) as pins:
+    with layers_on_host(model, DEVICE):
         assert large and all(p.is_pinned() for p in large) and len(memory.registered) == len(large)
-        assert not pins.missing and pins.note == ""
+        assert not pinned.note
         _gradient(model, DEVICE)
         assert [p.data_ptr() for p in model.parameters()] == places
         with layers_on_host(model, DEVICE):  # what somebody has pinned stays pinned
@@ -107,21 +108,22 @@ def test_what_cannot_be_pinned_is_said_and_the_result_is_the_same(model, monkeyp
         plain = _gradient(model, "cpu")
     size = model.first.weight.nbytes
     monkeypatch.setattr(memory.Runtime, "registered_limit", 3 * size)
-    with layers_on_host(model, DEVICE) as pins, checkpoint_blocks(model):
-        assert pins.missing == (2 * BLOCKS + 1 - 3) * size and "GB of the layers could not be pinned" in pins.note
+    pinned.begin_anew()
+    with layers_on_host(model, DEVICE), checkpoint_blocks(model):
+        assert pinned.missing == (2 * BLOCKS + 1 - 3) * size and "GB of CPU memory could not be pinned" in pinned.note
         for _ in range(2):
             assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
     assert not memory.registered
 
 
-def test_nothing_is_pinned_where_the_host_says_so(lab):  # noqa: F811
+def test_nothing_is_pinned_where_the_host_says_so(lab, monkeypatch):  # noqa: F811
     dataset, seen, plain = _dataset(lab), [], None
-    for pins_memory in (True, False):
+    for limit in (None, 0):
         denoiser, found = _denoiser(lab, DEVICE), []
-        denoiser.pins_memory = pins_memory
+        monkeypatch.setattr(pinned, "limit", limit)
         watching = Callbacks(on_step=lambda *_, found=found: found.append(len(memory.registered)), note=seen.append)
         state = train(_state(lab, dataset, offload="layers"), denoiser, dataset, 2, watching)
-        assert bool(found[-1]) == pins_memory and not seen
+        assert bool(found[-1]) == (limit is None) and not seen
         assert plain is None or _same(plain, state)
         plain = state
 

@@ -64,7 +64,13 @@ class JsonIndex(CaptionReader):
                     f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
                     " used"
                 )
-            self._captions[image] = _caption_of(record)
+            tags = record["tags"]
+            if isinstance(tags, str):
+                tags = split_template(tags)
+            stripped = (str(tag).strip() for tag in tags)
+            self._captions[image] = WrittenCaption(
+                tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record)
+            )
             return described
         if chosen:
             raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
@@ -123,14 +129,6 @@ def _described_image(file: Path, folder: Path, record: dict[str, Any], names: Fo
     if image is None:
         raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
     return image
-
-
-def _caption_of(record: dict[str, Any]) -> WrittenCaption:
-    tags = record["tags"]
-    if isinstance(tags, str):
-        tags = split_template(tags)
-    stripped = (str(tag).strip() for tag in tags)
-    return WrittenCaption(tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record))
 
 
 def _score_of(record: dict[str, Any]) -> float | None:
