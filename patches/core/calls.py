@@ -70,8 +70,9 @@ LAYERS = (
 _PLACES = {layer.name: place for place, layer in enumerate(LAYERS)}
 
 _OWN_FORWARD = "torch.compile gets the forward of the block's class, and would leave out what lies inside of it"
+_INSIDE = ("probe", "adapter", "bypass", "replacement", "input")  # of compiled blocks
 _NEVER_TOGETHER = {
-    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in ("probe", "adapter", "bypass", "replacement", "input")},
+    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in _INSIDE},
     frozenset(("compiled",)): "a block is compiled once",
     frozenset(("replacement",)): "only one of them can compute in place of the module",
     frozenset(("sharding",)): "its weights are divided among the ranks already",

@@ -99,7 +99,7 @@ def test_what_a_host_s_layer_unpacks_is_unpacked_to_the_type_of_the_computation(
 
 
 def test_what_an_adapter_reads_beside_a_layer_is_not_cast():
-    """Both gradients add up in the input's own type, or a model whose weights wait in host memory would learn otherwise."""
+    """Gradients add up in the input's own type, or a model whose weights wait in host memory would learn otherwise."""
     model = network(BF16, Casting)
     for layer in model:
         if isinstance(layer, nn.LayerNorm):
