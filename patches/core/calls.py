@@ -63,8 +63,8 @@ LAYERS = (
     ),
     Layer(
         "input",
-        "A host's own layer gets its input in the type of the products. What adapters read is not cast: gradients add up"
-        " in the input's own type, as with a layer that needs no cast.",
+        "A host's own layer gets its input in the type of the products. What adapters read is not cast: gradients add"
+        " up in the input's own type, as with a layer that needs no cast.",
     ),
 )
 _PLACES = {layer.name: place for place, layer in enumerate(LAYERS)}
