@@ -184,7 +184,7 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import trainable_vae, training_only
+    from ..host import memory_planning, trainable_vae, training_only
     from ..training.data.cache import QUANTIZED
     from ..training.memory.quantized_base.kept_weights import KeptWeights
     from ..training.tasks.registry import trains_vae
@@ -213,6 +213,9 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
         training_only.attach(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
+        optimizer = state.settings.optimizer
+        if subject.dataset is not None and optimizer.offload == "layers" and not optimizer.swapped_blocks:
+            denoiser.room_for_blocks = memory_planning.room_for_blocks(state)
         if state.start.adapter.quantized_base:
             denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTIZED)
         yield denoiser
