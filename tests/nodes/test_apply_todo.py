@@ -82,6 +82,19 @@ def test_two_depths_and_the_methods(host, small, unet):
         assert torch.allclose(small.forward(patched, (9, 13)), reference, rtol=0, atol=2e-5)
 
 
+def test_several_factors_are_those_of_the_depths_in_kohyas_order(host, small, unet):
+    """`--todo_factor 4 2`: 4 at the finest depth, 2 at the next; and `--todo_factor 4 --todo_max_depth 2` is 4 4."""
+    each = with_patch(with_patch(unet, interpolating(4.0, {0})), interpolating(2.0, {1}))
+    both = with_patch(unet, interpolating(4.0, {0, 1}))
+    size = (24, 16)
+    found = small.forward(apply(host, unet, depth_factors="4 2")[0], size)
+    assert torch.equal(found, small.forward(each, size))
+    assert not torch.equal(found, small.forward(apply(host, unet, depth_factors="2 4")[0], size))
+    expected = small.forward(both, size)
+    for inputs in ({"factor": 4.0, "max_depth": 2}, {"depth_factors": "4 4"}):
+        assert torch.equal(small.forward(apply(host, unet, **inputs)[0], size), expected)
+
+
 def test_factor_one_and_removal_change_no_bit_and_runs_alternate(host, small, unet):
     plain, before = small.forward(unet, (9, 13)), small.Snapshot(unet.model)
     assert apply(host, unet, factor=1.0)[0] is unet
