@@ -147,7 +147,7 @@ def test_clip_skip_is_part_of_the_digest(host, demo, folder):
 def test_brackets_in_captions_are_text_unless_they_are_to_weigh(host, demo, folder):
     def encoded(prompt):
         with torch.inference_mode():
-            return demo[1].encode_from_tokens_scheduled(demo[1].tokenize(prompt))[0][0].float()
+            return demo[1].encode_from_tokens_scheduled(demo[1].tokenize(prompt))[0][0].float().cpu()
 
     caption = "a (zorp:3) left"
     _picture(host, folder, "a.png", caption)
