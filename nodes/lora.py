@@ -450,7 +450,9 @@ def _save_lora(
     file_metadata |= save.kohya_hashes(tensors, file_metadata)
     path, entry = host.folders.output_file(prefix, ".safetensors")
     written = save_shards(tensors, Path(path).parent, Path(path).stem, most, file_metadata)[0]
-    path, entry = str(written), {**entry, "filename": written.name}
+    path = str(written)
+    if entry is not None:
+        entry["filename"] = written.name
     left_out = save.names_comfyui_ignores(lora)
     note = ""
     if left_out:
