@@ -32,11 +32,7 @@ def held_out_loss(
     """
     trained = state.trained
     if lora is not None:
-        if state.base is not None and state.start.adapter.full_weights:
-            base = state.base()
-        else:
-            base = None
-        trained = read_lora(lora, state.start.adapter, base)
+        trained = read_lora(lora, state.start.adapter, state.base_of_differences())
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):

@@ -167,10 +167,7 @@ def _merge_loras(
     if algebra != "auto":
         method = algebra
     else:
-        if same_run and not rank:
-            method = "factors"
-        else:
-            method = "products"
+        method = "factors" if same_run and not rank else "products"
     result = average.average(files, shares, names, method, rank)
     ranks = ", ".join(map(str, result.ranks)) or "none"
     if result.algebra == "factors" and len(files) == 1:
