@@ -188,7 +188,7 @@ class TrainState:
         return mark_expert(lora, self.settings.objective)
 
     def base_of_differences(self) -> Mapping[str, Tensor] | None:
-        """The model's own weights by name, from which those of kind full are saved as differences; None for adapters."""
+        """The model's own weights by name, where kind full is saved as differences from them; None for adapters."""
         if self.base is None or not self.start.adapter.full_weights:
             return None
         return self.base()
