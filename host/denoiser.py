@@ -49,6 +49,7 @@ class Denoiser:
         self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
         self.kept_weights: Any = None
+        self.room_for_blocks = 0
         self.training_only: Any = None  # the LoRA that previews switch off
         self.device: torch.device = device or patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
@@ -187,6 +188,23 @@ def announce_training() -> Iterator[None]:
         management.in_training = was_training
 
 
+@contextlib.contextmanager
+def keep_off_the_device() -> Iterator[None]:
+    """A context in which ComfyUI loads models without bringing their weights to the device, as with --novram."""
+    import comfy.model_management as management
+
+    states = vars(management)
+    before = states.get("vram_state")
+    management.vram_state = management.VRAMState.NO_VRAM
+    try:
+        yield
+    finally:
+        if before is None:  # the embedded host works it out
+            del states["vram_state"]
+        else:
+            management.vram_state = before
+
+
 def move_to_host_memory(patcher: Model) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -221,9 +239,13 @@ def open_denoiser(
     if clip is not None:
         patchers.append(clip.patcher)
     unload_others(patchers)
-    management.load_models_gpu(patchers, force_full_load=not layers)
     if layers:
+        with keep_off_the_device():
+            management.load_models_gpu([patcher])
         move_to_host_memory(patcher)
+        patchers.remove(patcher)
+    if patchers:
+        management.load_models_gpu(patchers, force_full_load=True)
     patcher.pre_run()
     try:
         network = patcher.model.diffusion_model

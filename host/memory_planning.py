@@ -12,6 +12,7 @@ from ..training.data.dataset import Conditioning, Dataset
 from ..training.distributed import process_group
 from ..training.expert_pair import ExpertPair
 from ..training.memory.allocations import META, on_meta
+from ..training.recipes.fit import USABLE
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
@@ -129,6 +130,20 @@ def report_at_start(state: TrainState, foreign: Sequence[str]) -> list[str]:
     except ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         return [f"memory is not planned: {type(error).__name__}: {reason}"]
+
+
+def room_for_blocks(state: TrainState) -> int:
+    """Bytes that the weights of blocks may take on the device, beside a step for which all of them wait in host memory;
+    0 where that cannot be planned, for a reason that Start Training's report has.
+    """
+    device = training_device(state.subject.model)
+    if device.shares_memory or _why_not(state, ()):
+        return 0
+    try:
+        planned = _plan_once(state.subject.model, state.with_optimizer(offload="layers", swapped_blocks=0))
+    except ERRORS:
+        return 0
+    return max(0, int(USABLE * device.free) - planned.peak)
 
 
 def _report(

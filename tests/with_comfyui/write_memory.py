@@ -37,9 +37,9 @@ of Training Recipe.
 Each cell says how much memory a step takes, and what saves memory in it.
 """
 LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. Slower, with the same result.
-- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights wait in main memory,
-  which has to have room for them; there is no second copy. On the card are the block that computes and the next one,
-  which is copied meanwhile. Slower still, with the same result.
+- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights are in main memory,
+  which has to have room for them. As many blocks as fit are on the card too; of the others the block that computes and
+  the next one, which is copied meanwhile. Slower still, with the same result.
 - **adafactor**: the optimizer, in place of adamw. This one does change the result.
 
 ## How it is computed
@@ -73,9 +73,9 @@ TIMES = """## How long a step takes
 table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilization:.0%}
 of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
-That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
-copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes. The table has whichever
-takes longer.
+That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, the weights of
+those that do not fit are copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes.
+The table has whichever takes longer.
 Loading, encoding and previews are not in it. Flux.1 was counted with few blocks of its full width and scaled up to its
 57; SDXL was counted whole.
 """
@@ -220,7 +220,8 @@ def pace(title: str, facts: ModelFacts, card: Card) -> Pace:
     operations = step_work.stored()[title][step_work.how(recipe)] * pictures
     copied = 0
     if recipe.optimizer.offload == "layers":
-        copied = COPIES * facts.weight_bytes * recipe.optimizer.accumulation
+        waiting = facts.weight_bytes - int(recipe.estimate.parts["model"]) + 2 * facts.largest_block
+        copied = COPIES * waiting * recipe.optimizer.accumulation
     return Pace(operations, copied, max(operations / (card.peak * UTILIZATION), copied / COPIED))
 
 

@@ -131,10 +131,11 @@ def _note_rounded_frames(settings: FolderSettings) -> list[str]:
 
 
 def _note_unread_files(folder: Path) -> list[str]:
-    """What lies in the folder and is not read: linked folders, and pictures of other formats."""
+    """What lies in the folder and is not read: folders that are closed or linked, and pictures of other formats."""
     links, others = images.find_ignored(folder, images.OTHER_SUFFIXES)
     videos = images.find_ignored(folder, clip_files.OTHER_SUFFIXES)[1]
     return [
+        *count_names(images.closed_folders(folder), "folders cannot be opened, so nothing in them is read"),
         *count_names(images.others_pictures(folder), "thumbnails and pictures in the system's folders are left out"),
         *count_names(
             images.numbered_masks(folder),

@@ -32,6 +32,10 @@ class Denoiser(Protocol):
     """
     own_type: torch.dtype
     """The type that the network computes in without autocast."""
+    room_for_blocks: int
+    """Bytes that the weights of blocks may take on the device beside all else. Asked for when layers wait in host
+    memory, however many there is room for.
+    """
     kept_weights: KeptWeights | None
     """Where quantized weights are on disk; None where they are not kept. Asked for when the base is quantized."""
     text_encoder: nn.Module | None

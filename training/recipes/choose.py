@@ -309,7 +309,10 @@ class _Writer:
         else:
             note("gradient checkpointing", "off", "the step fits without it, and is faster so", "the estimate above")
         if plan.layers_on_host:
-            reason = "the model's blocks wait in CPU memory until they compute; slower, same result"
+            reason = (
+                "blocks of the model wait in CPU memory until they compute, as few as fit beside the step; slower, same"
+                " result"
+            )
             note("offload to CPU memory", "layers", reason, f"{_KOHYA_MEMORY} (blocks_to_swap)")
         else:
             note("offload to CPU memory", "none", "the step fits without it", "the estimate above")
@@ -371,7 +374,8 @@ def _hints(facts: ModelFacts, published: PublishedRecipe, goal: Goal, fitted: Fi
     hints = [goal.advice]
     if published.note and published is not GENERAL:
         hints.append(published.note)
-    is_tight = fitted.estimate.total > 0.8 * USABLE * memory
+    least = fitted.estimate.total - fitted.plan.kept_blocks * facts.largest_block
+    is_tight = least > 0.8 * USABLE * memory
     if facts.has_todo and (fitted.plan.largest(facts).resolution >= 1024 or is_tight):
         hints.append("Apply ToDo in front of Start Training saves time and memory at this resolution")
     if fitted.plan.layers_on_host:

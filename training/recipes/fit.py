@@ -67,7 +67,16 @@ def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     found = _choose_savings(facts, wanted, device, memory)
     if found.estimate.total > USABLE * memory:
         raise ValueError(_too_large(facts, found, wanted, device, memory))
-    return found
+    return _keep_blocks(facts, found, memory)
+
+
+def _keep_blocks(facts: ModelFacts, found: Fit, memory: int) -> Fit:
+    """With layers in host memory as many blocks stay on the device as there is room for."""
+    if not found.plan.layers_on_host or not facts.largest_block:
+        return found
+    room = min(USABLE * memory - found.estimate.total, facts.weight_bytes - facts.outside - 2 * facts.largest_block)
+    plan = replace(found.plan, kept_blocks=max(0, int(room // facts.largest_block)))
+    return replace(found, plan=plan, estimate=estimate(facts, plan))
 
 
 def _choose_savings(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:

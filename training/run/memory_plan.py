@@ -33,11 +33,13 @@ PARTS = (WEIGHTS, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, AVERAGE)
 class MemoryPlan:
     """Bytes that a step takes on its device at its peak, by part: every name of PARTS.
 
-    `preview`: those in all while a preview as large as the largest picture is sampled with guidance.
+    `preview`: those in all while a preview as large as the largest picture is sampled with guidance. `blocks`: those of
+    each block of the model, if as few wait in host memory as there is room for; else empty.
     """
 
     parts: Mapping[str, int]
     preview: int = 0
+    blocks: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -96,7 +98,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             counter.forget_peak()
             _preview(work)
             preview = counter.peak
-    return MemoryPlan(parts, preview)
+    return MemoryPlan(parts, preview, () if optimizer.swapped_blocks else work.block_sizes)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ..memory.layer_ring import fewest_waiting, more_bytes
 from ..memory.quantized_base.base import chosen_layers
 from ..memory.quantized_base.int8 import Int8
 from ..memory.quantized_base.nf4 import NF4
@@ -255,6 +256,10 @@ def report(
             lines.append("with these it fits")
         else:
             lines.append("that is not enough: lower rank (dim) or the resolution of Dataset, or load the model in fp8")
+    if last.blocks and last.peak <= usable:
+        waiting = fewest_waiting(last.blocks, int(usable) - last.peak)
+        size = _size(last.peak + more_bytes(last.blocks, waiting))
+        lines.append(f"of its {len(last.blocks)} blocks {waiting} wait in CPU memory then, and it takes {size}")
     if last.preview > usable >= last.peak:
         lines.append("a preview of that size does not: give Train Step a smaller latent, or no previews")
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from ..distributed.placement import RowSharded, placement_for
 from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpoint_blocks
 from ..memory.inference_tensors import use_normal_tensors
-from ..memory.layer_ring import layers_on_host
+from ..memory.layer_ring import block_sizes, fewest_waiting, layers_on_host
 from ..memory.offload import activations_on_host
 from ..memory.quantized_base import base as quantized_base
 from ..memory.quantized_base.registry import find_format
@@ -113,6 +113,7 @@ class Workspace:
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
+        self.block_sizes: tuple[int, ...] = ()  # bytes that each block brings to the device, where blocks wait
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -243,7 +244,8 @@ class Workspace:
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots))
+                waiting = self._waiting_blocks()
+                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots, waiting))
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
@@ -306,6 +308,17 @@ class Workspace:
         if self.quantized is None:
             return ()
         return self.quantized.waiting
+
+    def _waiting_blocks(self) -> int:
+        """How many blocks wait in host memory."""
+        sizes = block_sizes(self.denoiser.module, self.denoiser.device, self._waiting_slots())
+        self.block_sizes = tuple(sizes)
+        waiting = self.start_state.settings.optimizer.swapped_blocks
+        if not waiting:
+            waiting = fewest_waiting(sizes, self.denoiser.room_for_blocks)
+            if sizes:
+                self.notes.append(f"offload to CPU memory: {waiting} of {len(sizes)} blocks wait in CPU memory")
+        return waiting
 
     def use_own_weights(self) -> AbstractContextManager[None]:
         """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
