@@ -57,8 +57,8 @@ def refuse_inference_only(kernel: Any) -> None:
             title = next((label for word, label in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
         if title is not None:
             raise InferenceOnly(
-                f"{title} is for inference only, it has no backward pass (kernel {name}): take its node off the model, and"
-                " train with PyTorch's attention"
+                f"{title} is for inference only, it has no backward pass (kernel {name}): take its node off the model"
+                " and train with PyTorch's attention"
             )
 
 
