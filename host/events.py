@@ -99,6 +99,17 @@ def stop_run(run: str) -> bool:
     return bool(calls)
 
 
+def ask_run(run: str, what: str) -> bool:
+    """Asks every running training step of this run to "sample" previews or to "save" its state after the step that it
+    is at. Returns whether there was one that can.
+    """
+    calls = [call for call in running_calls() if call.run == run and what in call.can]
+    for call in calls:
+        with call.lock:
+            call.asked.add(what)
+    return bool(calls)
+
+
 def stop_count() -> int:
     """How often a training step was stopped in this process.
 
@@ -125,6 +136,8 @@ class TrainingCall:
     result: str = ""  # the key of the state that it ended with
     is_paused: bool = False  # nodes of the workflow sample its previews, and it goes on after them
     stopping: threading.Event = field(default_factory=threading.Event)  # set when somebody asked it to stop
+    can: tuple[str, ...] = ()  # what else it can be asked for: "sample" (previews now), "save" (its state now)
+    asked: set[str] = field(default_factory=set)  # what of that somebody asked for
     history: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in MEASURED})
     latest: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -132,7 +145,15 @@ class TrainingCall:
     @property
     def event_fields(self) -> dict[str, Any]:
         """What every event of the call says."""
-        return {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
+        named = {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
+        return {**named, "can": list(self.can)}
+
+    def take_wish(self, what: str) -> bool:
+        """Whether somebody has asked for this since it was taken last."""
+        with self.lock:
+            is_asked = what in self.asked
+            self.asked.discard(what)
+        return is_asked
 
     def take_history(self, history: Any) -> None:
         """Takes the history of the state that training goes on from."""

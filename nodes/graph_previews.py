@@ -54,6 +54,7 @@ class PausingStep:
         self.beside: list[torch.Tensor] = []  # images of one preview at several strengths
         self.handed: list[Any] = []  # MODELs and CLIPs of previews, whose LoRAs are let go when training goes on
         self._check()
+        call.note_abilities(samples=True)
 
     def _check(self) -> None:
         """Raises ValueError before the first step for what a preview would lack."""
@@ -74,7 +75,7 @@ class PausingStep:
         """Take what a preview has made, and train to the next one or to the end."""
         call = self.call
         call.bar = host.events.progress_bar(self.steps)
-        with call.announce(self.chosen.tensorboard) as should_stop:
+        with call.announce(self.chosen) as should_stop:
             if shown is not None:
                 self._take(shown)
             if not self.due and self.outcome is None:
@@ -90,7 +91,11 @@ class PausingStep:
         call, state, every = self.call, self.call.state, self.every
         with ExitStack() as stack:
             if self.training is None:
-                subject, callbacks = state.subject, replace(self.callbacks, should_stop=should_stop)
+
+                def should_pause() -> bool:
+                    return should_stop() or "sample" in call.events.asked
+
+                subject, callbacks = state.subject, replace(self.callbacks, should_stop=should_pause)
                 opened = call.open_denoiser
                 self.training = open_call(
                     stack,
@@ -119,13 +124,15 @@ class PausingStep:
                 call.events.result = self.outcome.state.key
             else:
                 training.save_snapshot()
-            if at > begun and every and at % every == 0:
+            is_asked = call.events.take_wish("sample")
+            if at > begun and (is_asked or (every and at % every == 0)):
                 self.due = self._previews()
 
     def _previews(self) -> list[tuple[str, float]]:
         assert self.training is not None and self.call.shows is not None
         labels = ["weights", "average"] if self.training.at.average else ["weights"]
-        return [(label, strength) for label in labels for strength in self.call.shows.strengths]
+        shown = [label for label in labels if self.call.sampled.shows(label)]
+        return [(label, strength) for label in shown for strength in self.call.shows.strengths]
 
     def _preview(self, label: str, strength: float) -> io.NodeOutput:
         """What has ComfyUI run the nodes of one preview, and this Train Step behind them."""

@@ -51,12 +51,17 @@ class Subject(NamedTuple):
 
 
 class PreviewInputs(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read, and `chosen` says how."""
 
     positive: Any
     negative: Any
     latent: Any
     prompts: Sequence[PromptLine]
+    chosen: StepSettings
+
+    def shows(self, label: str) -> bool:
+        """Whether previews are sampled with the weights, or with the average."""
+        return self.chosen.preview_of in ("both", label)
 
 
 class PreviewPrompt(NamedTuple):
@@ -230,6 +235,11 @@ def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> N
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
+    if chosen.preview_every and chosen.preview_of == "average" and not state.average:
+        raise ValueError(
+            "Train Step: previews show is average, and this run has none: connect EMA Settings to Start Training, or"
+            " set previews show to weights."
+        )
     if (
         chosen.preview_every
         and subject.dataset is not None
@@ -328,9 +338,10 @@ class StepCall:
         from ..training.run import call as runs
 
         state, subject = self.state, self.state.subject
-        self.previewing = callbacks.preview_every > 0
+        self.previewing = callbacks.preview_every > 0 or self.has_preview_inputs()
+        self.note_abilities(self.previewing)
         store = self.store()
-        with self.announce(chosen.tensorboard) as should_stop:
+        with self.announce(chosen) as should_stop:
             callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
@@ -340,6 +351,19 @@ class StepCall:
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
+
+    def has_preview_inputs(self) -> bool:
+        """Whether previews can be sampled now and then, where none are planned."""
+        if self.shows is None or self.shows.shown is not None:
+            return self.shows is not None
+        subject, sampled = self.state.subject, self.sampled
+        try:
+            host.previews.check_inputs(
+                sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
+            )
+        except ValueError:
+            return False
+        return True
 
     def store(self) -> Store | None:
         """Where the run's results are stored; None where they cannot be."""
@@ -352,7 +376,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, chosen: StepSettings) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
@@ -365,9 +389,9 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if tensorboard:
+        if chosen.tensorboard:
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds)
         try:
             with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
@@ -382,7 +406,19 @@ class StepCall:
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
+            take_wish=self.events.take_wish,
+            save_asked=self.report_saved,
         )
+
+    def report_saved(self, state: TrainState) -> None:
+        """Tells pages that the state was saved as asked."""
+        host.events.send_event("graft.saved", {**self.events.event_fields, "step": state.step})
+
+    def note_abilities(self, samples: bool) -> None:
+        """Notes what the call can be asked for while it trains: `samples` says whether it has what previews need."""
+        group = process_group.current()
+        can = {"sample": samples and not group.shard, "save": not self.state.subject.unhashed and not group.shard}
+        self.events.can = tuple(what for what, is_able in can.items() if is_able)
 
     def open_denoiser(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
@@ -435,9 +471,9 @@ class StepCall:
         """
         import torch
 
-        label = "weights"
-        if average:
-            label = "average"
+        label = "average" if average else "weights"
+        if not self.sampled.shows(label):
+            return
         preview = self.shows
         assert preview is not None
         if preview.shown is not None:
@@ -483,6 +519,8 @@ class StepCall:
         name = host.previews.name_of(self.state.start.digest, step, label, prompt)
         files = host.previews.save_pictures(decoded, self.state.run, name, words)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
+        if self.writer is not None:
+            self.writer.write_pictures(step, f"{words or 'preview'} ({label})", decoded)
         said: dict[str, Any] = {"label": label}
         if prompt:
             said.update(prompt=prompt, text=words)

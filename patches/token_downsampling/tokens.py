@@ -52,6 +52,7 @@ class ToDoSettings:
         low=1.0,
         high=MAX_FACTOR,
         step=0.1,
+        kohya=("--todo_factor", "one value. 1 is off"),
     )
     max_depth: int = setting(
         "maximum depth",
@@ -60,6 +61,7 @@ class ToDoSettings:
         " is usually enough.",
         low=1,
         high=MAX_DEPTH,
+        kohya=("--todo_max_depth", "1 by default"),
     )
     depth_factors: tuple[float, ...] = setting(
         "factors by depth",
@@ -67,6 +69,10 @@ class ToDoSettings:
         "One factor for each depth, such as '4 2'. Overrides factor and maximum depth. Leave empty to use those.",
         read=_read_factors,
         advanced=True,
+        kohya=(
+            "--todo_factor 4 2, --todo_factor 4 4",
+            "`4 2`, in the same order: the finest depth first. They say how deep it goes, without `--todo_max_depth`",
+        ),
     )
     method: str = setting(
         "downsampling method",
@@ -75,6 +81,7 @@ class ToDoSettings:
         " mean, blend half nearest and half mean. Keep nearest-exact unless you compare.",
         choices=METHODS,
         advanced=True,
+        kohya=("--todo_args downsample_method", "an early option of the pull request"),
     )
     start_percent: float = setting(
         "start",

@@ -144,6 +144,24 @@ def test_stopped_in_a_preview_the_step_ends_with_the_state_so_far(host, pictures
     assert stopped["state"].step == 3 and "stopped at step 3 as asked, 2 steps early" in stopped["report"]
 
 
+def test_previews_and_the_state_can_be_asked_for_while_it_trains(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if name == "graft.step" and data["step"] in (1, 3):
+            assert wall.events.ask_run(run, "sample" if data["step"] == 1 else "save")
+
+    plain = _run(host, _workflow(host, pictures, run, 5, validate_every=0), lora=["10", 3])
+    _clear(host, run)
+    monkeypatch.setattr(wall.events, "send_event", press)
+    result = host.run(_graphed(host, pictures, run, 5, every=0, ema=True), capture={"lora": ["10", 3]})
+    assert result["success"] and _bytes(result["captured"]["lora"]) == _bytes(plain["lora"])
+    assert [(data["step"], data["pictures"][0]["label"]) for data in _sent(result)] == [(2, "weights"), (2, "average")]
+    assert [data["step"] for data in _sent(result, "graft.saved")] == [4]
+    assert _sent(result, "graft.step")[0]["can"] == ["sample", "save"]
+
+
 def test_loras_of_earlier_previews_are_let_go(host, pictures, run, wall, monkeypatch):
     handed = []
     real = wall.lora_stacks.apply_lora_stack

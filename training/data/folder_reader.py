@@ -27,7 +27,7 @@ from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
-from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
+from .listing import ControlPicture, FolderListing, ImageEntry, first_names, unique_images
 from .musubi_jsonl import ListedCaptions, listed_pairs
 from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
@@ -178,6 +178,12 @@ def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
         expected = ", ".join(images.SUFFIXES)
     if paths:
         return paths
+    closed = images.closed_folders(folder)
+    if closed:
+        raise ValueError(
+            f"Dataset: no pictures were found, and these folders cannot be opened: {first_names(closed)}. Grant the"
+            " right to read them, or choose another folder."
+        )
     found = clip_files.find_clips(folder)
     if found:
         raise ValueError(
@@ -377,7 +383,9 @@ class _FolderReader:
         except ValueError as error:
             self._problems.append(f"{name}: {error}")
         except OSError as error:
-            self._problems.append(f"{name}: {error.strerror or error}")
+            file = Path(os.fsdecode(error.filename or path))
+            other = "" if file == path else f"{file.name}: "  # its caption, mask or control picture
+            self._problems.append(f"{name}: {other}{error.strerror or error}")
         return []
 
     def _read_image(self, path: Path, name: str) -> list[ImageEntry]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        lunnova=("size", "or as it is in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -144,6 +145,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
+        lunnova=("flip_p", "or as it is in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -294,6 +296,10 @@ class FolderSettings:
         "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
         " validation split. Leave empty to use validation split.",
         advanced=True,
+        lunnova=(
+            "validation",
+            "its filters in `validation` of filters. There it is of the same images",
+        ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(
@@ -343,7 +349,7 @@ class FolderSettings:
     frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only
 
     def __post_init__(self) -> None:
-        check_values(self, "Dataset", _wrong_sizes, _wrong_buckets, _wrong_captions, _wrong_clips)
+        check_values(self, "Dataset", _take_from_filters, _wrong_sizes, _wrong_buckets, _wrong_captions, _wrong_clips)
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
 
     @property
@@ -380,6 +386,19 @@ class FolderSettings:
                 sizes = [resolution]
             choices.append(sizes)
         return choices
+
+
+def _take_from_filters(settings: FolderSettings) -> Iterable[str]:
+    """Take resolution and flip probability that the filters say, which is never wrong. They are taken once, so that a
+    dataset_config.toml may say others.
+    """
+    filters = settings.filters
+    if filters.size is not None:
+        object.__setattr__(settings, "resolution", filters.size)
+    if filters.flip_p is not None:
+        object.__setattr__(settings, "flip", filters.flip_p)
+    object.__setattr__(settings, "filters", replace(filters, size=None, flip_p=None))
+    return ()
 
 
 def _wrong_sizes(settings: FolderSettings) -> list[str]:

@@ -142,6 +142,7 @@ class OptimizerSettings:
         ai_toolkit="train.gradient_accumulation",
         onetrainer="Accumulation Steps",
         everydream2="--grad_accum",
+        lunnova="accumulate_grad_batches",
     )
     clip_norm: float = setting(
         "maximum gradient norm",
@@ -185,6 +186,7 @@ class OptimizerSettings:
         advanced=True,
         kohya=("--mixed_precision, --full_bf16", "`bf16`, `full-bf16`"),
         ai_toolkit="train.dtype",
+        lunnova=("precision: 16", "`fp16`"),
         onetrainer=("Train Data Type, LoRA Weight Data Type", "one for both, and data type of Save LoRA for the file"),
     )
     checkpointing: bool = setting(
@@ -210,6 +212,7 @@ class OptimizerSettings:
         ),
         ai_toolkit=("model.layer_offloading", "`layers`"),
         onetrainer=("Offload Activations", "`activations`"),
+        lunnova=("offload_optimizer", "`optimizer`: deepspeed's ZeRO-Offload"),
     )
     scale_lr: bool = setting(
         "scale rate with batch size",

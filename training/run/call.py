@@ -116,10 +116,10 @@ def open_call(
                 "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
                 " every N steps to 0."
             )
-        if is_sharded and keep == "every":
+        if is_sharded and (keep == "every" or callbacks.keep_every):
             raise ValueError(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                " to best or last."
+                " to best or last, and keep a state every N steps to 0."
             )
         call.lock(stack)
     return call
@@ -356,7 +356,9 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif self.keep == "every" and is_due(state.step, callbacks.snapshot_every):
+            elif is_due(state.step, callbacks.keep_every) or (
+                self.keep == "every" and is_due(state.step, callbacks.snapshot_every)
+            ):
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)
@@ -365,7 +367,15 @@ class Call:
         def best(state: TrainState) -> None:
             store.save_best(state, self.state.step)
 
+        def asked(state: TrainState) -> None:
+            store.save(state, "snapshot")
+            self._saved_step, self._saved_at = state.step, time.monotonic()
+            self._note_once(f"saved at step {state.step} as asked: ask for that many steps to get this state")
+            if callbacks.save_asked is not None:
+                callbacks.save_asked(state)
+
         saving = replace(callbacks, save_snapshot=snapshot, save_average=partial(snapshots.write, store.folder))
+        saving = replace(saving, save_asked=asked)
         if self.keep == "last":
             return replace(saving, save_best=None)
         return replace(saving, save_best=best)

@@ -46,7 +46,7 @@ class Callbacks:
     A callback may raise to end the loop (an interruption, a full disk).
 
     `on_begin(state)` gets the state that `run` goes on from, which may come from the store. `on_step(step, result,
-    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
+    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` and every `keep_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
     (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average, at_strength)`
@@ -56,7 +56,9 @@ class Callbacks:
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
-    after the last whole step is kept. `note` gets sentences for the report.
+    after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
+    `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
+    `preview`, at this step too.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -68,8 +70,11 @@ class Callbacks:
     raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
+    take_wish: Callable[[str], bool] | None = None
+    save_asked: Callable[[TrainState], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
+    keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
 
@@ -281,16 +286,22 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
         if work.placement.is_sharded:
             is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
-        due = is_late or is_due(work.step, callbacks.snapshot_every)
+        due = is_late or is_due(work.step, callbacks.snapshot_every) or is_due(work.step, callbacks.keep_every)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
             saved_at = time.monotonic()
+        if callbacks.save_asked is not None and work.step < until and _is_asked(callbacks, "save"):
+            callbacks.save_asked(work.state())
         _preview(work, callbacks)
         if callbacks.on_step is not None:
             callbacks.on_step(work.step, result, validation)
         if stopping:
             break
+
+
+def _is_asked(callbacks: Callbacks, what: str) -> bool:
+    return callbacks.take_wish is not None and callbacks.take_wish(what)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
@@ -318,7 +329,9 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
-    if callbacks.preview is None or not is_due(work.step, callbacks.preview_every):
+    if callbacks.preview is None:
+        return
+    if not (is_due(work.step, callbacks.preview_every) or _is_asked(callbacks, "sample")):
         return
     with work.use_own_weights():
         with work.stepper.use_sampling_weights():
