@@ -28,7 +28,7 @@ MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _serial = itertools.count(1)
 _BLOCK = 2**18  # elements processed at once if float32 copies are needed
-_DEVICE_BLOCK = 2**24  # on a device; of larger weights half at once
+DEVICE_BLOCK = 2**24  # on a device; of larger weights half at once
 FACTOR_ELEMENTS = 2**19  # elements of `up` that are split at once
 _NOISE = 3e-5  # allowed noise, as a fraction of the energy of rounding: adds less than 0.01% to the mean error
 # cheaper methods for some components pay only if at least 1 in this many components can use them
@@ -267,7 +267,7 @@ def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Gen
     """Write rows + up @ down + diff through float32 copies of a few rows at a time."""
     down, step = fused.down.float(), _BLOCK // rows.shape[1]
     if rows.device.type != "cpu":
-        step = len(rows) if rows.numel() <= _DEVICE_BLOCK else -(-len(rows) // 2)
+        step = len(rows) if rows.numel() <= DEVICE_BLOCK else -(-len(rows) // 2)
     for block in _blocks(len(rows), step):
         target[block] = _round(_float32_rows(rows, fused, down, block), rows.dtype, draws)
 

@@ -232,12 +232,12 @@ def is_due(step: int, every: int) -> bool:
 
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    when = f"at step {work.step + 1}"
-    return _advise(work.start_state, work.dataset, work.denoiser.device, when, work.saved_step, error)
+    what = f"Memory ran out at step {work.step + 1}"
+    return _advise(work.start_state, work.dataset, work.denoiser.device, what, work.saved_step, error)
 
 
 def _advise(
-    state: TrainState, dataset: Dataset, device: torch.device, when: str, saved_step: int, error: BaseException
+    state: TrainState, dataset: Dataset, device: torch.device, what: str, saved_step: int, error: BaseException
 ) -> str:
     settings = state.settings.optimizer
     largest = batch_sizes(dataset, settings.batch_size)[-1]
@@ -248,7 +248,7 @@ def _advise(
     cause, *_ = [*str(error).splitlines(), ""]
     if cause:
         cause = f" ({cause})"
-    return f"Memory ran out {when}{cause}. {saved}. To need less: {advice}."
+    return f"{what}{cause}. {saved}. To need less: {advice}."
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def advise_while_loading(state: TrainState, dataset: Dataset) -> Iterator[None]:
             raise
         out_of_memory.release(error)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        message = _advise(state, dataset, device, "while the model was loaded", state.step, error)
+        message = _advise(state, dataset, device, "Memory ran out while the model was loaded", state.step, error)
         raise Stopped(message, state) from error
 
 

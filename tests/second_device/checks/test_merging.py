@@ -60,7 +60,7 @@ def test_a_weight_takes_few_kernels_and_no_wait(dtype, seed, files):
 
 
 def test_a_large_weight_is_merged_in_two_parts(monkeypatch):
-    monkeypatch.setattr("graft_nodes.patches.patching.fuse._DEVICE_BLOCK", 1000)
+    monkeypatch.setattr("graft_nodes.patches.patching.fuse.DEVICE_BLOCK", 1000)
     base = torch.randn(65, 40, generator=torch.Generator().manual_seed(1)).to(FP8)
     patches = _loras(4, 65, 40, torch.float32)
     on_device = base.to(DEVICE)
