@@ -24,7 +24,7 @@ from ..storage.pictures import open_picture, picture_errors
 from ..training.run.preview_prompts import PLAIN, PromptLine
 from . import folders, latents
 from .comfyui_objects import Clip, Conditioning, Latent, Model, Sampling, Vae
-from .device_memory import unload_others
+from .device_memory import unload
 from .model_sampling import prediction_type, timestep_of
 from .network_state import drop_weight_caches
 
@@ -206,7 +206,8 @@ def decode(vae: Vae, denoised: Any, training: Any) -> torch.Tensor:
     """
     with _hold_loaded(training):
         pictures = decode_alone(vae, denoised)
-    unload_others([training])
+    if getattr(vae, "patcher", None) is not None:
+        unload(vae.patcher)
     return pictures
 
 
