@@ -85,19 +85,26 @@ def inverse_root_(rows: Tensor, columns: Tensor, square: Tensor, share: float) -
     return (rows / rows.mean(-2, keepdim=True)).rsqrt() * columns.rsqrt()
 
 
-def rms(tensor: Tensor) -> Tensor:
-    """The root of the mean square, a tensor without dimensions: nobody waits for it."""
+def rms(tensor: Tensor) -> Tensor | float:
+    """The root of the mean square; on a device a tensor without dimensions, so that nobody waits for it."""
+    if tensor.device.type == "cpu":
+        return float(tensor.norm()) / math.sqrt(tensor.numel())
     return tensor.norm().to(widest_float(tensor.device)) / math.sqrt(tensor.numel())
+
+
+def at_least(number: Tensor | float, least: float) -> Tensor | float:
+    """The larger of two numbers."""
+    return number.clamp(min=least) if isinstance(number, Tensor) else max(least, number)
 
 
 def clip_rms_(update: Tensor, largest: float) -> Tensor:
     """Scale an update down in place until its root mean square is at most `largest`."""
-    return update.div_((rms(update) / largest).clamp_(min=1.0))
+    return update.div_(at_least(rms(update) / largest, 1.0))
 
 
 def subtract_(p: Tensor, update: Tensor, rate: Tensor | float) -> None:
-    """Move a tensor by -rate times an update, which may change. The host's own numbers are read for one rounding."""
-    if isinstance(rate, Tensor) and rate.device.type != "cpu":
+    """Move a tensor by -rate times an update, which may change."""
+    if isinstance(rate, Tensor):
         p.sub_(update.mul_(rate))
     else:
-        p.add_(update, alpha=-float(rate))
+        p.add_(update, alpha=-rate)

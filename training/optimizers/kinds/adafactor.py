@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....patches.adapters.registry import trainable_kind
-from ..by_tensor import ByTensor, clip_rms_, inverse_root_, new_moment, rms, subtract_
+from ..by_tensor import ByTensor, at_least, clip_rms_, inverse_root_, new_moment, rms, subtract_
 from ..option_readers import FLAG, number
 from ..record import (
     BuildRequest,
@@ -70,7 +70,7 @@ class Adafactor(ByTensor):
                 largest = _SMALLEST_RATE * step
             rate = min(largest, 1 / math.sqrt(step))
         if self.scale_parameter:
-            return rms(p).clamp_(min=SMALLEST_SIZE) * rate
+            return at_least(rms(p), SMALLEST_SIZE) * rate
         return rate
 
 
@@ -94,7 +94,7 @@ class TorchsAdafactor(ByTensor):
         state["step"] += 1
         step = float(state["step"])
         share, rate = step ** group["beta2_decay"], min(group["lr"], 1 / math.sqrt(step))
-        size = rms(p).clamp_(min=SMALLEST_SIZE)
+        size = at_least(rms(p), SMALLEST_SIZE)
         p.mul_(1 - group["lr"] * group["weight_decay"])
         if gradient.dim() < 2:
             moment = state["variance"].lerp_(gradient * gradient, share).clone()
@@ -103,7 +103,7 @@ class TorchsAdafactor(ByTensor):
             columns = state["col_var"].lerp_(_mean_square(gradient, -2), share)
             moment = (rows @ columns).div_(rows.mean(-2, keepdim=True).clamp_(min=least))
         update = moment.clamp_(min=least * least).rsqrt_().mul_(gradient)
-        subtract_(p, update, size * rate / (rms(update) / group["d"]).clamp_(min=1.0))
+        subtract_(p, update, size * rate / at_least(rms(update) / group["d"], 1.0))
 
 
 def _mean_square(tensor: Tensor, dim: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..by_tensor import ByGroup, rms, widest_float
+from ..by_tensor import ByGroup, at_least, rms, widest_float
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, POSITIVE_BETAS, number
 from ..record import OptimizerRecord, RunFacts, SamplingWeights, SettingsView
 from . import schedulefree
@@ -115,7 +115,8 @@ class ProdigyPlus(ByGroup):
         if ready:
             update.mul_(d).div_(root.add_(d * group["eps"]))
         if group["use_stableadamw"]:
-            update.div_(rms(update).clamp_(min=1.0).sqrt_())
+            size = at_least(rms(update), 1.0)
+            update.div_(size.sqrt() if isinstance(size, Tensor) else math.sqrt(size))
         found = _toward(state, gradient, z, group)
         update.add_(p, alpha=group["weight_decay"])
         p.lerp_(z, average)
