@@ -86,7 +86,7 @@ class ExpertTraining:
             return [skip_training(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
-            stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
+            stops = [stack.enter_context(call.announce(chosen)) for call in self.calls]
             callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
@@ -111,7 +111,7 @@ class ExpertTraining:
             subject = self.calls[0].state.subject
             self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
         for label in ("weights", "average"):
-            if label == "average" and not states[0].average:
+            if not self.sampled.shows(label) or (label == "average" and not states[0].average):
                 continue
             loras = [task_of(state).lora_model(state, label == "average") for state in states]
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]

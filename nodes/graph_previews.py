@@ -75,7 +75,7 @@ class PausingStep:
         """Take what a preview has made, and train to the next one or to the end."""
         call = self.call
         call.bar = host.events.progress_bar(self.steps)
-        with call.announce(self.chosen.tensorboard) as should_stop:
+        with call.announce(self.chosen) as should_stop:
             if shown is not None:
                 self._take(shown)
             if not self.due and self.outcome is None:
@@ -130,8 +130,10 @@ class PausingStep:
 
     def _previews(self) -> list[tuple[str, float]]:
         assert self.training is not None and self.call.shows is not None
-        labels = ["weights", "average"] if self.training.at.average else ["weights"]
-        return [(label, strength) for label in labels for strength in self.call.shows.strengths]
+        there = ["weights", "average"] if self.training.at.average else ["weights"]
+        labels = [label for label in there if self.call.sampled.shows(label)]
+        shown = [label for label in labels if self.call.sampled.shows(label)]
+        return [(label, strength) for label in shown for strength in self.call.shows.strengths]
 
     def _preview(self, label: str, strength: float) -> io.NodeOutput:
         """What has ComfyUI run the nodes of one preview, and this Train Step behind them."""

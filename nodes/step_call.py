@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,12 +53,17 @@ class Subject(NamedTuple):
 
 
 class PreviewInputs(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read, and `chosen` says how."""
 
     positive: Any
     negative: Any
     latent: Any
     prompts: Sequence[PromptLine]
+    chosen: StepSettings
+
+    def shows(self, label: str) -> bool:
+        """Whether previews are sampled with the weights, or with the average."""
+        return self.chosen.preview_of in ("both", label)
 
 
 class PreviewPrompt(NamedTuple):
@@ -106,13 +112,17 @@ def plan_steps(
 
 def step_count(state: TrainState, chosen: StepSettings) -> int:
     """How many steps are asked for: epochs, where there are any, replace steps."""
-    from ..training.data.epoch_order import batches_per_epoch
-
     if not chosen.epochs:
         return chosen.steps
+    return max(1, math.ceil(Fraction(chosen.epochs) * epoch_of(state)))
+
+
+def epoch_of(state: TrainState) -> Fraction:
+    """The steps of an epoch of a state's dataset."""
+    from ..training.data.epoch_order import steps_per_epoch
+
     settings = state.settings.optimizer
-    batches = batches_per_epoch(state.subject.dataset, settings.batch_size)
-    return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
+    return steps_per_epoch(state.subject.dataset, settings.batch_size, settings.accumulation)
 
 
 def with_lora(state: TrainState, clip: Clip, lora: Any, strength: float = 1.0) -> PatchedModels:
@@ -231,6 +241,11 @@ def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> N
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
         )
+    if chosen.preview_every and chosen.preview_of == "average" and not state.average:
+        raise ValueError(
+            "Train Step: previews show is average, and this run has none: connect EMA Settings to Start Training, or"
+            " set previews show to weights."
+        )
     if (
         chosen.preview_every
         and subject.dataset is not None
@@ -334,7 +349,7 @@ class StepCall:
         self.previewing = callbacks.preview_every > 0 or self.has_preview_inputs()
         self.note_abilities(self.previewing)
         store = self.store()
-        with self.announce(chosen.tensorboard) as should_stop:
+        with self.announce(chosen) as should_stop:
             callbacks = replace(self.with_callbacks(callbacks, chosen), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
@@ -369,7 +384,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, chosen: StepSettings) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
@@ -382,9 +397,9 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if tensorboard:
+        if chosen.tensorboard and self.writer is None:  # it goes on after a pause
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds, chosen.log_every)
         try:
             with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
@@ -393,9 +408,19 @@ class StepCall:
                 self.writer.close()
 
     def with_callbacks(self, callbacks: Callbacks, chosen: StepSettings) -> Callbacks:
-        """The callbacks with progress and events of the host."""
+        """The callbacks with progress and events of the host, and with the states that stay."""
+        from ..training.data.epoch_order import ends_epoch
+
+        is_kept = None
+        if chosen.keep_epochs:
+            epoch, every, first = epoch_of(self.state), chosen.keep_epochs, chosen.keep_from
+
+            def is_kept(step: int) -> bool:
+                return ends_epoch(step, epoch, every, first)
+
         return replace(
             callbacks,
+            is_kept=is_kept,
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
@@ -473,9 +498,9 @@ class StepCall:
         """
         import torch
 
-        label = "weights"
-        if average:
-            label = "average"
+        label = "average" if average else "weights"
+        if not self.sampled.shows(label):
+            return
         preview = self.shows
         assert preview is not None
         if preview.shown is not None:
@@ -521,6 +546,8 @@ class StepCall:
         name = host.previews.name_of(self.state.start.digest, step, label, prompt)
         files = host.previews.save_pictures(decoded, self.state.run, name, words)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
+        if self.writer is not None:
+            self.writer.write_pictures(step, f"{words or 'preview'} ({label})", decoded)
         said: dict[str, Any] = {"label": label}
         if prompt:
             said.update(prompt=prompt, text=words)

@@ -304,9 +304,10 @@ def _begin(
         sigma,
         training_only=switched.report if switched else "",
         takes_picture=takes_picture(model.model),
+        ranks=current().as_ranks,
     )
     memory = memory_planning.report_at_start(state, foreign)
-    return state, "\n".join([report, *memory, *notes])
+    return state, "\n".join([report, host.denoiser.describe_attention(model), *memory, *notes])
 
 
 def _check_words(settings: TrainingSettings, clip: Clip) -> None:
@@ -444,10 +445,11 @@ class TrainStep(GraftNode):
         optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
             optimizer = optimizers.spread_over_ranks(optimizer, group.as_ranks)
-        sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen))
+        sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen), chosen)
         callbacks = Callbacks(
             validate_every=chosen.validate_every,
             snapshot_every=chosen.snapshot_every,
+            keep_every=chosen.keep_every,
             snapshot_minutes=chosen.snapshot_minutes,
             preview_every=chosen.preview_every,
         )

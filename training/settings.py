@@ -12,7 +12,7 @@ from ..ema.decay import EMASettings
 from ..settings.declaration import check_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
-from .store.names import KEEPS
+from .store.names import KEEPS, SHOWN
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -105,6 +105,7 @@ class StepSettings:
         ),
         ai_toolkit="sample.sample_every",
         onetrainer="Sample After",
+        lunnova=("batch_frequency", "of ImageLogger"),
         everydream2="sample_steps",
     )
     snapshot_every: int = setting(
@@ -119,6 +120,7 @@ class StepSettings:
             "--save_every_n_steps, --save_state, --resume",
             "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
         ),
+        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, as 2000. Each takes the place of the last"),
         ai_toolkit="save.save_every",
         onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
@@ -130,6 +132,7 @@ class StepSettings:
         choices=KEEPS,
         advanced=True,
         ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
+        lunnova=("monitored_checkpoint, save_top_k: 1", "`best`, by the held-out loss"),
     )
     snapshot_minutes: float = setting(
         "snapshot every N minutes",
@@ -154,11 +157,13 @@ class StepSettings:
     tensorboard: bool = setting(
         "write TensorBoard logs",
         False,
-        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
+        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard. For another folder, name"
+        " it graft_runs in extra_model_paths.yaml.",
         advanced=True,
         kohya="--logging_dir, --log_with tensorboard",
         ai_toolkit=("logging.use_wandb", "there is no wandb"),
-        everydream2="--logdir",
+        everydream2=("--logdir", "into `output/graft`, or the folder named `graft_runs` in extra_model_paths.yaml"),
+        lunnova=("TensorBoardLogger", "with the previews in it"),
     )
     prompts: str = setting(
         "more preview prompts",
@@ -174,6 +179,7 @@ class StepSettings:
             "up to 16, one a line, with `--n`, `--d`, `--s`, `--l`, `--g`, `--ss`, `--w` and `--h`",
         ),
         ai_toolkit=("sample.prompts", "up to 16"),
+        lunnova=("ddim_steps: 50", "`--s 50 --ss ddim` behind a prompt"),
     )
     switch_every: int = setting(
         "switch experts every N steps",
@@ -185,6 +191,67 @@ class StepSettings:
         high=1_000_000,
         advanced=True,
         ai_toolkit="switch_boundary_every",
+    )
+    keep_every: int = setting(
+        "keep a state every N steps",
+        0,
+        "Keeps the state of every N-th step for good, beside the snapshots of which each takes the place of the one"
+        " before: snapshot every 2,000 steps and keep every 20,000. 0 is never.",
+        low=0,
+        high=10_000_000,
+        advanced=True,
+        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, as 20000"),
+    )
+    preview_of: str = setting(
+        "previews show",
+        "both",
+        "Which weights previews are sampled with: the trained weights, their average, or both one after the other."
+        " One of them alone takes half the time.",
+        choices=SHOWN,
+        advanced=True,
+        everydream2=(
+            "--ema_sample_ema_model, --ema_sample_nonema_model",
+            "both are on by default; EveryDream2 shows only what has its flag",
+        ),
+        lunnova=("use_ema_scope: False", "`weights`"),
+    )
+    log_seconds: int = setting(
+        "write logs every N seconds",
+        120,
+        "How often what TensorBoard shows is written to disk. Lower it to see a slow run sooner.",
+        low=1,
+        high=86_400,
+        advanced=True,
+        lunnova="flush_secs",
+    )
+    log_every: int = setting(
+        "log every N steps",
+        1,
+        "How often TensorBoard logs get a point: the mean loss since the last one, and the other numbers as they are"
+        " then. Raise it for smaller logs and a smoother curve.",
+        low=1,
+        high=1_000_000,
+        advanced=True,
+        everydream2=("--log_step", "25 in EveryDream2, 1 here"),
+    )
+    keep_epochs: int = setting(
+        "keep a state every N epochs",
+        0,
+        "Keeps the state at the end of every N-th epoch for good. 0 is never.",
+        low=0,
+        high=100_000,
+        advanced=True,
+        kohya="--save_every_n_epochs",
+        everydream2=("--save_every_n_epochs", "states are kept; Save LoRA makes a file of one"),
+    )
+    keep_from: int = setting(
+        "keep from epoch",
+        0,
+        "For keep a state every N epochs: the first epoch whose state is kept. Raise it to leave out early ones.",
+        low=0,
+        high=100_000,
+        advanced=True,
+        everydream2="--save_ckpts_from_n_epochs",
     )
 
     def __post_init__(self) -> None:

@@ -61,12 +61,18 @@ LAYERS = (
         "What computes in place of the module's own forward (a quantized product, half of a VAE): all others go around"
         " what a module computes, whatever that is.",
     ),
+    Layer(
+        "input",
+        "A host's own layer gets its input in the type of the products. What adapters read is not cast: gradients add"
+        " up in the input's own type, as with a layer that needs no cast.",
+    ),
 )
 _PLACES = {layer.name: place for place, layer in enumerate(LAYERS)}
 
 _OWN_FORWARD = "torch.compile gets the forward of the block's class, and would leave out what lies inside of it"
+_INSIDE = ("probe", "adapter", "bypass", "replacement", "input")  # of compiled blocks
 _NEVER_TOGETHER = {
-    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in ("probe", "adapter", "bypass", "replacement")},
+    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in _INSIDE},
     frozenset(("compiled",)): "a block is compiled once",
     frozenset(("replacement",)): "only one of them can compute in place of the module",
     frozenset(("sharding",)): "its weights are divided among the ranks already",
@@ -158,9 +164,14 @@ def _link(module: nn.Module, call: Call, inner: Callable[..., Any]) -> Callable[
 def around(module: nn.Module, layer: str, call: Call) -> Handle:
     """Put a call around a module's forward, until the handle leaves.
 
-    `call(module, inner, *args, **kwargs)` gets the arguments and returns the output; `inner(*args, **kwargs)` computes
-    what lies inside. `layer` is a name in LAYERS. A deep copy of the module passes itself as `module`. Raises
-    ValueError where the module has a call that must not meet this one.
+    Args:
+        module: the module.
+        layer: a name in LAYERS, which says what lies outside of it and what inside.
+        call: `call(module, inner, *args, **kwargs)` gets the arguments and returns the output;
+            `inner(*args, **kwargs)` computes what lies inside. A deep copy of the module passes itself as `module`.
+
+    Raises:
+        ValueError: where the module has a call that must not meet this one.
     """
     if layer not in _PLACES:
         raise ValueError(f"{layer} is no layer of calls: expected one of {', '.join(_PLACES)}.")

@@ -348,6 +348,9 @@ def test_a_dataset_is_looked_at_before_it_runs(server):
     assert sum(row["train"] for row in seen["buckets"]) == 4 and not seen["refusal"]
     apart = server.ask("/graft/dataset/glance", "POST", {**inputs, "validation_folder": "looked/3_cats"}).json
     assert (apart["train"], apart["held_out"]) == (4, 5)
+    filters = {"filters": "validation: {consider_every_nth: 2}"}
+    chosen = server.ask("/graft/dataset/glance", "POST", {**inputs, **filters}).json
+    assert (chosen["train"], chosen["held_out"]) == (2, 2)  # of 0, 1, 2, 3 and one that cannot be read: 0, 2 and bad
     for change, said in (
         ({"folder": "look"}, "there is no folder 'look' in ComfyUI's input folder; did you mean looked?"),
         ({"folder": ""}, "image folder is empty"),

@@ -112,6 +112,8 @@ CASES: dict[str, dict[str, Case]] = {
         "frames": Case("5", {"GraftDataset": {"folder": "dead clips"}}, refused="this VAE encodes pictures only"),
         "frame_rate": Case(16.0, refused="no effect with frames of clips 0"),
         "clip_part": Case("chunk", refused="no effect with frames of clips 0"),
+        # the demo's own layer is the last, from where CLIP skip counts by default
+        "skip_from_own": Case(True, {"GraftDataset": {"clip_skip": 2}}, same=True),
     },
     "GraftAdapter": {
         "settings": Case(None),
@@ -178,6 +180,7 @@ CASES: dict[str, dict[str, Case]] = {
         "boundary": Case(0.7, EXPERT),
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
+        "pyramid_kind": Case("everydream2", {"GraftObjective": {"pyramid_noise": 0.5}}),
     },
     "GraftEMA": {
         "settings": Case(None),
@@ -257,7 +260,13 @@ CASES: dict[str, dict[str, Case]] = {
         "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "when_short": Case("stop", {"TrainStep": {"is_short": True}}, refused="Memory ran out at step 1"),
         "tensorboard": Case(True, changes="files"),
+        "log_every": Case(1000, {"TrainStep": {"tensorboard": True}}, changes="files"),
+        "keep_epochs": Case(1, changes="files"),
+        "keep_from": Case(1000, {"TrainStep": {"keep_epochs": 1}}, changes="files"),
         "switch_every": Case(1, PAIR, changes="loads"),
+        "keep_every": Case(1, changes="files"),
+        "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),
+        "log_seconds": Case(5, {"TrainStep": {"tensorboard": True}}, changes="flushed"),
     },
     "GraftSlider": {
         "method": Case("concept sliders", SLIDER),
@@ -510,6 +519,9 @@ class Lab:
         denoiser, loads = host.module("host.denoiser"), []
         opened = denoiser.open_denoiser
         self.monkeypatch.setattr(denoiser, "open_denoiser", lambda *given: loads.append(1) or opened(*given))
+        logs, flushed = host.module("training.reports.tensorboard"), []
+        writer = logs.Writer
+        self.monkeypatch.setattr(logs, "Writer", lambda at, every: flushed.append(every) or writer(at, every))
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()
@@ -535,6 +547,7 @@ class Lab:
             "loads": len(loads),
             "files": [name.split("events.out")[0] if "tensorboard" in name else name for name in files],
             "snapshots": kept,
+            "flushed": flushed,
             "pictures": (len(pictures), shown.hexdigest()),
             "clip": result[2] is None,
             "run": [state.run for state in states],

@@ -2,10 +2,13 @@
 left as it was.
 """
 
+import glob
 import hashlib
 import json
+import math
 import os
 import shutil
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -611,6 +614,29 @@ def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures,
     assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
 
 
+@pytest.mark.parametrize("shown", ["weights", "average"])
+def test_previews_of_the_weights_or_of_their_average_alone(host, pictures, run, shown):
+    both = host.run(_previewed(host, pictures, run, 2))
+    names = [one["filename"] for one in _shown(both) if one["label"] == shown]
+    files = {name: Path(host.output, "graft", run, "previews", name).read_bytes() for name in names}
+    _clear(host, run)
+    host.fresh()
+    alone = host.run(_previewed(host, pictures, run, 2, preview_of=shown))
+    assert [one["label"] for one in _shown(alone)] == [shown] and names
+    assert files == {path.name: path.read_bytes() for path in Path(host.output, "graft", run, "previews").iterdir()}
+
+
+def _shown(result):
+    assert result["success"], result["errors"]
+    sent = [data for event, data in result["events"] if event == "graft.preview"]
+    return [picture for data in sent for picture in data["pictures"]]
+
+
+def test_previews_of_an_average_need_one(host, pictures, run):
+    result = host.run(_previewed(host, pictures, run, 2, ema=False, preview_of="average"))
+    assert not result["success"] and "previews show is average, and this run has none" in str(result["errors"])
+
+
 def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes_of_them(
     host, pictures, run, wall, monkeypatch
 ):
@@ -790,6 +816,50 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
         values = {e.step: pytest.approx(e.value, rel=1e-6) for e in found.Scalars(name)}
         assert values == dict(rows[1:]) and list(values) == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_gets_a_point_every_few_steps(host, pictures, run):
+    """The mean of the losses since the last point, and what is measured in between at its own step."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    given = {"validate_every": 2, "tensorboard": True, "log_every": 3}
+    captured = _run(host, _workflow(host, pictures, run, 7, **given), state=["10", 0])
+    state = captured["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    losses = state.history.loss
+    means = [(3, sum(losses[:3]) / 3), (6, sum(losses[3:6]) / 3)]
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (step, pytest.approx(m, rel=1e-6)) for step, m in means
+    ]
+    assert [e.step for e in found.Scalars("learning rate")] == [3, 6]
+    assert [e.step for e in found.Scalars("held-out loss")] == [2, 4, 6]
+
+
+def test_states_stay_by_epochs_too(host, pictures, run):
+    captured = _run(host, _workflow(host, pictures, run, 10, keep_epochs=1, keep_from=2), state=["10", 0])
+    folder = os.path.join(host.output, "graft", run)
+    kept = {}
+    for path in glob.glob(os.path.join(folder, "*", "state.json")):
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        kept[record["step"]] = record["kind"]
+    epoch = math.ceil(len(captured["state"].subject.dataset.images) / 2)  # images in a batch
+    assert kept == {**{step: "snapshot" for step in range(2 * epoch, 10, epoch)}, 10: "result"} and len(kept) > 2
+
+
+def test_tensorboard_shows_the_previews(host, pictures, run):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    prompt = _previewed(host, pictures, run, prompts="a blue circle right", tensorboard=True)
+    state = _run(host, prompt, state=["10", 0])["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    names = {f"{text} ({label})/0" for text in ("preview", "a blue circle right") for label in ("weights", "average")}
+    assert set(found.Tags()["images"]) == names
+    folder = Path(host.output, "graft", run, "previews")
+    [one] = [event for event in found.Images("preview (average)/0") if event.step == 4]
+    shown = np.asarray(Image.open(BytesIO(one.encoded_image_string)).convert("RGB"), dtype=float)
+    saved = np.asarray(Image.open(folder / f"{state.start.digest[:12]}-{4:08}-average-0.jpg"), dtype=float)
+    assert shown.shape == saved.shape and np.abs(shown - saved).mean() < 4  # that one is a JPEG
 
 
 def test_tensorboard_without_its_package_says_what_to_install(host, pictures, run, monkeypatch):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,8 @@ class FolderSettings:
         "resolution",
         512,
         "Trains at this resolution: no image has a larger area than this number squared. Use the size of the model:"
-        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory.",
+        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory. Above the model's own, lower the learning"
+        " rate: at 768 on SD1.x to half.",
         low=64,
         high=8192,
         step=8,
@@ -82,6 +83,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        lunnova=("size", "or as it is in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -144,6 +146,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
+        lunnova=("flip_p", "or as it is in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -202,10 +205,7 @@ class FolderSettings:
         advanced=True,
         kohya="--clip_skip",
         onetrainer=("Clip Skip", "on SD 1.5 OneTrainer's 1 is Graft's 2: it counts skipped layers"),
-        everydream2=(
-            "--clip_skip",
-            "the same number on SD 1.x. On SD 2.x one more: EveryDream2 counts from the layer before the last",
-        ),
+        everydream2=("--clip_skip", "the same number, with CLIP skip from model's own layer on"),
     )
     validation: float = setting(
         "validation split",
@@ -294,6 +294,10 @@ class FolderSettings:
         "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
         " validation split. Leave empty to use validation split.",
         advanced=True,
+        lunnova=(
+            "validation",
+            "its filters in `validation` of filters. There it is of the same images",
+        ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(
@@ -339,11 +343,20 @@ class FolderSettings:
         choices=clip_parts.WAYS,
         advanced=True,
     )
+    skip_from_own: bool = setting(
+        "CLIP skip from model's own layer",
+        False,
+        "Counts CLIP skip from the layer that the model uses by itself, as EveryDream2 does: 0 and 1 change nothing,"
+        " 2 is one layer further back. Switch it on for its numbers on SD 2.x and SDXL, whose own layer is the one"
+        " before the last.",
+        advanced=True,
+        everydream2=("--clip_skip", "on"),
+    )
     subset: ConfigSubset | None = None
     frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only
 
     def __post_init__(self) -> None:
-        check_values(self, "Dataset", _wrong_sizes, _wrong_buckets, _wrong_captions, _wrong_clips)
+        check_values(self, "Dataset", _take_from_filters, _wrong_sizes, _wrong_buckets, _wrong_captions, _wrong_clips)
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
 
     @property
@@ -380,6 +393,19 @@ class FolderSettings:
                 sizes = [resolution]
             choices.append(sizes)
         return choices
+
+
+def _take_from_filters(settings: FolderSettings) -> Iterable[str]:
+    """Take resolution and flip probability that the filters say, which is never wrong. They are taken once, so that a
+    dataset_config.toml may say others.
+    """
+    filters = settings.filters
+    if filters.size is not None:
+        object.__setattr__(settings, "resolution", filters.size)
+    if filters.flip_p is not None:
+        object.__setattr__(settings, "flip", filters.flip_p)
+    object.__setattr__(settings, "filters", replace(filters, size=None, flip_p=None))
+    return ()
 
 
 def _wrong_sizes(settings: FolderSettings) -> list[str]:

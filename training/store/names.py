@@ -1,4 +1,6 @@
-"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept."""
+"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept and
+shown.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 from ...storage.file_list import names_in
 
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
+SHOWN = ("both", "weights", "average")  # with which weights previews are sampled
 PLAIN = (
     "without slashes, colons, quotes or broken characters, of at most 100 characters and 240 bytes (80 of Chinese or"
     " Japanese)"
@@ -29,6 +32,17 @@ def check_run_name(run: str) -> None:
         raise ValueError(f"run name is {run!r}: expected a plain folder name, {PLAIN}.")
     if run.lower() == "cache":
         raise ValueError("run name is 'cache': that folder holds what Dataset has encoded; give the run another name.")
+
+
+NEWEST = "(the newest)"  # in place of a saved state's name
+
+
+def newest_name(root: Path) -> str:
+    """The name of the state that was saved last. Raises FileNotFoundError where there is none."""
+    names = saved_names(root)
+    if not names:
+        raise FileNotFoundError(f"Load State: there is no saved state in {root} yet. Save one with Save State first.")
+    return max(names, key=lambda name: ((root / name / "state.json").stat().st_mtime_ns, name))
 
 
 def saved_names(root: Path) -> list[str]:

@@ -79,6 +79,15 @@ class VaeTask(TrainingTask):
                     " weights to 0."
                 )
 
+    def beginning(self, state: TrainState, dataset: Dataset) -> Sequence[str]:
+        """A warning where the precision is one in which VAEs overflow."""
+        if state.settings.optimizer.precision != "fp16":
+            return ()
+        return (
+            "training precision is fp16, in which a VAE's loss may become NaN: choose bf16, or auto for the VAE's own"
+            " type",
+        )
+
     def companions(self, state: TrainState, device: torch.device) -> Mapping[str, Companion]:
         """The discriminator, if it has a weight; makes the network that measures LPIPS, too."""
         settings = self.settings

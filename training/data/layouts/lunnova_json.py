@@ -105,7 +105,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _load_record(file: Path) -> dict[str, Any] | None:
     """The JSON object of a file that describes an image, None for another file."""
-    record = read_json(file, _MOST_BYTES)
+    record = read_json(file, _MOST_BYTES, has_comments=True)
     if isinstance(record, dict) and isinstance(record.get("tags"), list | str):
         return record
     return None
@@ -155,7 +155,7 @@ LAYOUT = DatasetLayout(
     documentation=(
         'one JSON file per image, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55, "path":'
         ' "images/1.png"}`. `path` is relative to the dataset\'s folder. Without `path`, the file describes the image'
-        " of the same name beside it. Images without such a file are left out."
+        " with the same name beside it. Images without a JSON file are left out. The file can have comments (`# …`)."
     ),
     suffixes=(".json",),
     recognize=_recognize,
