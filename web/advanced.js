@@ -7,19 +7,22 @@ import { app, chain, fit } from './editor.js'
 const INPUT = 1 // of the kinds of sockets, as the canvas numbers them
 const OUT_OF_REACH = -1e6 // in units of the canvas, above its node
 
-/** Fold a node's advanced settings; those that a loaded workflow has set or linked stay in sight. */
+/** Fold a node's advanced settings; those that a loaded workflow has set or linked, and only those, stay in sight. */
 export function foldAdvanced(node) {
   const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
   if (!folded.length) return
-  for (const widget of folded) hide(widget, () => isClassic() && !isOpen(node) && !isLinked(node, widget))
+  for (const widget of folded) {
+    hide(widget, () => isClassic() && widget.advanced && !isOpen(node) && !isLinked(node, widget))
+  }
   fit(node, true) // it was made with room for all of them
   chain(node, 'onConnectionsChange', (type, index) => {
     const name = type === INPUT && node.inputs[index]?.widget?.name
     if (isClassic() && !isOpen(node) && folded.some((widget) => widget.name === name)) fit(node) // it comes into sight
   })
   chain(node, 'onConfigure', (saved) => {
-    const untold = saved.showAdvanced === undefined // as a person left it, if it says so
-    if (untold && folded.some((widget) => isSet(node, widget) || isLinked(saved, widget))) node.showAdvanced = true
+    if (saved.showAdvanced !== undefined) return // as a person left it
+    for (const widget of folded) setAdvanced(widget, !isSet(node, widget) && !isLinked(saved, widget))
+    if (isClassic()) fit(node)
   })
 }
 
@@ -31,7 +34,7 @@ export function foldAdvanced(node) {
 function hide(widget, isFolded) {
   const { computeSize } = widget
   let { y } = widget
-  widget.advanced = true // the canvas's menu offers to show it
+  setAdvanced(widget, true) // the canvas's menu offers to show it
   Object.defineProperties(widget, {
     hidden: { get: isFolded, configurable: true },
     computeSize: { get: () => (isFolded() ? noSize : computeSize), configurable: true },
@@ -44,6 +47,11 @@ function hide(widget, isFolded) {
       enumerable: true,
     },
   })
+}
+
+function setAdvanced(widget, advanced) {
+  widget.advanced = advanced
+  widget.options = { ...widget.options, advanced } // where Nodes 2.0 looks
 }
 
 const noSize = () => [0, -4] // front end 1.27 lays hidden widgets out too, 4 pixels apart
