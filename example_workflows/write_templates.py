@@ -8,7 +8,7 @@ alone on it. "Teach the demo model what you prefer" trains on pairs of images, "
 what a new word is trained on. "Train on several folders" has two with settings of their own. "A stack of LoRAs, merged
 or bypassed" and "Sample faster with ToDo" draw with and without. "Train a LoRA for …" loads a published model of one
 family, with Training Recipe, previews and Save LoRA; a distilled one with its training adapter, and Wan 2.2 with both
-of its models. "Teach the demo model a new word" is written by hand.
+of its models.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import { app, chain, fit } from './editor.js'
 const INPUT = 1 // of the kinds of sockets, as the canvas numbers them
 const OUT_OF_REACH = -1e6 // in units of the canvas, above its node
 
-/** Fold a node's advanced settings; those that a loaded workflow has set or linked, and only those, stay in sight. */
+/** Fold a node's advanced settings; those that a loaded workflow has set or linked stay in sight. */
 export function foldAdvanced(node) {
   const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
   if (!folded.length) return
@@ -21,7 +21,9 @@ export function foldAdvanced(node) {
   })
   chain(node, 'onConfigure', (saved) => {
     if (saved.showAdvanced !== undefined) return // as a person left it
-    for (const widget of folded) setAdvanced(widget, !isSet(node, widget) && !isLinked(saved, widget))
+    const set = folded.filter((widget) => isSet(node, widget) || isLinked(saved, widget))
+    if (!isClassic()) node.showAdvanced = set.length > 0 // Nodes 2.0 has one switch for all of them
+    else for (const widget of folded) widget.advanced = !set.includes(widget)
     if (isClassic()) fit(node)
   })
 }
@@ -34,7 +36,7 @@ export function foldAdvanced(node) {
 function hide(widget, isFolded) {
   const { computeSize } = widget
   let { y } = widget
-  setAdvanced(widget, true) // the canvas's menu offers to show it
+  widget.advanced = true // the canvas's menu offers to show it
   Object.defineProperties(widget, {
     hidden: { get: isFolded, configurable: true },
     computeSize: { get: () => (isFolded() ? noSize : computeSize), configurable: true },
@@ -47,11 +49,6 @@ function hide(widget, isFolded) {
       enumerable: true,
     },
   })
-}
-
-function setAdvanced(widget, advanced) {
-  widget.advanced = advanced
-  widget.options = { ...widget.options, advanced } // where Nodes 2.0 looks
 }
 
 const noSize = () => [0, -4] // front end 1.27 lays hidden widgets out too, 4 pixels apart
